@@ -63,6 +63,12 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     return _with_composites(found, policy)
 
 
+def forget() -> None:
+    """Decides anew: functions stand in the places of ops that did not when it was decided."""
+    _of_torch.cache_clear()  # type: ignore[attr-defined]
+    _of_ops.cache_clear()  # type: ignore[attr-defined]
+
+
 def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
     """The entries of the lists that may be users' functions."""
     for cast in CASTS:

@@ -21,7 +21,7 @@ from ..caches import cast_cache, shared_cast, weight_cache
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature
-from ..torch_private import trace_here
+from ..torch_private import is_functorchs, trace_here
 from .fast_path import PLAIN, FastPath, condition_of, on_device
 
 
@@ -76,6 +76,7 @@ NAMES: dict[str, Any] = {
     "CAST_RECURRENT": cast_cache.cast_recurrent,
     "used_once": weight_cache.used_once, "shared_cast": shared_cast, "TO": tensor_casts.TO,
     "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
+    "is_functorchs": is_functorchs,
 }  # fmt: skip
 
 

@@ -162,5 +162,7 @@ def _norm(signature: Signature, fast_path: FastPath) -> list[str]:
     else:
         wanted = _name(fast_path.dtype)
         of_input = f"{input_name}.dtype is {wanted}"
-    mixed = f"(state := {first}.dtype) is {wanted} or state is float32 and {input_name}.is_cpu"
+    # under vmap torch takes the others apart, where the parts do not take the mixture
+    is_whole = "" if any(p.name == "normalized_shape" for p in signature.usual) else f" and not is_functorchs({input_name})"
+    mixed = f"(state := {first}.dtype) is {wanted} or state is float32 and {input_name}.is_cpu{is_whole}"
     return [of_input, f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})"]

@@ -31,9 +31,11 @@ def verify(
 
     Raises ViolationError, an AssertionError, with a table of the calls that did not: op, line, module, the dtype that was wanted and the
     one that it got, who had the last word, and what may be done. `allow` names kinds that are no error: "region", "island" (a model's own
-    torch.autocast(enabled=False)), "disable_casts", "no kernel", "past hmp", "backward", "rounded before" (an op on the FP32 list whose
-    weight is stored in a low dtype), "torch". Names on the lists that no call matched
-    are in the message as a notice, and in `report.never_called`. HmpError where no call followed a line, for then nothing was shown.
+    torch.autocast(enabled=False)), "disable_casts", "no kernel", "outside" (a part of an applied model, or another method of it, called
+    outside of its calls), "past hmp", "backward", "rounded before" (an op on the FP32 list whose weight or input came in a low dtype, from
+    the caller, a hook or a wrapper and not by hmp), "torch".
+    Names on the lists that no call matched are in the message as a notice, and in `report.never_called`. HmpError where no call followed a
+    line, for then nothing was shown.
 
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
     one. Without a `policy` it is the one that hmp.apply() gave the model, or that is in force here. `loss(output)` makes a scalar of what

@@ -158,6 +158,11 @@ def _names(namespace: str) -> frozenset[str]:
 @cache.cached
 def sites_of(op: str) -> tuple[Site, ...]:
     """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
+    return (*_as_found(op), *(site for site in _by_others.values() if site.op == op))
+
+
+@cache.cached
+def _as_found(op: str) -> tuple[Site, ...]:
     namespace, _, name = op.rpartition(".")
     if name not in _names(namespace):
         return ()
@@ -179,13 +184,35 @@ def sites_of(op: str) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-_found: list[Site] = []  # all that `sites_of` has given
+_found: list[Site] = []  # all that `_as_found` has given
+# What other code has put there while hmp had patched torch, as ZeRO-3 does with F.linear. By the owner's id and the attribute.
+_by_others: dict[tuple[int, str], Site] = {}
 cache.emptied_by(_found.clear)
+cache.emptied_by(_by_others.clear)
+
+
+def look_again() -> bool:
+    """Add the Python functions that other code has put in the places of ops since hmp looked there. Return True if there are any."""
+    before = dict(_by_others)
+    for site in _found:
+        found = outermost.inside(vars(site.owner).get(site.attribute))
+        place = id(site.owner), site.attribute
+        known = site.original if place not in _by_others else _by_others[place].original
+        if type(found) is types.FunctionType and found is not known and found is not site.original and not _is_hmps(found):
+            _by_others[place] = Site(site.owner, site.attribute, found, site.where, site.op)
+    if _by_others != before:
+        sites_of.cache_clear()  # type: ignore[attr-defined]
+        return True
+    return False
+
+
+def _is_hmps(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith("hmp.")
 
 
 def are_torchs() -> bool:
     """Whether all functions that were looked up are torch's own: what other code had put in their places is not to be kept alive (R16)."""
-    return all(_is_torchs(site.original) for site in _found)
+    return all(_is_torchs(site.original) for site in (*_found, *_by_others.values()))
 
 
 def _is_torchs(function: Any) -> bool:

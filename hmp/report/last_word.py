@@ -13,17 +13,17 @@ import torch
 
 from .. import fork_safe
 from ..casting import each_tensor
-from ..context import CompiledPolicy, Off
+from ..context import CompiledPolicy, Off, state
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
 from ..lists import DTYPES, Listed, ListEntry, Policy
 from ..observing import PACKAGES, Modules
 from ..session import OpRule
 from .bounded_places import BoundedPlaces
+from .rounded_before import LOW, RoundedBefore
 from .violations import Violation, together
 
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LOW = frozenset(("bfloat16", "float16"))
 _LEFT = Overrider("torch", "torch itself, to which hmp left the call")
 Given = tuple[Any, ...]  # the arguments of a call
 
@@ -41,6 +41,8 @@ class LastWord:
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self.rounded = RoundedBefore()
+        self._parts = overriding.AppliedParts()
         self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
     def found(self) -> list[Violation]:
@@ -59,16 +61,15 @@ class LastWord:
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
             if rule.kind == "fp32":
-                self._look_at_weights(policy, rule.op, given)
+                self._look_at_inputs(policy, rule.op, given, result)
+        self.rounded.notice(given, result)
 
-    def _look_at_weights(self, policy: Policy, op: str, given: Given) -> None:
-        """An op on the FP32 list computes in float32 what was rounded before, where a weight of it is stored in a low dtype."""
-        stored = {dtype_name(tensor.dtype) for tensor in each_tensor(given) if isinstance(tensor, torch.nn.Parameter)} & _LOW
-        entry = self._entry(policy, op) if stored else None
+    def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
+        """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
+        low, words = self.rounded.before(given, result)
+        entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            low = min(stored)
-            by = Overrider("rounded before", f"a weight that is stored in {low}")
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", by)
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded before", words))
 
     def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
         """A call of torch's own function by a name that Python code took before."""
@@ -76,6 +77,9 @@ class LastWord:
 
     def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
         """A call where no casts are in force."""
+        if not state.current_state().disabled:
+            self._outside_of_calls(op, got, given, result)
+            return
         overrider = overriding.in_place_of_casts()
         if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
             return
@@ -88,6 +92,14 @@ class LastWord:
             violated = [each for each in found if each is not None]
             if len(violated) == len(found):
                 self._note(op, *violated[0], got, overrider)
+
+    def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
+        running = self._modules.running
+        found = self._parts.model_of(running) if running else None
+        if found is not None:
+            model, policy = found
+            self._check(policy, op, got, overriding.outside_of(model), given, result)
 
     def _is_torchs(self) -> bool:
         """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
@@ -116,7 +128,7 @@ class LastWord:
             return None
         wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
         dtypes = got.split(", ")
-        if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
+        if entry.is_autocasts and LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
             return None  # torch.autocast decides inside the op
         if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
             return None

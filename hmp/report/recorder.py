@@ -246,6 +246,7 @@ class Recorder(Observer):
             self.uncast += 1
             result = function(*args, **kwargs)
             given = (*args, *kwargs.values())
+            self.last_word.rounded.notice_cast(name, given, result)
             self.last_word.uncast(name, _computed(given, _dtypes(given), result), given, result)
             return result
         inputs = _dtypes((*args, *kwargs.values()))
@@ -254,6 +255,7 @@ class Recorder(Observer):
         result = function(*args, **kwargs)
         if self.observed != counted or not isinstance(result, (Tensor, tuple, list)) or isinstance(result, torch.Size):
             return result  # hmp decided something inside, which was noted; or nothing was computed
+        self.last_word.rounded.notice_cast(name, args, result)
         call = _Call()
         call.op_seconds = self._now() - started
         output = _dtypes((result,))

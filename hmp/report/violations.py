@@ -13,9 +13,10 @@ REMEDIES = {
     "island": "take the region out, or the op off the list where it is meant to be float32 here",
     "disable_casts": "take the call out of disable_casts(), or the op off the list",
     "no kernel": "take the op off the list on this device, or say `op @ modules` where it has a kernel",
+    "outside": "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))",
     "past hmp": "hmp.unreachable() says which name was taken before; take it after hmp.convert()",
     "backward": "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd",
-    "rounded before": "store the weight in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
+    "rounded before": "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
     "torch": "hmp left the call to torch, for what it was given; the rules say when",
 }
 

@@ -19,7 +19,7 @@ from ..patching import patches
 from ..torch_hooks import applied_policy, as_dtype, module_calls
 from . import compiled_policies
 from .compiled_policies import lock
-from .conversion import module_of, resolved, specialised, unscripted
+from .conversion import follow_others, module_of, resolved, specialised, unscripted
 from .log_observer import announce
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -53,6 +53,7 @@ def apply(
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     others = _others(marked, methods)
     with lock:
+        follow_others()
         compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(marked)
         module_calls.mark(marked, specialised(compiled), dtype, others)

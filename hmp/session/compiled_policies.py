@@ -9,7 +9,7 @@ import contextlib
 import gc
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .. import fork_safe, low_kernels
 from ..caches import cast_cache
@@ -41,6 +41,7 @@ from .log_observer import LogObserver
 
 lock = fork_safe.RLock()
 observers: list[Observer] = []
+when_patched: list[Callable[[], None]] = []  # is called once torch is patched
 _has_compiled = False
 
 # How many compiled policies are kept although nothing uses them: those of regions that are entered in a loop.
@@ -173,6 +174,8 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
         autocast.install()
         if is_first:
             bridge.put_in_place()
+            for call in when_patched:
+                call()
     except BaseException:
         if is_first:
             patches.restore()

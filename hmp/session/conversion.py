@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +19,10 @@ from ..diagnostics import tell_unreachable
 from ..dispatch import deciding, dispatchers, function_protocol, placement, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
+from ..ops import sites
 from ..patching import alone, patches, references
 from ..torch_compile import bridge
-from ..torch_hooks import autocast, module_calls, never_cast
+from ..torch_hooks import autocast, late_imports, module_calls, never_cast
 from ..torch_private import dynamo
 from ..wrapping import Observer
 from . import calls_in_flight, compiled_policies
@@ -98,6 +101,7 @@ def convert(  # noqa: PLR0913
 
 def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
     was_patched = patches.installed()
+    follow_others()
     # whatever fails, fails before anything is in force
     _check_model(model, chosen, "convert(model=...)")
     if model is not None and chosen.scoped:
@@ -342,6 +346,38 @@ def _recompile_all() -> None:
         with compiled_policies.gc_paused():
             compiled_policies.recompile_all()
             _put_in_force()
+
+
+def follow_others() -> None:
+    """Casts in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
+    with _lock:
+        if patches.installed() and sites.look_again():
+            deciding.forget()
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            _recompile_all()
+            bridge.forget_wrappers()
+
+
+# The code of a library that replaces a function of torch's at a time of its own: module, class, method. ZeRO-3 replaces F.linear.
+_REPLACES = ("deepspeed.runtime.zero.partition_parameters", "InsertPostInitMethodToModuleSubClasses", "_enable_mem_efficient_linear")
+
+
+def _follow_library() -> None:
+    module, name, method = _REPLACES
+    cls = getattr(sys.modules[module], name, None)
+    replace = getattr(cls, method, None)
+    if replace is None:
+        return
+
+    @functools.wraps(replace)
+    def replacing(self: Any) -> None:
+        replace(self)
+        follow_others()
+
+    patches.rebind(cls, method, replacing)
+
+
+compiled_policies.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
 
 
 def _put_in_force() -> None:

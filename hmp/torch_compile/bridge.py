@@ -30,7 +30,7 @@ from ..fp8 import on_gpu
 from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
-from ..torch_hooks import around_models, autocast, late_imports, module_calls, module_construction
+from ..torch_hooks import around_models, autocast, late_imports, library_ops, module_calls, module_construction
 from ..torch_private import reset_dynamo
 from ..uncompiled import run_compiled, run_uncompiled
 from ..wrapping import op_wrap
@@ -173,7 +173,11 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     key = dynamo_internals.named_by(tx, fn, args[0] if args else None)
     if isinstance(key, types.FunctionType) and key.__name__ in op_facts.STRUCTURE:
         return traced_call.call_body(tx, key, args, kwargs)
-    return traced_call.call(tx, fn, key, wrapper(dynamo_internals.trace_of(tx).here, key), args, kwargs)
+    here = dynamo_internals.trace_of(tx).here
+    found = wrapper(here, key)
+    if found is None and here.policy is not None and library_ops.has_autocast_kernel(key):
+        found = library_ops.with_autocast(key, traced_call.op, here.policy.dtype)
+    return traced_call.call(tx, fn, key, found, args, kwargs)
 
 
 # --- functions that Dynamo must not trace by their code --------------------------------------------------------------------------------

@@ -49,8 +49,28 @@ def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         return run()
 
 
+def has_autocast_kernel(op: Any) -> bool:
+    """Whether `op` is the packet or overload of a library's op with an autocast kernel of its own."""
+    is_op = isinstance(op, (OpOverload, OpOverloadPacket))
+    return is_op and torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) and torch_dispatcher.has_autocast_kernel(op)
+
+
+def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
+    """What torch.compile traces for a call of such an `op`: `call` in a region of torch.autocast, in which its kernel is reached."""
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        tensor = next(each_tensor((args, kwargs)), None)
+        device = "" if tensor is None else tensor.device.type
+        if tensor is None or autocast_inside.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+            return call(*args, **kwargs)
+        with autocast_inside.region(device, low):
+            return call(*args, **kwargs)
+
+    return traced
+
+
 def _change(op: Any) -> None:
-    if op in _changed or not torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) or not torch_dispatcher.has_autocast_kernel(op):
+    if op in _changed or not has_autocast_kernel(op):
         return
     _changed.add(op)
     torch_dispatcher.replace_builtin(op, lambda builtin: lambda *args, **kwargs: _call(op, builtin, args, kwargs))

@@ -285,13 +285,30 @@ def applied_methods(module: torch.nn.Module) -> tuple[str, ...]:
     return () if found is None else found.methods
 
 
+def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
+    """A model that a policy is applied to and that `module` is a submodule of; None without one."""
+    for each in list(_marks):
+        model = each.module() if each.applied is not None and each.applied.policy is not None else None
+        if model is not None and model is not module and vars(model).get(MARK) is each and any(one is module for one in model.modules()):
+            return model
+    return None
+
+
 def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
     """The policy in whose place `off` is in force, inside calls of the modules `running`, outermost first; None for none.
 
     Calls inside `off` put no policy in force: it may be that of one of these modules.
     """
-    compiled = off.on
-    is_around = compiled.policy is None  # off began outside of all policies
+    return _policy_in(off.on, running)
+
+
+def policy_inside(model: torch.nn.Module, running: Iterable[torch.nn.Module]) -> Any:
+    """The policy that a call of the applied `model` puts in force in calls of the modules `running`, outermost first."""
+    return _policy_in(vars(model)[MARK].applied, running)
+
+
+def _policy_in(compiled: CompiledPolicy, running: Iterable[torch.nn.Module]) -> Any:
+    is_around = compiled.policy is None  # outside of all policies
     for module in running:
         found: Mark | None = module.__dict__.get(MARK)
         if found is not None:

@@ -81,6 +81,11 @@ class Region:
             _here.region = self
 
 
+def region(device: str, dtype: torch.dtype) -> Any:
+    """Make a region for one op: where this thread traces for torch.compile one that is recorded in the graph."""
+    return (_here.make_traced or Region)(device, dtype)
+
+
 def is_inside() -> bool:
     """Return True if this thread is in a Region. An autocast kernel excludes its key, so that `is_enabled` is False in what it calls."""
     return _here.region is not None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -69,13 +72,13 @@ class CopiedView(Tensor):
                 view._hmp_refuse(func)
         if known.kind == "exports":
             return _exported(func, args, kwargs)
-        if known.kind == "storage" and not _is_torchs_call():
-            args[0]._hmp_refuse(func)
         if known.kind == "of class" and cls is CopiedView:
             args = tuple(_bare(a) if type(a) is CopiedView else a for a in args)
         sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
         versions = _versions(sources) if known.kind == "" else None
         result = _call(func, types, args, kwargs)
+        if known.kind == "storage":
+            return _StorageToRead(result, args[0]) if args[0]._hmp_is_missed() and not _is_torchs_call() else result
         if versions is not None and _versions(sources) != versions:  # what no name and no schema told
             for view in sources:
                 view._hmp_refuse(func)
@@ -87,7 +90,7 @@ class CopiedView(Tensor):
     def _hmp_refuse(self, writer: Any) -> None:
         """Raises HmpError where a write into this copy would be missed."""
         if self._hmp_is_missed():
-            raise HmpError(_refusal(self._hmp_op, getattr(writer, "__name__", "this op")))
+            raise HmpError(_refusal(self._hmp_op, writer if isinstance(writer, str) else getattr(writer, "__name__", "this op")))
 
     def _hmp_is_missed(self) -> bool:
         """Whether somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
@@ -107,6 +110,37 @@ class CopiedView(Tensor):
         return copied
 
 
+class _StorageToRead:
+    """The storage of a CopiedView, for code of the user's that compares memory; everything that might write raises HmpError.
+
+    It is no sequence, which torch would make a tensor of.
+    """
+
+    __slots__ = ("_storage", "_view")
+
+    def __init__(self, storage: Any, view: CopiedView) -> None:
+        self._storage, self._view = storage, view
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READS:
+            self._hmp_refuse(name)
+        return getattr(self._storage, name)
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._hmp_refuse("the storage's __setitem__")
+        self._storage[index] = value
+
+    def _hmp_refuse(self, writer: str) -> None:
+        self._view._hmp_refuse(writer)
+
+
+_READS = frozenset(
+    """_cdata clone data_ptr device dtype element_size get_device is_cuda is_hpu is_pinned is_shared is_sparse is_sparse_csr nbytes
+    resizable size tolist""".split()
+)
 _UNWRAPPED = frozenset({Tensor, torch.nn.Parameter, CopiedView})
 
 
@@ -338,7 +372,54 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
         items = [refuse_writes(item, op, copies, original.of_part(i)) for i, item in enumerate(result)]
         if any(new is not old for new, old in zip(items, result, strict=True)):
             return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+        return result
+    return _opaque_refusing(
+        result, functools.partial(refuse_writes, op=op, copies=copies, original=Original(None, (), {}, original.dtype, original.cast))
+    )
+
+
+def _opaque_refusing(result: Any, mark: Callable[[Any], Any]) -> Any:
+    """`result`, an iterator, set or object of the user's, with `mark` applied to what comes out of it."""
+    if isinstance(result, types.GeneratorType):
+        return _each_marked(result, mark)
+    if isinstance(result, Iterator):
+        return map(mark, result)
+    for tensor in list(_held_in(result, {})):
+        mark(tensor)  # in place
     return result
+
+
+def _held_in(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """The tensors in sets, queues and the attributes of objects, and in what these hold."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen:
+        seen[id(value)] = value
+        if isinstance(value, (list, tuple, AbstractSet, deque)):
+            items: Iterable[Any] = value
+        elif isinstance(value, Mapping):
+            items = value.values()
+        else:
+            items = () if callable(value) or isinstance(value, types.ModuleType) else getattr(value, "__dict__", {}).values()
+        for item in items:
+            yield from _held_in(item, seen)
+
+
+def _each_marked(generator: Any, mark: Callable[[Any], Any]) -> Any:
+    """`generator`, with `mark` applied to what it yields and returns."""
+    step, sent = generator.send, None
+    while True:
+        try:
+            item = step(sent)
+        except StopIteration as end:
+            return mark(end.value)
+        try:
+            step, sent = generator.send, (yield mark(item))
+        except GeneratorExit:
+            generator.close()
+            raise
+        except BaseException as error:  # thrown into the generator
+            step, sent = generator.throw, error
 
 
 def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -> None:
@@ -419,6 +500,9 @@ def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any
     """`set_` of torch's, which asks no class: it gives the memory of a CopiedView to a tensor that refuses no write."""
     if source is None:
         return _set(self, **kwargs)
+    if type(source) is _StorageToRead:
+        source._hmp_refuse("set_")
+        source = source._storage
     if isinstance(source, CopiedView) and source._hmp_is_missed():
         view = tied_view(source, "the tensor that set_ is called on")
         if view.dtype is not self.dtype:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from ..casting import Caster, Tensor, castable, deliver, tensor_casts
 from ..ops import op_facts
+from ..torch_private import is_functorchs
 from . import refusals
 from .op_rule import Op, OpRule, chooser, torchs_name
 
@@ -37,6 +39,7 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     order, choose = rule.order, chooser(rule)
     weight_at, bias_at = order.index("weight"), order.index("bias")
     others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
+    call = _in_one_dtype(op, rule)
     general = refusals.or_uncast(_any_norm(op, rule, caster), op)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -49,10 +52,29 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
             if dtypes <= _FLOAT32 and not bias_alone:
                 dtype = choose([x, *others])
                 if dtype is torch.float32 or x.device.type not in op_facts.MIXED_NORM_KERNELS:
-                    return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
+                    return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(*args, **kwargs)
 
     return wrapper
+
+
+def _in_one_dtype(op: Op, rule: OpRule) -> Callable[..., Any]:
+    """A function that calls a norm whose input was cast to `dtype`, and returns the result in that dtype.
+
+    Under vmap torch takes norms apart. With float32 weights the parts then refuse a low input, or promote it.
+    """
+
+    def call(dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = op(*args, **kwargs)
+        except RuntimeError as error:
+            if not refusals.is_dtype_refusal(error) or not any(map(is_functorchs, tensor_casts.each_tensor((args, kwargs)))):
+                raise
+            result = op(*tensor_casts.cast_within(args, torch.float32, tensor_casts.cast), **kwargs)
+        is_wide = type(result) is Tensor and result.dtype is not dtype and rule.kind != "first"
+        return tensor_casts.cast(result, dtype) if is_wide and is_functorchs(result) else result
+
+    return call
 
 
 def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -61,7 +83,7 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
     statistics are written back into the tensors that were passed.
     """
-    order, choose = rule.order, chooser(rule)
+    order, choose, call = rule.order, chooser(rule), _in_one_dtype(op, rule)
     stats_at = order.index("running_mean") if "running_mean" in order else None
     widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if rule.kind == "first" and rule.op in norms}
     without_stats = tuple(n for n in order if not n.startswith("running_"))
@@ -89,7 +111,7 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: caster(t, wanted) for n, t in stats.items()}
         values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
-        result = _call_with(op, names, args, kwargs, values)
+        result = _call_with(functools.partial(call, dtype), names, args, kwargs, values)
         if copies is not stats and _updates_statistics(names, values):
             _write_back(copies, stats)
         return result if out is None else deliver(result, out)

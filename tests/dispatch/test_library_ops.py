@@ -168,3 +168,30 @@ def test_r7_such_an_op_after_a_graph_break_in_compiled_code(library: Library) ->
     outside = torch._dynamo.disable(lambda y: library.ops().op(y, torch.ones(2, 2)))
     with hmp.casts("torch-cpu"):
         assert torch.compile(compiled, backend="eager")(torch.eye(2)).dtype is WIDE
+
+
+@pytest.mark.native_kernels
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("way", ["autocast_by_register", "autocast_by_kernel"])
+def test_r7_such_an_op_inside_one_compiled_graph(library: Library, way: str, backend: str) -> None:
+    for name, dtype in (("wide", WIDE), ("narrow", LOW)):
+        library.define(name, taking=dtype)
+        getattr(library, way)(name, dtype)
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = F.linear(x, weight)
+        return library.ops().wide(hidden, weight), library.ops().narrow.default(b=x, a=weight), hidden
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    hidden = F.linear(x.to(LOW), weight.to(LOW))
+    expected = hidden.float() + weight, weight.to(LOW) + x.to(LOW), hidden
+    (gradient,) = torch.autograd.grad(sum(each.float().sum() for each in expected), weight)
+    for around in (hmp.casts("torch-cpu"), torch.autocast("cpu", LOW)):
+        with around:
+            found = compiled(x)
+        assert all(torch.equal(one, other) and one.dtype is other.dtype for one, other in zip(found, expected, strict=True))
+        assert torch.equal(torch.autograd.grad(sum(each.float().sum() for each in found), weight)[0], gradient)
+    with hmp.casts("torch-cpu"), hmp.disable_casts(), pytest.raises(Exception, match="the kernel got"):
+        compiled(x)  # without casts `narrow` is given float32

@@ -7,6 +7,9 @@ import functools
 import operator
 import sys
 import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +199,69 @@ def test_r10_a_write_into_an_argument_that_was_cast_is_an_error(mode) -> None:
             _append(wide, ONE)
         assert history.tolist() == wide.tolist() == [0, 1]
         assert promoted.tolist() == [1, 1]
+
+
+class Node:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.me, self.inside = self, [x[:1]]
+
+
+def _yielding(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from x.split(1)
+
+
+RESULTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "generator": (_yielding, next),
+    "generator of views": (lambda x: (part for part in x.split(1)), next),
+    "iterator": (iter, next),
+    "zip": (lambda x: zip(x.split(1), "ab", strict=True), lambda found: next(found)[0]),
+    "map": (lambda x: map(torch.Tensor.t, x.split(1)), next),
+    "list of generators": (lambda x: [(part for part in x.split(1))], lambda found: next(found[0])),
+    "set": (lambda x: set(x.split(1)), lambda found: found.pop()),
+    "deque": (lambda x: deque(x.split(1)), lambda found: found.pop()),
+    "object": (Node, lambda found: found.me.inside[0]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_r10_a_write_into_what_comes_out_of_a_result_is_an_error(name: str) -> None:
+    make, first = RESULTS[name]
+    called, held = hmp.bf16_function(lambda x: make(x)), torch.ones(2)
+    with hmp.casts("habana"):
+        assert first(called(held)).sum() == 1
+        with pytest.raises(hmp.HmpError, match="would write into a cast copy"):
+            first(called(held)).zero_()
+    assert held.tolist() == [1, 1]
+
+
+def test_r10_a_generator_that_a_function_returns_is_sent_to_thrown_into_and_closed() -> None:
+    said = []
+
+    @hmp.bf16_function
+    def talking(x):
+        try:
+            said.append((yield x))
+            try:
+                yield x[:1]
+            except KeyError as error:
+                said.append(error.args[0])
+            yield from (x,)
+            return x[1:]
+        finally:
+            said.append("closed")
+
+    held = torch.ones(2)
+    with hmp.casts("habana"):
+        talk = talking(held)
+        assert next(talk).dtype is LOW and talk.send("sent").shape == (1,) and talk.throw(KeyError("thrown")).shape == (2,)
+        with pytest.raises(StopIteration) as end:
+            next(talk)
+        with pytest.raises(hmp.HmpError):
+            end.value.value.zero_()
+        talk = talking(held)
+        next(talk)
+        talk.close()
+    assert said == ["sent", "thrown", "closed", "closed"]
 
 
 def test_functions_that_write_nothing_run_under_transforms_of_torch() -> None:

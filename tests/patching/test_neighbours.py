@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +197,87 @@ def test_wrapt_and_hmp_on_the_same_ops(order: str, torch_differences: Callable[[
     with pytest.warns(RuntimeWarning, match="on top of hmp") if outlived else contextlib.nullcontext():
         hmp.revert()
     assert torch_differences() == []
+
+
+# --- what somebody else puts in the place of torch's functions while hmp casts
+
+
+LINEAR = torch.nn.Linear(4, 4)
+ALONE = policy(bf16=["linear", "relu", "silu"])
+
+
+def addmm(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(bias, input, weight.t())
+
+
+def clamped(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input.clamp(min=0)
+
+
+def low_addmm() -> torch.Tensor:
+    return torch.addmm(LINEAR.bias.to(LOW), A.to(LOW), LINEAR.weight.to(LOW).t())
+
+
+@pytest.mark.native_kernels
+@pytest.mark.filterwarnings("ignore:.* was patched by somebody else")
+@pytest.mark.parametrize("enter", ["convert", "apply", "another policy"])
+def test_a_function_that_replaces_an_op_while_hmp_casts_is_that_op_from_the_next_policy_on(
+    monkeypatch: pytest.MonkeyPatch, enter: str
+) -> None:
+    model = torch.nn.Sequential(LINEAR, torch.nn.ReLU())
+    monkeypatch.setattr(F, "linear", F.linear)  # put back in the end
+    hmp.convert(policy=ALONE)
+    dispatcher = F.linear
+    monkeypatch.setattr(F, "linear", addmm)
+    monkeypatch.setattr(F, "relu", clamped)
+    if enter == "convert":
+        hmp.convert(policy=ALONE)
+    elif enter == "apply":
+        hmp.apply(model, ALONE)
+    else:
+        hmp.convert(policy=policy(bf16=["linear", "relu", "tanh"]))
+    assert F.linear is addmm and F.relu is clamped  # they stay what they are
+    same(model(A).detach(), low_addmm().relu().detach())
+    with hmp.disable_casts():
+        assert model(A).dtype is WIDE
+    F.linear = dispatcher
+    same(LINEAR(A).detach(), F.linear(A.to(LOW), LINEAR.weight.to(LOW), LINEAR.bias.to(LOW)).detach())
+    F.linear = addmm
+    hmp.revert()
+    assert LINEAR(A).dtype is WIDE and addmm.__code__.co_filename == __file__
+
+
+ZERO_3 = """
+import torch
+
+class InsertPostInitMethodToModuleSubClasses:
+    def _enable_mem_efficient_linear(self):
+        torch.nn.functional.linear = lambda input, weight, bias=None: torch.addmm(bias, input, weight.t())
+"""
+
+
+@pytest.mark.native_kernels
+@pytest.mark.filterwarnings("ignore:.* was patched by somebody else")
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_zero_3_which_replaces_linear_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: str) -> None:
+    """As deepspeed.initialize() does; deepspeed itself was run by hand."""
+    package = tmp_path / "deepspeed" / "runtime" / "zero"
+    package.mkdir(parents=True)
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()
+    (package / "partition_parameters.py").write_text(ZERO_3)
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", "deepspeed.runtime.zero.partition_parameters"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(F, "linear", F.linear)  # put back in the end
+    with hmp.convert(policy=ALONE) if order == "before" else contextlib.nullcontext():
+        module = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+        with hmp.convert(policy=ALONE) if order == "behind" else contextlib.nullcontext():
+            module.InsertPostInitMethodToModuleSubClasses()._enable_mem_efficient_linear()
+            same(LINEAR(A).detach(), low_addmm().detach())
+    for name in list(sys.modules):
+        if name.startswith("deepspeed"):
+            del sys.modules[name]
 
 
 # --- torch's tables and its profiler

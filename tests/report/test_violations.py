@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.masked import masked_tensor
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
@@ -98,7 +100,8 @@ KINDS = {
 
 
 def test_every_kind_is_pinned():
-    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | {"rounded before"} == REMEDIES.keys()  # that one has a test of its own
+    have_tests_of_their_own = {"rounded before", "outside"}
+    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | have_tests_of_their_own == REMEDIES.keys()
 
 
 @pytest.mark.sampled(2)
@@ -356,9 +359,115 @@ def test_a_float32_line_whose_weight_was_rounded_before_is_told(store: Callable[
     (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
     low = str(model[1].weight.dtype).removeprefix("torch.")
     assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and low in found.by
-    with pytest.raises(hmp.ViolationError, match="what may be done: store the weight in float32"):
+    with pytest.raises(hmp.ViolationError, match="what may be done: keep weight and input in float32"):
         hmp.verify(model, X, lists)
     assert hmp.verify(model, X, lists, allow=["rounded before"]).rows
     model[1].float()
-    assert violations(lambda: torch.softmax(model(X), -1), lists) == []  # an input in a low dtype is what the policy itself makes
-    assert violations(lambda: model(X.half()), lists) == []
+    assert violations(lambda: torch.softmax(model(X), -1), lists) == []
+
+
+FIRST = policy(bf16={"linear"}, fp32={"softmax", "layer_norm"})
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(LINEAR(x).float().to(torch.bfloat16), -1)  # as models do that keep their input's dtype
+
+
+def in_a_hook(module: nn.Module) -> nn.Module:
+    module.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
+    return module
+
+
+def sharded(module: nn.Module) -> nn.Module:
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return fully_shard(module, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)), mp_policy=half)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "says"),
+    [
+        (lambda: nn.Softmax(-1), X.half(), "an input that came in float16"),
+        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "an input that came in bfloat16"),
+        (
+            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))),
+            X,
+            "a hook or a wrapper that casts its input to bfloat16",
+        ),
+        (
+            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))),
+            X,
+            "a hook or a wrapper that casts its input to bfloat16",
+        ),
+    ],
+    ids=["input", "through an unlisted op", "hook", "FSDP2"],
+)
+def test_a_float32_line_whose_input_was_rounded_before_is_told(
+    group: None, build: Callable[[], nn.Module], given: torch.Tensor, says: str
+) -> None:
+    model = build()
+    (found,) = violations(lambda: model(given), FIRST)
+    assert (found.op, found.kind, found.by, found.wanted, found.calls) == ("softmax", "rounded before", says, "float32", 1)
+    with pytest.raises(hmp.ViolationError, match=says):
+        hmp.verify(model, given, FIRST)
+
+
+def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violation() -> None:
+    assert violations(lambda: torch.softmax(LINEAR(X), -1), FIRST) == []
+    assert violations(lambda: torch.softmax(LINEAR(X).detach()[:, 1:], -1), FIRST) == []  # a generator's output before the discriminator
+    assert violations(lambda: Own()(X), FIRST) == []
+    assert violations(lambda: (LINEAR(X.bfloat16()), LINEAR(X)), FIRST) == []
+
+
+class Coder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x)
+
+
+def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() -> None:
+    model, alone = hmp.apply(Coder(), LISTS), Coder()
+    with hmp.record() as report:
+        model(X)
+        alone.encode(X)  # no policy is applied to it
+    assert not report.violations()
+    with hmp.record() as report:
+        model.encode(X)
+    (found,) = report.violations()  # softmax computes in float32 either way
+    assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
+    assert found.by == "encode() of Coder, outside of any call of it" and found.place.endswith(line_of(Coder.encode, 1))
+    assert "methods=('forward', 'encode')" in str(report) and "encode() of Coder" in str(report)
+    wrapped = hmp.apply(nn.DataParallel(Coder()), LISTS)
+    with hmp.record() as report:
+        wrapped.module.encode(X)
+    assert report.violations()[0].by == found.by
+    hmp.apply(model, LISTS, methods=("forward", "encode"))
+    with hmp.record() as report:
+        model.encode(X)
+        with hmp.casts(LISTS):
+            model.inside(X)
+    assert not report.violations()
+
+
+def test_scoped_lines_count_outside_of_a_models_calls_too(tmp_path: Path) -> None:
+    model = hmp.apply(Head(), write_lists(tmp_path))
+    with hmp.record() as report:
+        model.lm_head(torch.ones(2, 3))  # its line asks for float32
+        model.body(torch.ones(2, 3))
+    (found,) = report.violations()
+    assert (found.kind, found.module) == ("outside", "Linear") and found.by == "Head, outside of any call of it"
+    assert found.line == test_scoped_lines_count_outside_of_a_models_calls_too.__code__.co_firstlineno + 4

@@ -7,10 +7,12 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -292,6 +294,31 @@ def test_r10_a_copied_view_is_read_as_a_plain_tensor_is() -> None:
         lambda v: [list(row) for row in v.tolist()],
     ):
         assert read(copied) == read(plain)
+
+
+def test_r10_the_storage_of_a_copied_view_is_read_and_not_written(tmp_path: Path) -> None:
+    w = torch.randn(3, 4)
+    with hmp.casts(LISTS):
+        copied = w.t()
+        for storage in (copied.untyped_storage(), copied.storage()):
+            assert storage.data_ptr() == copied.data_ptr() and storage.nbytes() == 24
+            for write in (
+                lambda s: s.fill_(1),
+                lambda s: s.__setitem__(0, 1),
+                lambda s: s.resize_(0),
+                lambda s: s.copy_(s),
+                lambda s: s.untyped(),
+                lambda s: torch.empty(0, dtype=LOW).set_(s),
+            ):
+                with pytest.raises(hmp.HmpError, match="would write into a cast copy"):
+                    write(storage)
+        with pytest.raises(TypeError):
+            torch.empty(0).new(copied.untyped_storage())
+        save_file({"w": copied.contiguous()}, tmp_path / "w.safetensors")
+        torch.save({"w": copied}, tmp_path / "w.pt")
+    for found in (load_file(tmp_path / "w.safetensors")["w"], torch.load(tmp_path / "w.pt")["w"]):
+        assert type(found) is torch.Tensor and torch.equal(found, w.t().to(LOW))
+    assert not (w == 1).any()
 
 
 class Turned(nn.Module):

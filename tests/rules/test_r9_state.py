@@ -277,3 +277,27 @@ def test_r9_a_cast_view_keeps_nothing_alive_and_falls_back_to_its_copy():
     same(parameter, expected.as_subclass(torch.Tensor).float())
     assert other.dtype == torch.float32
     assert other.shape == (3, 2)
+
+
+UNDER_VMAP = {
+    "batch_norm": lambda v: F.batch_norm(v, torch.full((4,), 0.1), torch.full((4,), 2.0), torch.full((4,), 3.0), torch.ones(4)),
+    "batch_norm in training": lambda v: F.batch_norm(v, None, None, torch.full((4,), 3.0), torch.ones(4), training=True),
+    "group_norm": lambda v: F.group_norm(v, 2, torch.full((4,), 3.0), torch.ones(4)),
+    "group_norm by name": lambda v: F.group_norm(v, 2, weight=torch.full((4,), 3.0), bias=torch.ones(4)),
+    "instance_norm": lambda v: F.instance_norm(v, weight=torch.full((4,), 3.0), bias=torch.ones(4)),
+    "layer_norm": lambda v: F.layer_norm(v, (5,), torch.full((5,), 3.0), torch.ones(5)),
+}
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", UNDER_VMAP)
+def test_r9_norms_with_float32_weights_give_under_vmap_what_they_give_without(name: str, given: torch.dtype) -> None:
+    norm, x = UNDER_VMAP[name], torch.randn(3, 2, 4, 5).to(given)
+    for cast in ("bf16", "fp32"):
+        with hmp.casts(hmp.Policy("norms", **{cast: {"batch_norm", "group_norm", "instance_norm", "layer_norm"}})):
+            found = torch.func.vmap(norm)(x)
+            one_by_one = torch.stack([norm(each) for each in x])
+            torch.func.grad(lambda v: torch.func.vmap(norm)(v).float().sum())(x)
+        assert found.dtype is one_by_one.dtype is (torch.bfloat16 if cast == "bf16" else torch.float32)
+        exact = torch.stack([norm(each) for each in x.to(torch.bfloat16 if cast == "bf16" else given).double().float()])
+        torch.testing.assert_close(found.float(), exact, rtol=2**-7 if cast == "bf16" else 1e-5, atol=2**-6 if cast == "bf16" else 1e-5)
