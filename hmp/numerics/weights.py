@@ -102,7 +102,7 @@ def cast_weights(
 
     The model is called once with `batch`. A weight that every op took rounded to the same low dtype is stored so; one that an op read in
     float32 (a norm, an embedding that no list names), running statistics, and what the batch did not reach stay. Then the model is called
-    again: its outputs have to be the same bits, or the weights are put back.
+    again: a weight with which its outputs would not be the same bits stays, too.
 
     Args:
         model: The module, on any device but meta. Tied weights stay tied, and parameters the same objects.
@@ -117,7 +117,7 @@ def cast_weights(
 
     Raises:
         HmpError: For what is no module, weights on the meta device or sharded, a policy with no op on a low list, an `only` that matches
-            nothing, and where the outputs are not the same bits. The model is then as it was.
+            nothing, and a model whose outputs are others at each call. The model is then as it was.
 
     Example:
         >>> result = hmp.cast_weights(model.eval(), batch, "autocast")
@@ -135,6 +135,7 @@ def cast_weights(
     uses, was = _Uses(found), {name: (tensor.dtype, tensor.nbytes) for name, tensor in found.items()}
     with torch.inference_mode(mode=False):  # in which weights would become tensors that nothing can be trained with
         before = _outputs(model, batch, chosen, frozen, uses)
+        uses.copies.clear()
         stays = {name: _why_not(name, tensor, uses, taken, frozen) for name, tensor in found.items()}
         dtypes = {found[name]: next(iter(uses.dtypes[name])) for name, why in stays.items() if not why}
 
@@ -229,7 +230,7 @@ class _Uses(TorchDispatchMode):
         self.tied: dict[str, str] = {}  # by memory that another weight has, too
         self._of: dict[int, str] = {}  # memory → weight
         self._rounded: dict[int, str] = {}  # memory of a copy in a low dtype → weight
-        self._kept: list[Tensor] = []  # so that no other tensor gets their memory
+        self.copies: list[Tensor] = []  # held, so that no other tensor gets their memory
         for name, tensor in weights.items():
             if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
                 first = self._of.setdefault(_memory(tensor), name)
@@ -271,7 +272,7 @@ class _Uses(TorchDispatchMode):
 
     def _follow(self, tensor: Tensor, table: dict[int, str], name: str) -> None:
         table[_memory(tensor)] = name
-        self._kept.append(tensor)
+        self.copies.append(tensor)
 
 
 def _memory(tensor: Tensor) -> int:
