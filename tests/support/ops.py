@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import operator
@@ -19,12 +20,16 @@ import torch
 from oracle import BF16, F32, F64, castable, tensors
 from sweep_exceptions import OUT_OF_REACH
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal import common_utils
-    from torch.testing._internal.common_methods_invocations import op_db
 
-OP_DB = tuple(op_db)
+@functools.cache
+def op_db() -> tuple[Any, ...]:
+    """torch's own table of its ops. To import it takes seconds: nothing does so while tests are collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db as entries
+    return tuple(entries)
+
+
 # The first so many samples of an op are looked at.
 LOOKED_AT = 100
 
@@ -126,6 +131,8 @@ def samples(info: Any) -> list[Sample]:
     dtype = next((d for d in (F32, torch.complex64, torch.int64) if d in info.dtypes), F32)
     grad = bool(info.supports_autograd) and dtype is not torch.int64
     # op_db looks for the test that asks on the stack, at some cost, and seeds before each sample by its name
+    from torch.testing._internal import common_utils
+
     quick = mock.patch.multiple(common_utils, set_rng_seed=lambda _: seed(), extract_test_fn=lambda: None)
     with warnings.catch_warnings(), quick:
         warnings.simplefilter("ignore")
