@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from low_kernels_kit import products_as_computed
-from ops import Call, Sample, given, seed
-from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, plans, tensors
+from ops import Call, Kinds, Sample, calls, given, op_db, samples, seed, title
+from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, kind_of, plans, tensors
 from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
 
 
@@ -48,9 +48,10 @@ class Attempt:
         grad: bool,
         plan: Plan = (),
         out: tuple[Any, ...] | None = None,
+        kinds: Kinds = (),
     ) -> None:
         self.call, self.finish = call, sample.finish
-        self.args, self.kwargs = given(sample, dtypes, grad=grad)
+        self.args, self.kwargs = given(sample, dtypes, grad=grad, kinds=kinds)
         self.inputs = distinct(tensors([self.args, self.kwargs]))
         self.leaves = [t for t in self.inputs if t.requires_grad]
         if call.in_place and isinstance(self.args[0], torch.Tensor) and self.args[0].requires_grad:
@@ -186,25 +187,65 @@ def _owner(result: Any, owners: list[torch.Tensor]) -> int | None:
 
 @dataclass
 class Expectation:
-    """What the rules allow for a call: one of these outcomes; none where plain torch accepts the call in no dtype."""
+    """What the rules allow for a call: one of these outcomes, or an error of one of these types where plain torch takes it in no dtype."""
 
     allowed: list[Outcome]
     grad: bool
     no_kernel: bool = False
+    errors: set[str] = field(default_factory=set)
 
 
-def expect(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kind: str | None) -> Expectation:
+def expect(
+    call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kind: str | None, kinds: Kinds = (), low: torch.dtype = BF16
+) -> Expectation:
     """The outcomes of plain torch with the casts that the rules ask for, gradients included where the op has them."""
     args, kwargs = given(sample, dtypes, grad=False)
-    tiers = plans(call, args, kwargs, kind)
+    tiers = plans(call, args, kwargs, kind, low)
+    errors = set()
     for grad in (True, False) if call.differentiable else (False,):
         for number, tier in enumerate(tiers):
-            outcomes = [_plain(call, sample, dtypes, plan, grad) for plan in dict.fromkeys(tier)]
+            outcomes = [_plain(call, sample, dtypes, plan, grad, kinds=kinds) for plan in dict.fromkeys(tier)]
             if outcomes[0].error:
+                errors.add(outcomes[0].error.partition(":")[0])
                 continue
             allowed = [o for o in outcomes if not o.error and _dtypes(o) == _dtypes(outcomes[0])]
             return Expectation(allowed, grad, number > 0 and number == len(tiers) - 1)
-    return Expectation([], False)
+    return Expectation([], False, errors=errors)
+
+
+def untouched(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kinds: Kinds) -> Expectation:
+    """Plain torch's own outcome: what the rules allow where casts are off."""
+    for grad in (True, False) if call.differentiable else (False,):
+        attempt = Attempt(call, sample, dtypes, grad=grad, kinds=kinds)
+        attempt.run()
+        found = attempt.outcome()
+        if not found.error:
+            return Expectation([found], grad)
+    return Expectation([], False, errors={found.error.partition(":")[0]})
+
+
+# Ops with a low kernel in one of two dtypes, or whose low kernel gives numbers of no use: R11's table has them whole.
+COARSE = frozenset({"matrix_exp"})
+
+
+def lacks_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], expected: Expectation, kinds: Kinds) -> list[Outcome]:
+    """The float32 run of R11, where plain torch refuses the low dtypes of this call's plan for another sample or spelling of the op."""
+    lows = {d for o in expected.allowed for d in (*o.plan, *dtypes) if d in (torch.bfloat16, torch.float16)}
+    info = next((each for each in op_db() if title(each) == call.op), None)
+    if not lows or info is None or expected.no_kernel:
+        return []
+
+    def refuses(other: Sample) -> bool:
+        count = len(distinct(castable(other.tree)))
+        grad = call.differentiable
+        fine = not _plain(call, other, (F32,) * count, (F32,) * count, grad).error
+        return fine and any(_plain(call, other, (low,) * count, (low,) * count, grad).error for low in lows)
+
+    call = replace(call, function=next(calls(info)).function, variant="function") if call.out else call
+    if call.op not in COARSE and not any(map(refuses, samples(info)[:30])):
+        return []
+    found = _plain(call, sample, dtypes, (F32,) * len(dtypes), expected.grad, kinds=kinds)
+    return [] if found.error else [found]
 
 
 def also_without_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], expected: Expectation) -> list[Outcome]:
@@ -221,43 +262,56 @@ def accepted(call: Call, sample: Sample) -> bool:
     dtypes = (F32,) * len(distinct(castable(sample.tree)))
     found = _plain(replace(call, variant="function") if call.out else call, sample, dtypes, (), False)
     if found.error or not call.out:
-        return not found.error
+        # addbmm_ makes a tensor that it broadcasts larger, which is no writing in place
+        return not found.error and not (
+            call.in_place and [t.shape for t in found.after] != [t.shape for t in distinct(tensors(sample.tree))]
+        )
     if not found.results or not all(isinstance(r, torch.Tensor) for r in found.results):
         return False
-    return not _plain(call, sample, dtypes, (), False, outs(found, F32, empty=False)).error
+    return not _plain(call, sample, dtypes, (), False, outs(found, F32, "full")).error
 
 
 def expect_out(
-    call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kind: str | None, dtype: torch.dtype, *, empty: bool
+    call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kind: str | None, dtype: torch.dtype, *, how: str, low: torch.dtype = BF16
 ) -> tuple[Expectation, tuple[torch.Tensor, ...]]:
     """R6: the outcomes that the rules allow with an `out` of this dtype, and such an out; none where plain torch takes no such
     out with any uniform inputs."""
     function = replace(call, variant="function", differentiable=False)  # out= takes no part in autograd
-    found = expect(function, sample, dtypes, kind)
+    found = expect(function, sample, dtypes, kind, low=low)
     if not found.allowed:
         return found, ()
     results = found.allowed
-    makes = functools.partial(outs, results[0], dtype, empty=empty)
+    makes = functools.partial(outs, results[0], dtype, how)
     uniform = [(F32,) * len(dtypes)]
-    if set(dtypes) == {BF16} and not found.no_kernel:
+    if len(set(dtypes)) == 1 and F32 not in dtypes and not found.no_kernel:
         uniform.append(dtypes)
     takes = [o for o in (_plain(call, sample, dtypes, plan, False, makes()) for plan in uniform) if not o.error]
-    if not takes and found.no_kernel and set(dtypes) == {BF16}:
+    if not takes and found.no_kernel and len(set(dtypes)) == 1 and F32 not in dtypes:
         # without a kernel for bfloat16 plain torch takes no such out: R11 has the float32 result arrive in it
-        takes = [_plain(call, sample, dtypes, uniform[0], False, outs(results[0], F32, empty=empty))]
+        takes = [_plain(call, sample, dtypes, uniform[0], False, outs(results[0], F32, how))]
     if not takes:
         return Expectation([], False), ()
     shape = takes[0].shape
     allowed = [delivered(o, dtype, shape) for o in results]
     # torch's own delivery may round once where two casts round twice
     direct = [_plain(call, sample, dtypes, o.plan, False, makes()) for o in results]
-    return Expectation(allowed + [o for o in direct if not o.error], False, found.no_kernel), makes()
+    errors = set()
+    if kind is None:  # what torch says of an out of another dtype stands, where the mixture is torch's own
+        as_is = _plain(call, sample, dtypes, (), False, makes())
+        errors = {as_is.error.partition(":")[0]} if as_is.error else set()
+    return Expectation(allowed + [o for o in direct if not o.error], False, found.no_kernel, errors), makes()
 
 
 def _plain(
-    call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], plan: Plan, grad: bool, out: tuple[Any, ...] | None = None
+    call: Call,
+    sample: Sample,
+    dtypes: tuple[torch.dtype, ...],
+    plan: Plan,
+    grad: bool,
+    out: tuple[Any, ...] | None = None,
+    kinds: Kinds = (),
 ) -> Outcome:
-    attempt = Attempt(call, sample, dtypes, grad=grad, plan=plan, out=out)
+    attempt = Attempt(call, sample, dtypes, grad=grad, plan=plan, out=out, kinds=kinds)
     if call.reachable:
         with products_as_computed():
             attempt.run()
@@ -272,12 +326,14 @@ def _dtypes(outcome: Outcome) -> list[Any]:
     return [getattr(r, "dtype", None) for r in outcome.results]
 
 
-def outs(outcome: Outcome, dtype: torch.dtype, *, empty: bool) -> tuple[torch.Tensor, ...]:
-    """Tensors to write the results into: castable ones in `dtype`, the others as they are; of their shapes, or empty."""
+def outs(outcome: Outcome, dtype: torch.dtype, how: str) -> tuple[torch.Tensor, ...]:
+    """Tensors to write the results into: castable ones in `dtype`, the others as they are; of their shapes, empty, or a view of twice as
+    much memory."""
     made = []
     for result in outcome.results:
         wanted = dtype if result.dtype in CASTABLE else result.dtype
-        made.append(torch.empty(0, dtype=wanted) if empty else torch.full(result.shape, 1, dtype=wanted))
+        doubled = torch.full((*result.shape, 2), 1, dtype=wanted)
+        made.append({"full": doubled[..., 0].clone(), "empty": torch.empty(0, dtype=wanted), "view": doubled[..., 0]}[how])
     return tuple(made)
 
 
@@ -342,6 +398,8 @@ def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(want) and (got == want or (got != got and want != want))
         return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
+    if str(kind_of(got)) != str(kind_of(want)):  # a copy of a view in a subclass has a class of that name (R10)
+        return [("type", f"got a {type(got)}, the rules give a {type(want)}")]
     if got.dtype is not want.dtype:
         return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]
     if got.shape != want.shape or got.layout is not want.layout:

@@ -149,7 +149,7 @@ def by_explicit_casts(
     return outcome(cast_first, args, kwargs, seed=seed)
 
 
-def _kind(tensor: torch.Tensor) -> type:
+def kind_of(tensor: torch.Tensor) -> type:
     # R10 may mark the copy that a view became with a class of its own: what it derives from counts
     return next(kind for kind in type(tensor).__mro__ if not kind.__module__.startswith("hmp"))
 
@@ -159,7 +159,7 @@ def assert_identical(got: Any, want: Any, what: str) -> None:
     if not isinstance(want, torch.Tensor):
         assert type(got) is type(want) and got == want, f"{what}: got {got!r}, rules.md wants {want!r}"
         return
-    assert _kind(got) is _kind(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
+    assert kind_of(got) is kind_of(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
     assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
     assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
     got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)

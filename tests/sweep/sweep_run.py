@@ -126,7 +126,7 @@ def _cases(info: Any, lists: Lists, count: int) -> Iterator[Case]:
             for mixture, dtypes in mixtures(sample, float64=number == 0 and not call.out):
                 if call.out:
                     for dtype, empty in _OUTS[mixture]:
-                        expected, out = expect_out(call, sample, dtypes, kind, dtype, empty=empty)
+                        expected, out = expect_out(call, sample, dtypes, kind, dtype, how="empty" if empty else "full")
                         if expected.allowed:
                             into = f"{mixture} into {'bf16' if dtype is BF16 else 'fp32'}"
                             attempt = Attempt(call, sample, dtypes, grad=False, out=out)
