@@ -1,9 +1,16 @@
-"""R18: a copy is never stale. Whoever writes, in whatever order: each product is what plain torch computes with the casts written out."""
+"""P3, copies are never stale, and counted: whoever writes, whoever holds, in whatever order.
+
+Oracle: each product is what plain torch computes of fresh clones with the casts written out, and so is each gradient. The shapes are those
+that hmp keeps as it is shipped: activations of 1 MiB, weights of a few KiB, so that a product is cheap. Copies take no more than the limit;
+what is kept for weights is two bytes for each element of a weight that is there; no copy is kept by anybody after clear_cache(); a reason
+for a refusal is true of a holder that exists. Hits are asserted, or the lives say nothing about copies. Rules R18, R21.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import warnings
 from typing import Any
@@ -20,14 +27,15 @@ import hmp
 from low_kernels_kit import as_computed
 from memory_writers import COLLECTIVES, WRITERS
 
-SIZE = 96  # a square of float32 that is large enough to be shared: 36,864 bytes
+SIDE = 512  # a square of float32 that hmp keeps a copy of, gradient or not: 1 MiB
+ROWS = 2
 BF16, F16 = torch.bfloat16, torch.float16
 POLICIES = {BF16: hmp.Policy("low", bf16={"linear"}), F16: hmp.Policy("half", bf16={"linear"}, dtype=F16)}
 MODES = ("no_grad", "inference_mode", "training", "training with a frozen weight", "accumulation")
 
 
-def fresh(seed: int) -> torch.Tensor:
-    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)) * 0.1
+def fresh(seed: int, rows: int = ROWS) -> torch.Tensor:
+    return torch.randn(rows, SIDE, generator=torch.Generator().manual_seed(seed)) * 0.1
 
 
 def explicit(x: torch.Tensor, weight: torch.Tensor, low: torch.dtype) -> torch.Tensor:
@@ -57,7 +65,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, mode: str, low: torch.dtype, ti
             weight.grad = None
             got = F.linear(x, weight)
             got.float().sum().backward()
-            ones = torch.ones(SIZE, SIZE, dtype=low)
+            ones = torch.ones(x.shape[0], weight.shape[0], dtype=low)
             with hmp.disable_casts():
                 grad = as_computed(torch.mm)(ones.t(), x.detach().clone().to(low)).float()
             assert same(weight.grad, grad)
@@ -68,16 +76,17 @@ def check(x: torch.Tensor, weight: torch.Tensor, mode: str, low: torch.dtype, ti
 
 
 def check_a_view(x: torch.Tensor, weight: torch.Tensor, low: torch.dtype) -> None:
-    """A product with a view of the weight, which is no weight: its cast is shared as an activation's."""
+    """A product with a view of the activation."""
     with torch.no_grad():
-        assert same(F.linear(x, weight.t()), explicit(x, weight.t(), low)), "the product with a view is of another time"
+        assert same(F.linear(x.t(), weight), explicit(x.t(), weight, low)), "the product with a view is of another time"
 
 
+BY_ELEMENT = {"apply_", "map_", "map2_", "apply_ in a thread", "data_ptr"}
 ALIASES: dict[str, Any] = {
     "detach": lambda t: t.detach(),
     "data": lambda t: t.data,
     "view": lambda t: t.detach().t(),
-    "row": lambda t: t.detach()[2:5],
+    "row": lambda t: t.detach()[-1:],
     "set_": lambda t: torch.empty(0).set_(t.detach()),
     "Parameter": lambda t: torch.nn.Parameter(t.detach()),
     "storage": lambda t: t.untyped_storage(),
@@ -101,13 +110,13 @@ def write_by(alias: Any, value: float) -> None:
 class Writes(RuleBasedStateMachine):
     """Weights and activations that anybody writes and everybody reads. Tensors are told apart by number; some share their memory."""
 
-    hits = 0
+    hits = misses = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.values = itertools.count(1)
         self.weights = [torch.nn.Parameter(fresh(1)), torch.nn.Parameter(fresh(2))]
-        self.inputs = [fresh(3), fresh(4)]
+        self.inputs = [fresh(3, SIDE), fresh(4, SIDE)]
         self.aliases: list[Any] = []
         self.everywhere, self.views_too, self.mode, self.low = True, False, "no_grad", BF16
 
@@ -117,8 +126,11 @@ class Writes(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         Writes.hits += hmp.cache_info().hits
+        Writes.misses += hmp.cache_info().misses
+        self.aliases.clear()
         hmp.revert()
         hmp.set_cache_limit(None)
+        hmp.set_sharing(None)
 
     def value(self) -> float:
         number = next(self.values)
@@ -146,7 +158,12 @@ class Writes(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9), writer=st.sampled_from(sorted(WRITERS)))
     def write(self, number: int, writer: str) -> None:
-        WRITERS[writer](self.target(number), self.value())
+        target = self.target(number)
+        if writer == "geometry" and target.shape[0] != target.shape[1]:
+            return  # it would have another shape
+        if target.numel() > 4096 and writer in BY_ELEMENT:
+            return  # a call of Python's for each element
+        WRITERS[writer](target, self.value())
 
     @rule(number=st.integers(0, 9), alias=st.sampled_from(sorted(ALIASES)))
     def take(self, number: int, alias: str) -> None:
@@ -165,22 +182,21 @@ class Writes(RuleBasedStateMachine):
     @rule(w=st.integers(0, 5))
     def copy_weight(self, w: int) -> None:
         self.weights.append(copy.deepcopy(self.weights[w % len(self.weights)]))
-        del self.weights[:-4]
+        del self.weights[:-3]
 
-    @rule(w=st.integers(0, 5), transposed=st.booleans())
-    def share_memory_with(self, w: int, transposed: bool) -> None:
-        data = self.weights[w % len(self.weights)].detach()
-        self.weights.append(torch.nn.Parameter(data.t() if transposed else data))
-        del self.weights[:-4]
+    @rule(w=st.integers(0, 5))
+    def share_memory_with(self, w: int) -> None:
+        self.weights.append(torch.nn.Parameter(self.weights[w % len(self.weights)].detach()))
+        del self.weights[:-3]
 
     @rule(w=st.integers(0, 5))
     def show_another_part(self, w: int) -> None:
         weight = self.weights[w % len(self.weights)]
         data = weight.detach()
-        if data.untyped_storage().nbytes() == 8 * SIZE * SIZE:
-            weight.data = data.as_strided((SIZE, SIZE), (SIZE, 1), SIZE * SIZE - data.storage_offset())
+        if data.untyped_storage().nbytes() == 8 * ROWS * SIDE:
+            weight.data = data.as_strided((ROWS, SIDE), (SIDE, 1), ROWS * SIDE - data.storage_offset())
         else:
-            weight.data = torch.cat([data, -data])[:SIZE]
+            weight.data = torch.cat([data, -data])[:ROWS]
 
     @rule(w=st.integers(0, 5), v=st.integers(0, 5))
     def swap(self, w: int, v: int) -> None:
@@ -192,61 +208,135 @@ class Writes(RuleBasedStateMachine):
     @rule(x=st.integers(0, 5), of=st.sampled_from(["clone", "view", "slice", "result"]))
     def make_input(self, x: int, of: str) -> None:
         tensor = self.inputs[x % len(self.inputs)]
-        made = {"clone": tensor.clone, "view": lambda: tensor.view(SIZE, SIZE), "slice": lambda: tensor[:], "result": lambda: tensor * 1}
+        made = {"clone": tensor.clone, "view": lambda: tensor.view(SIDE, SIDE), "slice": lambda: tensor[:], "result": lambda: tensor * 1}
         self.inputs.append(made[of]())
-        del self.inputs[:-4]
+        del self.inputs[:-2]
 
-    @rule(what=st.sampled_from(["revert", "clear", "convert", "no limit", "limit", "collect"]))
+    @rule(what=st.sampled_from(["revert", "clear", "convert", "collect"]))
     def look_after(self, what: str) -> None:
         if what == "revert":
             hmp.revert()
         elif what == "clear":
             hmp.clear_cache()
+            assert hmp.cache_info().entries == 0 == hmp.cache_info().bytes
         elif what == "convert":
             hmp.convert(policy="torch-cpu")
         else:
-            hmp.set_cache_limit(None if what == "no limit" else 2 * SIZE * SIZE)
+            gc.collect()
+
+    @rule(limit=st.sampled_from([None, None, 0, 2 * ROWS * SIDE - 1, 2 * ROWS * SIDE, 4 * ROWS * SIDE + 1]))
+    def limit(self, limit: int | None) -> None:
+        hmp.set_cache_limit(limit)
+
+    @rule(least=st.sampled_from([None, None, 0, 4 * ROWS * SIDE, 4 * ROWS * SIDE + 1, 4 * SIDE * SIDE, 4 * SIDE * SIDE + 1]))
+    def share(self, least: int | None) -> None:
+        hmp.set_sharing(least)
+
+    @invariant()
+    def what_is_kept_is_counted(self) -> None:
+        info = hmp.cache_info()
+        # two bytes an element, and four more for what a processor without instructions multiplies (R11)
+        assert 2 * ROWS * SIDE * info.entries <= info.bytes <= min(6 * ROWS * SIDE * info.entries, info.limit)
+        assert info.entries <= len(self.weights)
 
 
 def run(examples: int, steps: int) -> None:
-    Writes.hits = 0
+    Writes.hits = Writes.misses = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of typed storages, and of patches that somebody put back
         run_state_machine_as_test(
             Writes,
             settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)),
         )
-    assert Writes.hits > examples, "next to nothing was read from a copy: the lives say nothing about copies"
+    assert Writes.hits > examples < Writes.misses, "next to nothing was read from a copy: the lives say nothing about copies"
 
 
-def test_r18_every_product_is_of_the_weights_that_are_there() -> None:
-    run(examples=4, steps=40)
+def test_p3_every_product_is_of_the_values_that_are_there() -> None:
+    run(examples=max(3, settings.default.max_examples // 3), steps=20)
 
 
-@pytest.mark.nightly
-def test_r18_every_product_is_of_the_weights_that_are_there_in_long_lives() -> None:
-    run(examples=60, steps=80)
-
-
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("writes_the_input", [False, True], ids=["weight", "input"])
-def test_r18_a_write_by_any_writer_is_seen(mode: str, writes_the_input: bool) -> None:
+def test_p3_a_write_by_any_writer_is_seen(mode: str, writes_the_input: bool) -> None:
     """The same for each writer by itself: so that a failure says whose it is."""
     unseen = []
     with hmp.convert(policy=POLICIES[BF16]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, writer in (WRITERS | COLLECTIVES).items():
-            weight, x = torch.nn.Parameter(fresh(1)), fresh(2)
+            if (name in BY_ELEMENT and writes_the_input) or (name == "geometry" and not writes_the_input):
+                continue
+            weight, x = torch.nn.Parameter(fresh(1)), fresh(2, SIDE)
             target = x if writes_the_input else weight
-            for value in (3.0, -2.0, 1.0):
+            for value in (3.0, -2.0):
                 check(x, weight, mode, BF16)
                 before = target.detach().clone()
                 writer(target, value)
                 assert not torch.equal(before, target.detach()), f"{name} wrote nothing"
                 try:
-                    check(x, weight, mode, BF16)
+                    check(x, weight, mode, BF16, times=1)
                 except AssertionError:
                     unseen.append(name)
                     break
     assert not unseen
+
+
+# --- what is kept, and why not
+
+
+HOLDERS: dict[str, Any] = {
+    "view": lambda w: w.detach(),
+    "numpy": lambda w: w.detach().numpy(),
+    "dlpack": lambda w: torch.from_dlpack(w.detach()),
+    "storage": lambda w: w.untyped_storage(),
+    "a graph that saved it": lambda w: (w * w).sum(),
+    "a graph that saved a view": lambda w: F.linear(torch.randn(2, SIDE, requires_grad=True), w),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_p3_what_somebody_else_holds_is_refused_with_a_reason(holder: str) -> None:
+    weight = torch.nn.Parameter(fresh(1))
+    held = HOLDERS[holder](weight)  # before there is a policy
+    with hmp.convert(policy=POLICIES[BF16]), torch.no_grad():
+        x = fresh(2, SIDE)
+        for _ in range(3):
+            F.linear(x, weight)
+        refused, kept = hmp.cache_info().refused, hmp.cache_info().entries
+        assert sum(refused.values()) > 0 and kept == 0, f"held by {type(held)}, refused {refused}"
+        del held
+        for _ in range(20):  # it waits a little longer after each refusal
+            F.linear(x, weight)
+        assert hmp.cache_info().entries == 1 or holder == "numpy"  # torch does not tell when an array is gone
+
+
+def test_p3_an_activation_of_three_products_is_cast_once() -> None:
+    """From 1 MiB on without a gradient, from 32 KiB on with one; and one byte less is cast for each use."""
+    weights = [torch.nn.Parameter(fresh(n)) for n in range(3)]
+    for grad, rows, hits in ((False, SIDE, 2), (False, SIDE - 1, 0), (True, 16, 2), (True, 15, 0)):
+        with hmp.convert(policy=POLICIES[BF16]), torch.set_grad_enabled(grad):
+            x = fresh(2, rows).requires_grad_(grad) * 1
+            for w in weights:
+                F.linear(x[:0], w)  # what is new of the weights
+            before = hmp.cache_info()
+            results = [F.linear(x, w) for w in weights]
+            after = hmp.cache_info()
+            weights_hits = 0 if grad else 3
+            assert after.hits - before.hits - weights_hits == hits, (grad, rows, before, after)
+        hmp.revert()
+        for result, w in zip(results, weights, strict=True):
+            assert same(result.detach(), explicit(x, w, BF16))
+
+
+def test_p3_what_is_used_once_is_soon_not_learned_by_heart() -> None:
+    """400 activations that are used once cost at most 32 + 400 / 31 + 2 copies; when three uses follow, most casts are saved again."""
+    w = torch.nn.Parameter(torch.randn(8, 64))
+    others = [torch.nn.Parameter(torch.randn(8, 64)) for _ in range(3)]
+    with hmp.convert(policy="torch-cpu"):
+        for _ in range(400):
+            F.linear(torch.randn(256, 64, requires_grad=True) * 1, w).sum().backward()
+        assert hmp.cache_info().misses <= 32 + 400 / 31 + 2
+        before = hmp.cache_info().hits
+        for _ in range(200):
+            x = torch.randn(256, 64, requires_grad=True) * 1
+            sum(F.linear(x, v).sum() for v in others).backward()
+        assert hmp.cache_info().hits - before >= 900
