@@ -217,6 +217,12 @@ NAMED = {
 }
 
 
+def look_at_all(lanes: tuple[Lane, ...], process: torch.dtype | None, step: str) -> None:
+    for at, each in enumerate(lanes):
+        want = expected(each.state(process))
+        assert each.look() == want, f"lane {at} after {step}: {each.look()}, the model says {want}"
+
+
 def check(process: str | None, program: Any) -> None:
     chosen = DTYPES.get(process or "")
     hmp.revert()
@@ -244,9 +250,13 @@ def check(process: str | None, program: Any) -> None:
                     lane.end(*what)
                 else:
                     getattr(lane, step)(*([] if what is None else [what]))
-                for at, each in enumerate(lanes):
-                    want = expected(each.state(chosen))
-                    assert each.look() == want, f"lane {at} after {step} {what}: {each.look()}, the model says {want}"
+                look_at_all(lanes, chosen, f"{step} {what}")
+            for each in lanes:  # what was left open ends, and what is below shows
+                while each.open:
+                    each.exit()
+                    look_at_all(lanes, chosen, "the end")
+                    each.end(0, "closed")
+                    look_at_all(lanes, chosen, "the end")
         finally:
             for each in lanes:
                 while each.open:
