@@ -429,6 +429,12 @@ def odd_calls() -> tuple[tuple[Call, Sample], ...]:
         odd("conv2d", "channels_last", lambda x, w: f.conv2d(x.to(memory_format=torch.channels_last), w), (2, 2, 5, 5), (3, 2, 3, 3)),
         odd("conv_tbc", "", lambda x, w, b: torch.conv_tbc(x, w, b), (5, 2, 3), (3, 3, 4), (4,)),
         odd("leaky_relu", "private door", lambda x: nn.leaky_relu(x, 0.3), (3, 4)),
+        odd(
+            "fake_quantize_per_tensor_affine",
+            "a tensor of scale",
+            lambda x: torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.1003), torch.tensor(3, dtype=torch.int32), 0, 255),
+            m,
+        ),
         odd("dropout", "VF", lambda x: vf.dropout(x, 0.5, True), (6, 4)),
         odd("matmul", "reflected", lambda b, a: b.__rmatmul__(a), (3, 4), (2, 3)),
         odd("mul", "reflected", lambda b, a: b.__rmul__(a), v, (2, 3)),
