@@ -45,16 +45,15 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
 def check(*together: Program) -> None:
     """The oracle of every program first, on a torch that nothing has patched; then all of them in one conversion."""
     hmp.revert()
-    wanted = [by_hand(program) for program in together]
+    prepared = [(program, program.pool(), *by_hand(program)) for program in together]
     with hmp.convert(policy=hmp.Policy("nothing listed")):
-        for program, each in zip(together, wanted, strict=True):
-            run(program, *each)
+        for each in prepared:
+            run(*each)
     hmp.revert()
 
 
-def run(program: Program, steps: list[Step], wanted: Any) -> None:
+def run(program: Program, pool: list[torch.Tensor], steps: list[Step], wanted: Any) -> None:
     policy = hmp.Policy("drawn", dtype=program.low, **{kind: program.names(kind) for kind in ("bf16", "fp32", "promote")})
-    pool = program.pool()
     leaves = [t for t in pool if t.requires_grad]
     with hmp.casts(policy):
         for statement, step in zip(program.statements, steps, strict=False):
