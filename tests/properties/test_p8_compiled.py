@@ -23,6 +23,7 @@ def policy_of(program: Program) -> hmp.Policy:
     return hmp.Policy("drawn", dtype=program.low, **{kind: program.names(kind) for kind in ("bf16", "fp32", "promote")})
 
 
+@pytest.mark.native_kernels  # test_r11_no_instructions_in_programs.py asks of products that compute in float32
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=max(2, settings.default.max_examples // 3), phases=[Phase.generate])
 @given(program=programs(writes=False, contexts=False))
@@ -48,7 +49,11 @@ def test_p8_a_compiled_program_gives_what_explicit_casts_give(program: Program, 
             pool = compiled(*each.pool())
         for one, other_ in zip(pool, steps[-1].pool, strict=True):
             assert same(one, other_), f"under {each.lists}: {one}, explicit casts give {other_}"
+        try:
+            plain = run(*each.pool())
+        except RuntimeError:
+            continue  # torch refuses the mixture, where nothing is cast
         with hmp.casts(policy_of(each)), hmp.disable_casts():
-            plain = compiled(*each.pool())
-        for one, other_ in zip(plain, run(*each.pool()), strict=True):
+            off = compiled(*each.pool())
+        for one, other_ in zip(off, plain, strict=True):
             assert same(one, other_)
