@@ -49,7 +49,7 @@ def _by_numpy(array):
     array *= 0.5
 
 
-# What a tensor is written by alone, test_r18_every_write.py has; these write a module, or give its weights another memory.
+# What a tensor is written by alone, tests/properties/test_p3_caches.py has; these write a module, or give its weights another memory.
 WRITES = {
     "p.data = twice": _taken_and_dropped(lambda p: (setattr(p, "data", p.data * 0.5), setattr(p, "data", p.data * 0.5))),
     "p.set_": _taken_and_dropped(torch.no_grad()(lambda p: p.set_(p.detach() * 0.5))),

@@ -6,13 +6,10 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 import hmp
 from autocast_kit import real_state
@@ -83,41 +80,6 @@ def test_with_gives_the_region() -> None:
 def in_casts():
     with hmp.casts(FULL):
         yield
-
-
-STEPS = st.lists(st.tuples(st.sampled_from(["region", "island", "leave", "begin", "begin", "end"]), st.integers(0, 3)), max_size=14)
-
-
-@given(STEPS)
-@example([("region", 0), ("island", 0), ("begin", 0), ("leave", 0)])
-@example([("region", 0), ("begin", 0), ("region", 0), ("end", 0), ("leave", 0)])
-def test_r17_any_order_of_ends_leaves_what_is_open(steps):
-    """Regions end innermost first, as `with` has it; generators inside `casts()` end in any order."""
-    opened: list[tuple[str, Any]] = []  # in order; the innermost one that is open decides
-    try:
-        for step, number in steps:
-            if step in ("region", "island"):
-                region = torch.autocast("cpu", dtype=torch.bfloat16, enabled=step == "region")
-                region.__enter__()
-                opened.append((step, region))
-            elif step == "begin":
-                generator = in_casts()
-                next(generator)
-                opened.append(("casts", generator))
-            else:
-                kinds = [each for each in opened if (each[0] == "casts") is (step == "end")]
-                if kinds:
-                    end(ending := kinds[number % len(kinds) if step == "end" else -1])
-                    opened.remove(ending)
-            assert real_state()[0][0] is bool(opened and opened[-1][0] == "region")
-    finally:
-        for each in reversed(opened):
-            end(each)
-    assert real_state() == OFF
-
-
-def end(opened: tuple[str, Any]) -> None:
-    opened[1].close() if opened[0] == "casts" else opened[1].__exit__(None, None, None)
 
 
 def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_region():

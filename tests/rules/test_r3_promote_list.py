@@ -8,56 +8,15 @@ import types
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import hmp
 from hmp.ops import op_facts
-from oracle import BF16, F16, F32, assert_identical, assert_same, by_explicit_casts, outcome, target
-from strategies import Leaf, build, leaves
+from oracle import BF16, F16, F32, assert_identical, assert_same, by_explicit_casts, outcome
+from strategies import Leaf, build
 
 
 def wide(*names: str) -> hmp.Policy:
     return hmp.Policy(name="r3", bf16=frozenset(), fp32=frozenset(), promote=frozenset(names))
-
-
-@pytest.mark.parametrize("name", ["torch.cat", "torch.add", "torch.stack", "torch.Tensor.add", "torch.Tensor.__add__"])
-def test_r3_a_name_that_torch_promotes_by_itself_gets_no_wrapper(name: str) -> None:
-    *path, last = name.split(".")[1:]
-    owner = torch.Tensor if path else torch
-    before = getattr(owner, last)
-    with hmp.casts("habana"):
-        assert getattr(owner, last) is before
-    with hmp.casts(hmp.Policy(name="listed", bf16=frozenset({"cat", "add", "stack"}))):
-        assert getattr(owner, last) is not before
-
-
-# join: (call, shapes). A 0-dim tensor counts here, as in torch.
-JOINS = {
-    "cat": (lambda ts: torch.cat(ts), [(2,), (3,), (0,)]),
-    "cat_kw": (lambda ts: torch.cat(tensors=ts, dim=-1), [(2, 1), (2, 3), (2, 2)]),
-    "concat": (lambda ts: torch.concat(ts), [(2,), (3,)]),
-    "stack": (lambda ts: torch.stack(ts), [(), (), ()]),
-    "hstack": (lambda ts: torch.hstack(ts), [(2,), (), (3,)]),
-    "column_stack": (lambda ts: torch.column_stack(ts), [(2,), (2,)]),
-    "vstack": (lambda ts: torch.vstack(ts), [(3,), (1, 3)]),
-    "block_diag": (lambda ts: torch.block_diag(*ts), [(2, 2), (2,), (1, 3)]),
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", JOINS)
-@given(data=st.data(), container=st.sampled_from([list, tuple]))
-def test_r3_joins_widen_and_count_0dim_tensors(name: str, data: st.DataObject, container) -> None:
-    call, shapes = JOINS[name]
-    nest = container(data.draw(leaves(shape)) for shape in shapes)
-    args = build([nest])
-    dtype = target("join", args)
-    expected = by_explicit_casts(call, args, {}, dtype)
-    with hmp.casts("habana"):
-        got = outcome(call, build([nest]))
-    assert got.results[0].dtype is dtype
-    assert_same(got, expected)
 
 
 @pytest.mark.sampled(20)

@@ -7,46 +7,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 import hmp
 from low_kernels_kit import products_as_computed
-from oracle import BF16, F16, F32, F64, Outcome, assert_same, outcome
-from strategies import Leaf, any_dtypes, build, leaves
+from oracle import BF16, F16, F32, F64, Outcome, outcome
+from strategies import Leaf
 
 NOTHING = hmp.Policy(name="nothing listed", bf16=frozenset(), fp32=frozenset(), promote=frozenset())
-
-
-# Ops whose meaning is a dtype.
-DTYPE_OPS = {
-    "to(other)": lambda a, b: a.to(b),
-    "to(dtype)": lambda a, b: a.to(b.dtype),
-    "type_as": lambda a, b: a.type_as(b),
-    "copy_": lambda a, b: a.detach().copy_(b),
-    "result_type": lambda a, b: torch.result_type(a, b),
-    "can_cast": lambda a, b: torch.can_cast(a.dtype, b.dtype),
-    "promote_types": lambda a, b: torch.promote_types(a.dtype, b.dtype),
-    "view_as": lambda a, b: a.view_as(b),
-    "expand_as": lambda a, b: a.expand_as(b),
-    "reshape_as": lambda a, b: a.reshape_as(b),
-    "set_": lambda a, b: a.detach().set_(b.detach()),
-    "float": lambda a, b: a.float() if b.is_floating_point() else a.half(),
-}
-
-
-EVERYTHING = hmp.Policy(name="*", bf16=frozenset({"*"}), fp32=frozenset(), promote=frozenset())
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", DTYPE_OPS)
-@given(tree=st.tuples(*[leaves((2, 3), any_dtypes, subclass=False)] * 2))
-def test_r7_ops_whose_meaning_is_a_dtype_are_never_touched(name: str, tree) -> None:
-    expected = outcome(DTYPE_OPS[name], build(tree))
-    for policy in ("habana", NOTHING, EVERYTHING):
-        with hmp.casts(policy):
-            got = outcome(DTYPE_OPS[name], build(tree))
-        assert_same(got, expected)
 
 
 def test_r7_an_error_that_is_not_about_dtypes_stays_torchs() -> None:

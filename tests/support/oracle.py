@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors(item)
+
+
+def distinct(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(t): t for t in values}.values())
 
 
 def castable(value: Any) -> list[torch.Tensor]:
@@ -143,7 +149,7 @@ def by_explicit_casts(
     return outcome(cast_first, args, kwargs, seed=seed)
 
 
-def _kind(tensor: torch.Tensor) -> type:
+def kind_of(tensor: torch.Tensor) -> type:
     # R10 may mark the copy that a view became with a class of its own: what it derives from counts
     return next(kind for kind in type(tensor).__mro__ if not kind.__module__.startswith("hmp"))
 
@@ -153,7 +159,7 @@ def assert_identical(got: Any, want: Any, what: str) -> None:
     if not isinstance(want, torch.Tensor):
         assert type(got) is type(want) and got == want, f"{what}: got {got!r}, rules.md wants {want!r}"
         return
-    assert _kind(got) is _kind(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
+    assert kind_of(got) is kind_of(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
     assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
     assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
     got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
@@ -183,3 +189,140 @@ def assert_same(got: Outcome, want: Outcome) -> None:
     leaves = [t for t in got.inputs if t.requires_grad and t.is_leaf]
     for leaf, gradient in zip(leaves, got.grads, strict=True):
         assert gradient is None or gradient.dtype is leaf.dtype  # R13
+
+
+# --- which list an op is on
+
+Plan = tuple[torch.dtype | None, ...]
+LISTS = Path(__file__).parents[2] / "op_lists"
+KINDS = ("bf16", "fp32", "promote")
+
+# R3: outside pointwise ops a 0-dim tensor counts, as in torch
+_COUNTS_0DIM = frozenset("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag addr".split())
+_NORMS = frozenset(
+    """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm
+    _native_batch_norm_legit""".split()
+)
+# R7: ops whose meaning is a dtype, or that hand out a number or a shape; and indexing, which cannot be patched reversibly (R16)
+_UNTOUCHED = frozenset(
+    """to type_as copy_ result_type can_cast view_as expand_as reshape_as set_ resize_ resize_as_ float half bfloat16 double int long
+    short char byte bool cfloat cdouble chalf item getitem __getitem__""".split()
+)
+# op_db tells most synonyms; these it does not know, or has otherwise
+_SYNONYMS = (
+    ("div", "true_divide", "truediv"),
+    ("remainder", "mod"),
+    ("floor_divide", "floordiv"),
+    ("pinverse", "linalg.pinv"),
+    ("grid_sample", "grid_sampler"),
+)
+_NO_SYNONYMS = frozenset({"maximum", "minimum", "mH"})
+_DUNDERS = frozenset("add sub mul truediv floordiv mod pow matmul".split())
+
+
+@functools.cache
+def synonyms() -> dict[str, set[str]]:
+    """Each op's other names, from op_db's aliases."""
+    from ops import list_name, op_db  # imports this module
+
+    groups: list[set[str]] = [set(group) for group in _SYNONYMS]
+    for info in op_db():
+        names = {list_name(name) for name in (info.name, *(a.name for a in info.aliases))}
+        if len(names) > 1 and not names & _NO_SYNONYMS:
+            groups.append(names)
+    found: dict[str, set[str]] = {}
+    for group in groups:
+        joined = set(group).union(*(found.get(name, ()) for name in group))
+        for name in joined:
+            found[name] = joined
+    return found
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A policy's three lists."""
+
+    bf16: frozenset[str]
+    fp32: frozenset[str]
+    promote: frozenset[str]
+
+    @classmethod
+    def read(cls, preset: str) -> Lists:
+        lists = []
+        for kind in KINDS:
+            text = (LISTS / preset / f"{kind}.txt").read_text(encoding="utf-8")
+            words = (line.split("#")[0].strip() for line in text.splitlines())
+            lists.append(frozenset(word.partition("_copy.")[0] for word in words if word))
+        return cls(*lists)
+
+    def of(self, name: str | None) -> str | None:
+        """The list that the op is on: under its own name, the one it follows, or a synonym; BF16 and FP32 before promote."""
+        if name is None or name in _UNTOUCHED:
+            return None
+        line = list(_follows(name))
+        for kinds in (("bf16", "fp32"), ("promote",)):
+            for spelled in line:
+                for kind in kinds:
+                    if spelled in getattr(self, kind):
+                        return kind
+        return None
+
+
+def _follows(name: str) -> Iterator[str]:
+    """`name`, what it is a form of (`mul` for `rmul`, `imul` and `mul_`, `softmax` for special.softmax), then the synonyms of these."""
+    forms = [name]
+    if name.endswith("_"):
+        forms.append(name[:-1])
+    if name[:1] in "ri" and name[1:] in _DUNDERS:
+        forms.append(name[1:])
+    namespace, _, last = forms[-1].rpartition(".")
+    if namespace in ("special", "linalg", "sparse"):
+        forms.append(last)
+    yield from forms
+    for form in forms:
+        yield from sorted(synonyms().get(form, ()))
+        if f"special.{form}" not in forms and hasattr(torch.special, form):
+            yield f"special.{form}"
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------------
+
+
+def plans(call: Any, args: Any, kwargs: dict[str, Any], kind: str | None, low: torch.dtype = BF16) -> list[list[Plan]]:
+    """The casts that the rules allow, in tiers: those of the first tier of which plain torch accepts one.
+
+    A plan holds the dtype of each castable input, None where it stays as it is.
+    """
+    found = distinct(castable([args, kwargs]))
+    count = len(found)
+    as_is: Plan = (None,) * count
+    explicit = any(isinstance(v, torch.dtype) for v in (*args, *kwargs.values()))
+    if not found or explicit or left_to_torch([args, kwargs]):
+        return [[as_is]]
+    no_kernel = [_all(F32, count)]  # R11
+    if call.name in _UNTOUCHED or not call.reachable:
+        return [[as_is]]
+    if call.in_place:
+        others = (None, *_all(found[0].dtype, count - 1))
+        return [[as_is, others], [others], no_kernel] if castable(args[0]) else [[as_is]]
+    if kind is None:
+        first = found[0].dtype
+        if call.name == "scaled_dot_product_attention" and count == 4:
+            return [[_all(first, count)], no_kernel]  # R12: attn_mask has the dtype of query
+        return [[as_is], *_special(call, first, count), [_all(first, count)], no_kernel]
+    if kind == "promote":
+        target = widest(found, join=call.name in _COUNTS_0DIM)
+        return [*_special(call, target, count), [_all(target, count), as_is], [_all(target, count)], no_kernel]
+    target = low if kind == "bf16" else F32
+    return [*_special(call, target, count), [_all(target, count)], no_kernel]
+
+
+def _all(dtype: torch.dtype, count: int) -> Plan:
+    return (dtype,) * count
+
+
+def _special(call: Any, target: torch.dtype, count: int) -> list[list[Plan]]:
+    """R9: of norms the input is cast alone, weights and statistics stay float32."""
+    if call.name in _NORMS:
+        return [[(target, *(None,) * (count - 1))], [(target, *_all(F32, count - 1))]]
+    return []

@@ -1,6 +1,6 @@
 """Ways to write a tensor's memory on whatever device: functions that take the tensor and a number, and write new values by it.
 
-A writer may take an alias and drop it. tests/rules/memory_writers.py has those that need the CPU's memory.
+A writer may take an alias and drop it. memory_writers.py has those that need the CPU's memory.
 """
 
 from __future__ import annotations

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 
 import hmp
+from attempt import Attempt, Expectation, accepted, also_without_kernel, differences, expect, expect_out
 from hmp.ops import sites
-from oracle import BF16, F32
-from sweep_attempt import Attempt, Outcome
-from sweep_cases import Call, Sample, calls, mixtures, samples
-from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
-from sweep_oracle import LISTS, Expectation, Lists, accepted, also_without_kernel, expect, expect_out
+from ops import Call, Sample, calls, mixtures, samples
+from oracle import BF16, F32, LISTS, Lists
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def _cases(info: Any, lists: Lists, count: int) -> Iterator[Case]:
             for mixture, dtypes in mixtures(sample, float64=number == 0 and not call.out):
                 if call.out:
                     for dtype, empty in _OUTS[mixture]:
-                        expected, out = expect_out(call, sample, dtypes, kind, dtype, empty=empty)
+                        expected, out = expect_out(call, sample, dtypes, kind, dtype, how="empty" if empty else "full")
                         if expected.allowed:
                             into = f"{mixture} into {'bf16' if dtype is BF16 else 'fp32'}"
                             attempt = Attempt(call, sample, dtypes, grad=False, out=out)
@@ -158,78 +156,3 @@ def sweep(infos: Iterable[Any], name: str, policy: hmp.Policy, lists: Lists, cou
         hmp.revert()
         findings = [finding for case in cases for finding in case.findings(name)]
     return Sweep(Counter(case.call.op for case in cases), findings)
-
-
-def differences(call: Call, got: Outcome, want: Outcome, out: bool) -> list[tuple[str, str]]:
-    """How `got` differs from `want`, as (what, detail)."""
-    if got.error:
-        return [("raises", got.error.splitlines()[0][:220])]
-    found: list[tuple[str, str]] = []
-    if got.shape != want.shape:
-        return [("nesting", f"got {got.shape}, the rules give {want.shape}")]
-    base = call.op.partition("/")[0]
-    allowed = float("inf") if base in UNINITIALISED else ROUGH.get(base, 0.0)
-    if call.op in STRUCTURE:
-        compared = [*zip(got.results, want.results, strict=True), *zip(got.grads, want.grads, strict=True)]
-        found += [("values", f"result {n}: got {one}, about {other}") for n, (one, other) in enumerate(compared) if not roughly(one, other)]
-        return found + _in_leaf_dtype(got)
-    for number, (one, other) in enumerate(zip(got.results, want.results, strict=True)):
-        found += [(what, f"result {number}: {detail}") for what, detail in unlike(one, other, allowed)]
-    for number, (one, other) in enumerate(zip(got.after, want.after, strict=True)):
-        found += [("input", f"input {number} afterwards: {detail}") for _, detail in unlike(one, other, allowed)]
-    if got.written != want.written:
-        found.append(("write", f"writes into inputs: {got.written}, the rules give {want.written}"))
-    if out:
-        return found if all(got.returned) else [*found, ("write", "what is returned is not out")]
-    if call.in_place and not got.returned[0] and want.returned[0]:
-        found.append(("write", "what is returned is not the first input"))
-    if not want.cast and got.aliases != want.aliases:
-        found.append(("alias", f"results share memory with inputs {got.aliases}, the rules give {want.aliases}"))
-    for number, (one, other) in enumerate(zip(got.grads, want.grads, strict=True)):
-        if (one is None) != (other is None):
-            found.append(("gradient", f"gradient {number} is {'missing' if one is None else 'there'}, plain torch's is not"))
-        elif one is not None:
-            found += [("gradient", f"gradient {number}: {detail}") for _, detail in unlike(one, other, allowed)]
-    return found + _in_leaf_dtype(got)
-
-
-def _in_leaf_dtype(got: Outcome) -> list[tuple[str, str]]:
-    """R13."""
-    pairs = zip(got.grads, got.leaf_dtypes, strict=True)
-    return [("gradient", f"a gradient is {g.dtype}, its leaf {leaf}") for g, leaf in pairs if g is not None and g.dtype is not leaf]
-
-
-def roughly(got: Any, want: Any) -> bool:
-    """Whether two tensors agree within a twentieth of the largest value, whatever their dtypes; both may be None."""
-    if got is None or want is None:
-        return got is want
-    got, want = got.to(torch.float64), want.to(torch.float64)
-    return got.shape == want.shape and bool(((got - want).abs() <= 0.05 * want.abs().max().clamp(min=1e-3)).all())
-
-
-def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
-    """How two values differ: dtype, then shape, then bits (NaN equals NaN), or more than `allowed` of the largest value."""
-    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = type(got) is type(want) and (got == want or (got != got and want != want))
-        return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
-    if got.dtype is not want.dtype:
-        return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]
-    if got.shape != want.shape or got.layout is not want.layout:
-        return [("values", f"got {got.layout} {tuple(got.shape)}, the rules give {want.layout} {tuple(want.shape)}")]
-    if allowed == float("inf"):
-        return []
-    got, want = (_dense(t) for t in (got, want))
-    if bool((torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))).all()):
-        return []
-    wide = torch.complex128 if got.is_complex() else torch.float64
-    worst = (got.to(wide) - want.to(wide)).abs().nan_to_num(nan=float("inf")).max().item()
-    scale = want.to(wide).abs().nan_to_num().max().item()
-    if worst <= allowed * scale:
-        return []
-    return [("values", f"largest difference {worst:.3g} where values are up to {scale:.3g} ({got.dtype})")]
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.dequantize() if tensor.is_quantized else tensor

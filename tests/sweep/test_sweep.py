@@ -18,7 +18,7 @@ import sweep_exceptions
 from hmp.compat import habana
 from hmp.compat.habana import int32
 from hmp.ops import sites_of
-from sweep_cases import OP_DB, title
+from ops import op_db, title
 from sweep_run import Finding, Sweep, policies, sweep
 
 POLICIES = ("habana", "torch-cpu", "random A", "random B")
@@ -77,7 +77,7 @@ def _report(lines: list[str]) -> str:
 )
 def test_op_db_subset_follows_the_rules(policy: str, third: int) -> None:
     """Of the subset every third op at a time: the lines of the table hold ops of one kind side by side."""
-    chosen = [info for info in OP_DB if title(info) in SUBSET[third::3]]
+    chosen = [info for info in op_db() if title(info) in SUBSET[third::3]]
     lines = complaints(chosen, policy, 1, whole=False)
     assert not lines, _report(lines)
 
@@ -86,7 +86,7 @@ def test_op_db_subset_follows_the_rules(policy: str, third: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_op_db_follows_the_rules(policy: str, shard: int) -> None:
-    lines = complaints(list(OP_DB[shard::SHARDS]), policy, 6, whole=True)
+    lines = complaints(list(op_db()[shard::SHARDS]), policy, 6, whole=True)
     assert not lines, _report(lines)
 
 
@@ -96,15 +96,15 @@ TABLES_TORCH = pytest.mark.skipif(
 
 
 def test_the_subsets_names_are_in_op_db() -> None:
-    assert sorted(set(SUBSET) - {title(info) for info in OP_DB}) == []
+    assert sorted(set(SUBSET) - {title(info) for info in op_db()}) == []
 
 
 @TABLES_TORCH
 def test_the_tables_names_are_in_op_db() -> None:
     tables = sweep_exceptions
     named = {*(entry.op for entry in tables.EXCEPTIONS), *tables.STRUCTURE}
-    assert sorted(named - {title(info) for info in OP_DB}) == []
-    assert sorted((tables.OUT_OF_REACH | tables.UNINITIALISED | tables.ROUGH.keys()) - {info.name for info in OP_DB}) == []
+    assert sorted(named - {title(info) for info in op_db()}) == []
+    assert sorted((tables.OUT_OF_REACH | tables.UNINITIALISED | tables.ROUGH.keys()) - {info.name for info in op_db()}) == []
 
 
 def test_an_exception_covers_what_it_names_and_nothing_else() -> None:
@@ -174,7 +174,7 @@ def run(call: Callable[..., Any], arguments: Any, narrow: Place | None = None) -
 def calls() -> Iterator[tuple[str, Callable[..., Any], Any, Place]]:
     """Every form of every op with sample arguments, and where an index stands in them. Values are floating, where the op takes these: an
     int64 tensor among them is an index, a class or a count."""
-    for info in OP_DB:
+    for info in op_db():
         dtype = torch.float32 if torch.float32 in info.dtypes else torch.int64
         for sample in list(info.sample_inputs("cpu", dtype))[:SAMPLES] if dtype in info.dtypes else ():
             arguments = (sample.input, sample.args, sample.kwargs)

@@ -1,7 +1,8 @@
-"""The calls of the sweep: for each OpInfo of torch a few sample inputs, and every way in which the op can be called with them."""
+"""The one table of ops: sample inputs for each OpInfo of torch, every way to call the op with them, and what op_db lacks."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import operator
@@ -17,14 +18,19 @@ import numpy
 import torch
 
 from oracle import BF16, F32, F64, castable, tensors
+from strategies import Leaf, Tagged
 from sweep_exceptions import OUT_OF_REACH
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal import common_utils
-    from torch.testing._internal.common_methods_invocations import op_db
 
-OP_DB = tuple(op_db)
+@functools.cache
+def op_db() -> tuple[Any, ...]:
+    """torch's own table of its ops. To import it takes seconds: nothing does so while tests are collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db as entries
+    return tuple(entries)
+
+
 # The first so many samples of an op are looked at.
 LOOKED_AT = 100
 
@@ -126,6 +132,8 @@ def samples(info: Any) -> list[Sample]:
     dtype = next((d for d in (F32, torch.complex64, torch.int64) if d in info.dtypes), F32)
     grad = bool(info.supports_autograd) and dtype is not torch.int64
     # op_db looks for the test that asks on the stack, at some cost, and seeds before each sample by its name
+    from torch.testing._internal import common_utils
+
     quick = mock.patch.multiple(common_utils, set_rng_seed=lambda _: seed(), extract_test_fn=lambda: None)
     with warnings.catch_warnings(), quick:
         warnings.simplefilter("ignore")
@@ -166,6 +174,25 @@ def _kind(sample: Sample) -> Any:
     return types_, frozenset(sample.kwargs)
 
 
+Kinds = tuple[str, ...]
+KINDS = ("plain", "parameter", "subclass", "transposed", "strided")
+
+
+def of_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """The same values as a Parameter, in a subclass, or laid out in another way."""
+    if kind == "parameter" and tensor.is_floating_point():
+        return torch.nn.Parameter(tensor, requires_grad=False)
+    if tensor.layout is not torch.strided:
+        return tensor
+    if kind == "subclass":
+        return tensor.as_subclass(Tagged)
+    if not tensor.dim():
+        return tensor
+    if kind == "transposed" and tensor.dim() > 1:
+        return tensor.mT.contiguous().mT.detach()
+    return torch.stack([tensor, tensor], -1)[..., 0].detach() if kind == "strided" else tensor
+
+
 def _float32(sample: Sample) -> list[torch.Tensor]:
     return list({id(t): t for t in castable(sample.tree)}.values())
 
@@ -183,15 +210,17 @@ def mixtures(sample: Sample, *, float64: bool) -> Iterator[tuple[str, tuple[torc
         yield "first fp64", (F64, *(F32,) * (count - 1))
 
 
-def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A fresh copy of the arguments, the float32 tensors in `dtypes`; leaves, which require grad where the sample's do."""
+def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool, kinds: Kinds = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A fresh copy of the arguments, the float32 tensors in `dtypes`, and of `kinds` where these are given; leaves, which require grad
+    where the sample's do."""
     wanted = {id(t): dtype for t, dtype in zip(_float32(sample), dtypes, strict=True)}
+    wished = {id(t): kind for t, kind in zip(_float32(sample), kinds, strict=False)}
     made: dict[int, torch.Tensor] = {}
 
     def copied(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in made:
-                fresh = value.detach().clone().to(wanted.get(id(value), value.dtype))
+                fresh = of_kind(value.detach().clone().to(wanted.get(id(value), value.dtype)), wished.get(id(value), "plain"))
                 made[id(value)] = fresh.requires_grad_(grad and value.requires_grad)
             return made[id(value)]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -294,3 +323,162 @@ def _by_keywords(function: Callable[..., Any], names: tuple[str, ...]) -> Callab
         return function(**dict(reversed(list(zip(names, args, strict=False)))), **kwargs)
 
     return call
+
+
+# --- calls that op_db lacks -------------------------------------------------------------------------------------------------
+
+_OWNERS = ("", "nn.functional.", "_C._nn.", "_VF.", "special.", "linalg.", "Tensor.")
+_NUMPYS = {"input": "x", "other": "x2", "dim": "axis", "keepdim": "keepdims", "tensors": "arrays"}
+_MODULES: dict[str, Callable[..., Any]] = {
+    "relu": lambda: torch.nn.ReLU(), "gelu": lambda: torch.nn.GELU(), "elu": lambda: torch.nn.ELU(),
+    "silu": lambda: torch.nn.SiLU(), "mish": lambda: torch.nn.Mish(), "hardswish": lambda: torch.nn.Hardswish(),
+    "softplus": lambda: torch.nn.Softplus(), "tanhshrink": lambda: torch.nn.Tanhshrink(), "logsigmoid": lambda: torch.nn.LogSigmoid(),
+    "leaky_relu": lambda: torch.nn.LeakyReLU(0.3), "mse_loss": lambda: torch.nn.MSELoss(), "l1_loss": lambda: torch.nn.L1Loss(),
+    "smooth_l1_loss": lambda: torch.nn.SmoothL1Loss(), "huber_loss": lambda: torch.nn.HuberLoss(), "nll_loss": lambda: torch.nn.NLLLoss(),
+    "cross_entropy": lambda: torch.nn.CrossEntropyLoss(), "kl_div": lambda: torch.nn.KLDivLoss(reduction="batchmean"),
+    "cosine_similarity": lambda: torch.nn.CosineSimilarity(-1), "softmax": lambda: torch.nn.Softmax(-1),
+    "log_softmax": lambda: torch.nn.LogSoftmax(-1), "dropout": lambda: torch.nn.Dropout(0.5),
+}  # fmt: skip
+
+
+def more_calls(info: Any) -> Iterator[Call]:
+    """The op under the same name elsewhere (torch._VF.dropout for F.dropout), as a module, and with numpy's names for its parameters.
+
+    Not each takes the sample arguments of op_db: plain torch says which.
+    """
+    found = list(calls(info))
+    yield from found
+    if not found or found[0].name is None or found[0].variant != "function" or info.variant_test_name not in ("", "with_dtype"):
+        return
+    first, last = found[0], info.name.rpartition(".")[2]
+    for owner in _OWNERS:
+        path = owner + last
+        here = _at(path)
+        if callable(here) and not isinstance(here, type) and path not in (info.name, f"Tensor.{info.name}"):
+            yield Call(first.op, f"at {path}", list_name(path.removeprefix("_C._nn.").removeprefix("_VF.").removeprefix("Tensor.")),
+                       _function(path), first.differentiable)  # fmt: skip
+    if last in _MODULES:
+        yield Call(first.op, "module", first.name, lambda *args: _MODULES[last]()(*args), first.differentiable)
+    if _at(info.name) is info.op and not isinstance(info.op, type):
+        for number, names in enumerate(_keywords(info.name, info.op)):
+            yield replace(first, variant=f"numpy's names {number}", function=_numpys(first.function, names))
+
+
+def _numpys(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    spelled = _by_keywords(function, tuple(_NUMPYS.get(name, name) for name in names))
+    return lambda *args, **kwargs: spelled(*args, **{_NUMPYS.get(key, key): value for key, value in kwargs.items()})
+
+
+def odd(op: str, how: str, function: Callable[..., Any], *shapes: Any) -> tuple[Call, Sample]:
+    """A call that no rule of spelling makes: the list's name for the op, and the shapes of its tensors; other arguments as they are."""
+    made = [Leaf(each, values="positive", seed=n).build() if isinstance(each, tuple) else each for n, each in enumerate(shapes)]
+    in_place = "in-place " * op.endswith("_")
+    return Call(op, in_place + how, op, function, differentiable=how != "out is the input"), Sample(tuple(made), {}, lambda result: result)
+
+
+def _assigned(index: Any) -> Callable[..., Any]:
+    def assign(x: torch.Tensor, y: Any) -> torch.Tensor:
+        x[index] = y
+        return x
+
+    return assign
+
+
+@functools.cache
+def odd_calls() -> tuple[tuple[Call, Sample], ...]:
+    """Calls in containers, with torch's sublists, of recurrent kernels and private doors, with arguments written in unusual places."""
+    nn, vf, f = torch._C._nn, torch._VF, torch.nn.functional
+    m, v = (3, 3), (3,)
+    rows, mask = torch.tensor([2, 0]), torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
+    index = {"[int]": 1, "[slice]": slice(0, 2), "[mask]": mask, "[list]": [0, 2], "[tensor, slice]": (rows, slice(0, 2)), "[...]": ...}
+    of = {"[int]": v, "[slice]": (2, 3), "[mask]": (5,), "[list]": v, "[tensor, slice]": (2, 2), "[...]": m}
+    rnn = {kind: [(4, 2, 3), *((1, 2, 4),) * (1 + (kind == "lstm")), (n * 4, 3), (n * 4, 4), (n * 4,), (n * 4,)]
+           for kind, n in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))}  # fmt: skip
+
+    def recurrent(kind: str) -> Callable[..., Any]:
+        states = 1 + (kind == "lstm")
+
+        def layer(x: Any, *rest: Any) -> Any:
+            state = rest[:2] if kind == "lstm" else rest[0]
+            return getattr(torch._VF, kind)(x, state, list(rest[states:]), True, 1, 0.0, True, False, False)
+
+        return layer
+
+    def cell(kind: str) -> Callable[..., Any]:
+        return lambda x, *rest: getattr(torch, f"{kind}_cell")(x, rest[:2] if kind == "lstm" else rest[0], *rest[1 + (kind == "lstm") :])
+
+    return (
+        odd("einsum", "of a list", lambda a, b: torch.einsum("ij,jk->ik", [a, b]), (2, 3), (3, 4)),
+        odd("einsum", "of sublists", lambda a, b: torch.einsum(a, [0, 1], b, [1, 2], [2, 0]), (2, 3), (3, 4)),
+        odd("einsum", "of a product", lambda a, b: torch.einsum("ij,ij->ij", a, b), (2, 3), (2, 3)),
+        odd("cat", "of a tuple", lambda a, b: torch.cat((a, b)), (2, 3), (1, 3)),
+        odd("cat", "keywords backwards", lambda a, b: torch.cat(dim=-1, tensors=[a, b]), m, m),
+        odd("cat", "axis", lambda a, b: torch.cat([a, b], axis=1), m, m),
+        odd("stack", "of scalars", lambda a, b: torch.stack([a, b]), (), ()),
+        odd("hstack", "of a scalar", lambda a, b: torch.hstack([a, b]), (2,), ()),
+        odd("block_diag", "a vector", lambda a, b: torch.block_diag(a, b), (2, 2), (2,)),
+        odd("meshgrid", "positional", lambda a, b: torch.meshgrid(a, b, indexing="ij"), (2,), v),
+        odd("linalg.multi_dot", "three", lambda *ts: torch.linalg.multi_dot(list(ts)), (2, 3), (3, 4), (4, 2)),
+        odd("tensordot", "dims of a pair", lambda a, b: torch.tensordot(a, b, dims=([1], [0])), (3, 4), (4, 2, 2)),
+        odd("addmm", "beta", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (4,), (2, 3), (3, 4)),
+        odd("addmm", "a method", lambda c, a, b: c.addmm(mat2=b, mat1=a), (2, 4), (2, 3), (3, 4)),
+        odd("linear", "keywords backwards", lambda x, w, b: torch.nn.functional.linear(bias=b, weight=w, input=x), (2, 3), (4, 3), (4,)),
+        odd("linear", "numpy's a", lambda x, w: torch.nn.functional.linear(a=x, weight=w, bias=None), (2, 3), (4, 3)),
+        odd("conv2d", "stride of a pair", lambda x, w: f.conv2d(x, w, None, (1, 2), (1, 0), 1, 1), (1, 2, 5, 5), (4, 2, 3, 3)),
+        odd("conv2d", "padding by name", lambda x, w: f.conv2d(x, w, padding="same"), (1, 2, 5, 5), (4, 2, 3, 3)),
+        odd("conv2d", "channels_last", lambda x, w: f.conv2d(x.to(memory_format=torch.channels_last), w), (2, 2, 5, 5), (3, 2, 3, 3)),
+        odd("conv_tbc", "", lambda x, w, b: torch.conv_tbc(x, w, b), (5, 2, 3), (3, 3, 4), (4,)),
+        odd("leaky_relu", "private door", lambda x: nn.leaky_relu(x, 0.3), (3, 4)),
+        odd(
+            "fake_quantize_per_tensor_affine",
+            "a tensor of scale",
+            lambda x: torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.1003), torch.tensor(3, dtype=torch.int32), 0, 255),
+            m,
+        ),
+        odd("dropout", "VF", lambda x: vf.dropout(x, 0.5, True), (6, 4)),
+        odd("matmul", "reflected", lambda b, a: b.__rmatmul__(a), (3, 4), (2, 3)),
+        odd("mul", "reflected", lambda b, a: b.__rmul__(a), v, (2, 3)),
+        odd("mul", "number first", lambda x: torch.mul(2, x), m),
+        odd("add", "number first", lambda x: 2.5 + x, m),
+        odd("truediv", "reflected", lambda b, a: b.__rtruediv__(a), v, (2, 3)),
+        odd("div", "rounding_mode", lambda a, b: a.div(b, rounding_mode="trunc"), m, m),
+        odd("softmax", "axis", lambda x: torch.softmax(x, axis=0), m),
+        odd("softmax", "dtype by position", lambda x, dtype: f.softmax(x, 0, 3, dtype), m, F32),
+        odd("softmax", "float64 by keyword", lambda x, dtype: x.softmax(dim=0, dtype=dtype), m, F64),
+        odd("mean", "no dim", lambda x: torch.mean(x, dim=None, keepdim=True), m),
+        odd("mean", "axis, keepdims", lambda x: torch.mean(x, axis=1, keepdims=True), m),
+        odd("lerp", "a 0-dim weight", lambda a, b, w: torch.lerp(a, b, w), v, v, ()),
+        odd("where", "a 0-dim tensor", lambda x, s: torch.where(x > 1, x, s), v, ()),
+        odd("cross_entropy", "probabilities", lambda a, p: f.cross_entropy(a, p), (4, 3), (4, 3)),
+        odd(
+            "scaled_dot_product_attention",
+            "causal, by keywords",
+            lambda q, k, w: f.scaled_dot_product_attention(q, key=k, value=w, is_causal=True, scale=0.3),
+            (2, 5, 4),
+            (2, 5, 4),
+            (2, 5, 4),
+        ),
+        *(odd(kind, "VF", recurrent(kind), *shapes) for kind, shapes in rnn.items()),
+        *(
+            odd(f"{kind}_cell", "torch", cell(kind), shapes[0][1:], *(s[1:] if len(s) == 3 else s for s in shapes[1:]))
+            for kind, shapes in rnn.items()
+        ),
+        *(odd("setitem_", f"x{at} = y", _assigned(where), m, of[at]) for at, where in index.items()),
+        odd("setitem_", "x[mask] = 0-dim", _assigned(mask), m, ()),
+        odd("addmm_", "", lambda x, a, b: x.addmm_(a, b, beta=0.5), m, (3, 2), (2, 3)),
+        odd("addmv_", "torch", lambda x, a, b: torch.addmv_(x, a, b), v, (3, 2), (2,)),
+        odd("index_add_", "", lambda x, y: x.index_add_(0, rows, y), m, (2, 3)),
+        odd("index_put_", "torch", lambda x, y: torch.index_put_(x, (rows,), y, accumulate=True), m, (2, 3)),
+        odd("put_", "", lambda x, y: x.put_(rows, y), m, (2,)),
+        odd("add_", "alpha", lambda x, y: x.add_(other=y, alpha=2), m, v),
+        odd("ipow_", "**=", operator.ipow, m, v),
+        odd("floordiv_", "//=", operator.ifloordiv, m, v),
+        odd("relu_", "flag by position", lambda x: f.relu(x, True), m),
+        odd("dropout_", "flag by keyword", lambda x: f.dropout(x, 0.5, True, inplace=True), m),
+        odd("relu_", "module", lambda x: torch.nn.ReLU(inplace=True)(x), m),
+        odd("leaky_relu_", "private door", lambda x: nn.leaky_relu_(x, 0.3), m),
+        odd("dropout_", "VF", lambda x: vf.dropout_(x, 0.5, True), m),
+        odd("t_", "", lambda x: x.t_(), m),
+        odd("mul_", "out is the input", lambda x, y: torch.mul(x, y, out=x), m, v),
+        odd("addmm_", "out is the input", lambda x, a, b: torch.addmm(x, a, b, out=x), m, (3, 2), (2, 3)),
+    )

@@ -1,0 +1,90 @@
+"""P10, text and truth: a policy written as text, however untidily, is the same policy when it is read; and what `hmp.explain` says of an op
+is what `hmp.record` says ran and what torch shows.
+
+Oracle: the sets that the text was written from, a precedence of four lines, and the dtype of the result. Rule R4, and
+"Names in a list file".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hmp
+
+BF16, F32 = torch.bfloat16, torch.float32
+X = torch.randn(4, 4)
+# op: (a call, its spellings in a list)
+OPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "matmul": (lambda x: x @ x, ("matmul", "linalg.matmul")),
+    "mul": (lambda x: torch.mul(x, x), ("mul", "multiply")),
+    "truediv": (lambda x: x / x, ("truediv", "div", "divide", "true_divide")),
+    "softmax": (lambda x: F.softmax(x, -1), ("softmax", "special.softmax")),
+    "conv_transpose2d": (lambda x: F.conv_transpose2d(x[None, None], x[None, None]), ("conv_transpose2d", "conv_transpose2d.input")),
+    "pow": (lambda x: x.pow(2), ("pow", "pow.Tensor_Scalar")),
+    "cross_entropy": (lambda x: F.cross_entropy(x, torch.arange(4)), ("cross_entropy", "cross_entropy_loss")),
+    "linear": (lambda x: F.linear(x, x), ("linear",)),
+    "tanh": (lambda x: x.tanh(), ("tanh",)),
+    "layer_norm": (lambda x: F.layer_norm(x, (4,)), ("layer_norm",)),
+}
+LISTS = st.fixed_dictionaries({}, optional={op: st.sampled_from(["bf16", "fp32"]) for op in OPS})
+
+
+def untidy(lines: list[str], how: random.Random) -> bytes:
+    """The same entries with comments, blank lines, commas, CRLF, a byte-order mark, no last newline."""
+    how.shuffle(lines)
+    text = how.choice(["", "\ufeff"]) + how.choice(["", "# a comment\n", "\n\n"])
+    for number, line in enumerate(lines):
+        text += " " * how.randrange(3) + line + how.choice(["", ",", " # why", "  "])
+        text += "" if number == len(lines) - 1 and how.random() < 0.5 else how.choice(["\n", "\r\n", "\n\n"])
+    return text.encode("utf-8")
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(lists=LISTS, star=st.sampled_from([None, None, "bf16", "fp32"]), seed=st.integers(0, 10**6))
+def test_p10_what_is_written_is_what_is_read_told_and_run(
+    lists: dict[str, str], star: str | None, seed: int, tmp_path_factory: Any
+) -> None:
+    how = random.Random(seed)
+    folder: Path = tmp_path_factory.mktemp("lists")
+    written = {op: how.choice(OPS[op][1]) for op in lists}
+    for kind in ("bf16", "fp32"):
+        lines = [written[op] for op, of in lists.items() if of == kind] + ["*"] * (star == kind)
+        (folder / f"{kind}.txt").write_bytes(untidy(lines, how))
+    read = hmp.Policy.load(folder)
+    tidy = folder / "tidy"
+    tidy.mkdir()
+    for kind in ("bf16", "fp32"):
+        lines = sorted(written[op] for op, of in lists.items() if of == kind) + ["*"] * (star == kind)
+        (tidy / f"{kind}.txt").write_text("".join(f"{line}\n" for line in lines))
+    again = hmp.Policy.load(tidy)
+    assert read.fingerprint == again.fingerprint
+    assert (read.bf16, read.fp32, read.promote) == (again.bf16, again.fp32, again.promote)
+    assert hmp.Policy.from_dict(read.to_dict()).fingerprint == read.fingerprint
+    with hmp.casts(read):
+        for op, (call, spellings) in OPS.items():
+            wanted = lists.get(op, star)
+            assert hmp.explain(how.choice(spellings), policy=read).cast == wanted, (op, wanted)
+            for given, kept in ((X, F32), (X.to(BF16), BF16)):
+                dtype = {"bf16": BF16, "fp32": F32, None: kept}[wanted]
+                assert call(given).dtype is dtype, (op, wanted, given.dtype)
+
+
+@settings(max_examples=settings.default.max_examples)
+@given(lists=LISTS)
+def test_p10_what_is_recorded_is_what_ran(lists: dict[str, str]) -> None:
+    policy = hmp.Policy("drawn", **{kind: {op for op, of in lists.items() if of == kind} for kind in ("bf16", "fp32")})
+    with hmp.casts(policy), hmp.record() as report:
+        for call, _ in OPS.values():
+            call(X)
+    assert report.violations() == []
+    rows = {row.op: row for row in report.rows}
+    for op, kind in lists.items():
+        assert op in rows, f"{op} ran under {kind}, and no row says so: {sorted(rows)}"

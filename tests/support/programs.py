@@ -1,0 +1,357 @@
+"""Random programs over a pool of tensors, and two ways to run them: as a user writes them, and with every cast written out.
+
+The second is the oracle of P2 and P8. It knows nothing of hmp: a statement's op is looked up in the program's lists, its inputs get
+`.to()`, and a copy that was made in the place of a view is remembered, for a write to it has to be refused (R10).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+from low_kernels_kit import products_as_computed
+from oracle import BF16, CASTABLE, F16, F32, target
+
+N = 4  # everything is N x N, or broadcasts to it
+Tensor = torch.Tensor
+
+# name: (the list's name, the call as a user writes it, how many tensors it takes)
+COMPUTING: dict[str, tuple[str, Callable[..., Tensor], int]] = {
+    "matmul": ("matmul", operator.matmul, 2),
+    "torch.mm": ("mm", lambda a, b: torch.mm(a, b), 2),
+    "linear": ("linear", lambda a, b: F.linear(a, weight=b), 2),
+    "addmm": ("addmm", lambda a, b, c: torch.addmm(a, b, c), 3),
+    "mul": ("mul", operator.mul, 2),
+    "x.mul": ("mul", lambda a, b: a.mul(b), 2),
+    "add": ("add", operator.add, 2),
+    "sub": ("sub", lambda a, b: torch.sub(a, b), 2),
+    "maximum": ("maximum", lambda a, b: torch.maximum(a, b), 2),
+    "truediv": ("truediv", operator.truediv, 2),
+    "softmax": ("softmax", lambda a: F.softmax(a, -1), 1),
+    "log_softmax": ("log_softmax", lambda a: a.log_softmax(-1), 1),
+    "relu": ("relu", lambda a: torch.relu(a), 1),
+    "sin": ("sin", lambda a: a.sin(), 1),
+    "tanh": ("tanh", lambda a: torch.tanh(a), 1),
+    "layer_norm": ("layer_norm", lambda a: F.layer_norm(a, (N,)), 1),
+    "cat": ("cat", lambda a, b: torch.cat([a, b])[:N], 2),
+    "index_add": ("index_add", lambda a, b: a.index_add(0, torch.tensor([1, 0]), b[:2]), 2),
+}
+VIEWS: dict[str, tuple[str | None, Callable[[Tensor], Tensor]]] = {
+    "t": ("t", lambda a: a.t()),
+    "transpose": ("transpose", lambda a: torch.transpose(a, 0, 1)),
+    "view": ("view", lambda a: a.view(a.shape)),
+    "reshape": ("reshape", lambda a: a.reshape(N, N)),
+    "detach": (None, lambda a: a.detach()),
+    "expand": ("expand", lambda a: a.expand(N, N)),
+    "slice": (None, lambda a: a[:]),
+    "rows": (None, lambda a: a[[3, 2, 1, 0]]),
+}
+IN_PLACE: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "add_": (lambda x, y: x.add_(y), 2),
+    "mul_": (lambda x, y: x.mul_(y), 2),
+    "+=": (operator.iadd, 2),
+    "*=": (operator.imul, 2),
+    "copy_": (lambda x, y: x.copy_(y), 2),
+    "addmm_": (lambda x, y, z: x.addmm_(y, z), 3),
+    "relu_": (lambda x: torch.relu_(x), 1),
+    "tanh_": (lambda x: x.tanh_(), 1),
+    "F.relu(inplace)": (lambda x: F.relu(x, inplace=True), 1),
+    "index_add_": (lambda x, y: x.index_add_(0, torch.tensor([1, 0]), y[:2]), 2),
+    "x[0] = y[1]": (lambda x, y: _set(x, 0, y, 1), 2),
+    "x[:, 1:] = y[:, 1:]": (lambda x, y: _set(x, (slice(None), slice(1, None)), y, (slice(None), slice(1, None))), 2),
+    "x[mask] = 2": (lambda x: _fill(x), 1),
+    "foreach": (lambda x, y: (torch._foreach_mul_([x], 0.5), x)[1], 2),
+}
+OUT: dict[str, tuple[str, Callable[..., Tensor], int]] = {
+    "torch.mul(out=)": ("mul", lambda x, y, out: torch.mul(x, y, out=out), 2),
+    "torch.matmul(out=)": ("matmul", lambda x, y, out: torch.matmul(x, y, out=out), 2),
+    "torch.tanh(out=)": ("tanh", lambda x, out: torch.tanh(x, out=out), 1),
+    "torch.add(out=)": ("add", lambda x, y, out: torch.add(x, y, out=out), 2),
+}
+LISTABLE = sorted({name for name, _, _ in COMPUTING.values()} | {name for name, _ in VIEWS.values() if name})
+# ops that torch itself promotes, and computes with a mixture, in whatever list they are not
+_TORCH_PROMOTES = frozenset({"mul", "add", "sub", "maximum", "truediv", "cat"})
+
+
+def _set(x: Tensor, at: Any, y: Tensor, of: Any) -> Tensor:
+    x[at] = y[of]
+    return x
+
+
+def _fill(x: Tensor) -> Tensor:
+    x[torch.eye(N, dtype=torch.bool)] = 2.0
+    return x
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One line of a program: what it does, to which tensors of the pool (by number, modulo how many there are), in which context."""
+
+    kind: str  # compute, view, in place, out, data, grad, del
+    name: str
+    pool: tuple[int, int, int]
+    context: str = ""  # "", off, on in off, another
+
+
+@dataclass(frozen=True)
+class Program:
+    """Lists, the pool's dtypes, which of it require gradients, and statements."""
+
+    lists: tuple[tuple[str, str], ...]  # (op, list)
+    low: torch.dtype
+    dtypes: tuple[torch.dtype, ...]
+    leaves: tuple[bool, ...]
+    statements: tuple[Statement, ...]
+    seed: int = 0
+
+    def list_of(self, name: str | None) -> str | None:
+        return dict(self.lists).get(name or "")
+
+    def names(self, kind: str) -> set[str]:
+        return {name for name, each in self.lists if each == kind}
+
+    def pool(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        made = [(torch.randn(N, N, generator=generator) * 0.7).to(dtype) for dtype in self.dtypes]
+        return [t.requires_grad_(leaf) for t, leaf in zip(made, self.leaves, strict=True)]
+
+
+def programs(*, writes: bool = True, contexts: bool = True) -> st.SearchStrategy[Program]:
+    """Programs of 3 to 12 statements over 2 to 4 tensors."""
+    names = {"compute": list(COMPUTING), "view": list(VIEWS)}
+    if writes:
+        names |= {"in place": list(IN_PLACE), "out": list(OUT), "data": [""], "grad": [""], "del": [""]}
+    kinds = ["compute", "compute", "view", "view", "in place", "in place", "out", "data", "grad", "del"]
+    statement = st.sampled_from([kind for kind in kinds if kind in names]).flatmap(
+        lambda kind: st.builds(
+            Statement,
+            st.just(kind),
+            st.sampled_from(names[kind]),
+            st.tuples(*[st.integers(0, 5)] * 3),
+            st.sampled_from(["", "", "", "off", "on in off", "another"] if contexts else [""]),
+        )
+    )
+    lists = st.dictionaries(st.sampled_from(LISTABLE), st.sampled_from(["bf16", "bf16", "fp32", "promote"]), min_size=3, max_size=12)
+    return st.integers(2, 4).flatmap(
+        lambda count: st.builds(
+            Program,
+            lists.map(lambda d: tuple(sorted(d.items()))),
+            st.sampled_from([BF16, BF16, F16]),
+            st.tuples(*[st.sampled_from([F32, F32, BF16, F16])] * count),
+            st.tuples(*[st.sampled_from([False, False, True])] * count),
+            st.lists(statement, min_size=3, max_size=12).map(tuple),
+            st.integers(0, 99),
+        )
+    )
+
+
+# The other policy of the programs: what it lists and what not is neither what the first does.
+ANOTHER = {"matmul": "fp32", "mul": "fp32", "tanh": "bf16", "softmax": "bf16", "t": "fp32"}
+
+
+def memory(tensor: Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage().data_ptr()
+
+
+def overlap(name: str, out: Tensor, args: list[Tensor]) -> bool:
+    """Whether torch itself writes into what it still reads: such a statement does nothing in either run."""
+    return any(memory(t) == memory(out) and (t is not out or name == "matmul") for t in args)
+
+
+@dataclass
+class Interpreter:
+    """Runs a program's statements with explicit casts. `apply` returns what R10 says of the statement: "", "refuses", or "may refuse"."""
+
+    program: Program
+    pool: list[Tensor] = field(default_factory=list)
+    copied: dict[int, int] = field(default_factory=dict)  # the memory of a copy that stands for a view: the memory it was made of
+    renewed: set[int] = field(default_factory=set)  # memory that copies in the place of views got by `.data =`
+    kept: list[Tensor] = field(default_factory=list)  # so that no address comes again
+
+    def __post_init__(self) -> None:
+        self.pool = self.program.pool()
+        self.kept = list(self.pool)
+
+    def rule(self, name: str | None, context: str) -> tuple[str | None, torch.dtype]:
+        if context == "off":
+            return "off", self.program.low
+        if context == "another":
+            return (ANOTHER.get(name or "") or None), BF16
+        return self.program.list_of(name), self.program.low
+
+    def chosen(self, statement: Statement, count: int) -> list[Tensor]:
+        return [self.pool[number % len(self.pool)] for number in statement.pool[:count]]
+
+    def of_a_lost_view(self, tensor: Tensor) -> str:
+        """Whether a write to this tensor would be lost: something of the pool shows the memory that it was copied from."""
+        source = self.copied.get(memory(tensor))
+        if source is None:
+            return "may refuse" if memory(tensor) in self.renewed else ""  # hmp does so: no write is lost, but the rules want no error
+        return "refuses" if any(memory(t) == source for t in self.pool) else "may refuse"
+
+    def refusal(self, statement: Statement) -> str:
+        if statement.kind not in ("in place", "out"):
+            return ""
+        return self.of_a_lost_view(self.pool[statement.pool[0] % len(self.pool)]) or self.unsure(statement)
+
+    def unsure(self, statement: Statement) -> str:
+        """What rules.md leaves open: an unlisted op with out= may refuse an out of another dtype than torch would."""
+        if statement.kind != "out" or self.rule(OUT[statement.name][0], statement.context)[0] is not None:
+            return ""
+        return "may refuse" if len({t.dtype for t in self.chosen(statement, 1 + OUT[statement.name][2])}) > 1 else ""
+
+    def apply(self, statement: Statement) -> None:
+        getattr(self, "_" + statement.kind.replace(" ", "_"))(statement)
+        self.kept += self.pool
+
+    def cast(self, args: list[Tensor], kind: str | None, low: torch.dtype, name: str | None) -> list[Tensor]:
+        if kind == "off":
+            return args
+        if kind is None:
+            # R7: torch's own mixture where it takes one, else the dtype of the first
+            return args if name in _TORCH_PROMOTES else [t.to(args[0].dtype) for t in args]
+        if kind == "promote" and name in _TORCH_PROMOTES:
+            return args
+        dtype = target(kind, args, low=low)
+        return [t if dtype is None or t.dtype not in CASTABLE else t.to(dtype) for t in args]
+
+    def computed(self, call: Callable[..., Tensor], args: list[Tensor], kind: str | None) -> Tensor:
+        if kind == "off":
+            return call(*args)
+        with products_as_computed():
+            return call(*args)
+
+    def _compute(self, statement: Statement) -> None:
+        name, call, count = COMPUTING[statement.name]
+        args = self.chosen(statement, count)
+        kind, low = self.rule(name, statement.context)
+        if name == "layer_norm" and kind == "promote":
+            kind = None
+        self.pool.append(self.computed(call, self.cast(args, kind, low, name), kind))
+
+    def _view(self, statement: Statement) -> None:
+        name, call = VIEWS[statement.name]
+        (base,) = self.chosen(statement, 1)
+        kind, low = self.rule(name, statement.context)
+        (cast,) = self.cast([base], kind, low, name)
+        shown = call(cast)
+        if cast is not base:
+            self.copied[memory(shown)] = memory(base)
+            self.kept += [cast, base]
+        self.pool.append(shown)
+
+    def _in_place(self, statement: Statement) -> None:
+        call, count = IN_PLACE[statement.name]
+        written, *others = self.chosen(statement, count)
+        if statement.context != "off":
+            mixes = statement.name in ("add_", "mul_", "+=", "*=", "copy_")  # one rounding, torch's own
+            others = others if mixes else [t.to(written.dtype) for t in others]
+        self.computed(call, [written, *others], "off" if statement.context == "off" else None)
+
+    def _out(self, statement: Statement) -> None:
+        name, call, count = OUT[statement.name]
+        out, *args = self.chosen(statement, 1 + count)
+        if overlap(name, out, args):
+            return
+        kind, low = self.rule(name, statement.context)
+        if args[0] is out and kind != "off":  # R5: it writes into its own input
+            args, kind = (args if name in _TORCH_PROMOTES else [t.to(out.dtype) for t in args]), "as given"
+        if kind in (None, "off"):
+            call(*args, out=torch.empty_like(out))  # torch's own errors: for an out of another dtype, for gradients
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*args, out)):
+            raise RuntimeError("out= takes no part in autograd")
+        result = self.computed(functools.partial(call, out=None), args if kind == "as given" else self.cast(args, kind, low, name), kind)
+        out.copy_(result)
+
+    def _data(self, statement: Statement) -> None:
+        written, other = self.chosen(statement, 2)
+        was_a_copy = memory(written) in self.copied
+        written.data = other.detach().to(written.dtype).clone()
+        if was_a_copy:
+            self.renewed.add(memory(written))
+
+    def _grad(self, statement: Statement) -> None:
+        written, other = self.chosen(statement, 2)
+        if written.is_leaf:
+            written.grad = other.detach().to(written.dtype).clone()
+
+    def _del(self, statement: Statement) -> None:
+        if len(self.pool) > 2:
+            del self.pool[statement.pool[0] % len(self.pool)]
+
+
+def as_written(pool: list[Tensor], statement: Statement) -> None:
+    """The statement as a user writes it; `pool` is changed by it."""
+
+    def chosen(count: int) -> list[Tensor]:
+        return [pool[number % len(pool)] for number in statement.pool[:count]]
+
+    if statement.kind == "compute":
+        _, call, count = COMPUTING[statement.name]
+        pool.append(call(*chosen(count)))
+    elif statement.kind == "view":
+        pool.append(VIEWS[statement.name][1](*chosen(1)))
+    elif statement.kind == "in place":
+        call, count = IN_PLACE[statement.name]
+        call(*chosen(count))
+    elif statement.kind == "out":
+        name, call, count = OUT[statement.name]
+        out, *args = chosen(1 + count)
+        if not overlap(name, out, args):
+            call(*args, out=out)
+    elif statement.kind == "data":
+        written, other = chosen(2)
+        written.data = other.detach().to(written.dtype).clone()
+    elif statement.kind == "grad":
+        written, other = chosen(2)
+        if written.is_leaf:
+            written.grad = other.detach().to(written.dtype).clone()
+    elif len(pool) > 2:
+        del pool[statement.pool[0] % len(pool)]
+
+
+@dataclass
+class Step:
+    """What the oracle says of a statement: whether it is refused (R10), which error torch raises, and the pool behind it."""
+
+    refusal: str
+    error: type[BaseException] | None
+    pool: list[Tensor]
+
+
+def by_hand(program: Program) -> tuple[list[Step], list[Tensor | None] | None]:
+    """Every statement by explicit casts, and the gradients of the leaves at the end; None where torch raises in backward. It ends where
+    the rules leave open whether a statement is refused."""
+    interpreter, steps = Interpreter(program), []
+    leaves = [t for t in interpreter.pool if t.requires_grad]
+    for statement in program.statements:
+        refusal, error = interpreter.refusal(statement), None
+        if refusal != "refuses":
+            try:
+                interpreter.apply(statement)
+            except (RuntimeError, TypeError) as raised:
+                error = type(raised)
+        steps.append(Step(refusal, error, [t.detach().clone() for t in interpreter.pool]))
+        if refusal == "may refuse":
+            return steps, None
+    if any(statement.kind == "data" for statement in program.statements):
+        return steps, None  # torch does not count such a write: which values backward sees is left open
+    return steps, gradients(interpreter.pool, leaves)
+
+
+def gradients(pool: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None] | None:
+    ends = [t for t in pool if t.requires_grad]
+    if not ends or not leaves:
+        return [None] * len(leaves)
+    try:
+        return list(torch.autograd.grad(ends, leaves, [torch.ones_like(t) for t in ends], allow_unused=True))
+    except RuntimeError:
+        return None
