@@ -40,7 +40,7 @@ NOT_ON_A_DEVICE = {
     "test_devices.py": "its tensors are fake ones of every device",
     "test_devices_inner_ops.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
-    "test_r18_every_write.py": _HOST,
+    "test_p3_caches.py": _HOST,
     "test_r18_marks.py": _HOST,
     "test_r18_threads.py": _HOST,
     "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
