@@ -58,7 +58,6 @@ STAYS = {
     "caches.write_marks._harmless": "code objects of functions that wait",
     "caches.write_marks._looked_in": "modules that were looked in for such functions",
     "context.loading._current": "a context's own, put back by whoever set it",
-    "context.regions._open": "a context's own; regions that have ended are looked through",
     "context.state.around_backward": "emptied by who watches: a recording removes what it adds",
     "context.state._current": "a context's own, put back by whoever set it",
     "dispatch.placement.holders": "filled at import",
