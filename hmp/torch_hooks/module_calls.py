@@ -129,11 +129,11 @@ def _follow_marks(module: torch.nn.Module) -> None:
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):
             # torch's own `__call__` methods call _call_impl, or what module.compile() made of it, maybe before it was patched
-            patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
+            patches.rebind(each, "_call_impl", _following_marks(each._call_impl, inside_call=True))
             if module._compiled_call_impl is not None:
                 patches.rebind(each, "__call__", _following_marks(each.__call__))
         elif isinstance(own_call, types.FunctionType):
-            patches.rebind(owner, "__call__", _following_marks(own_call))
+            patches.rebind(owner, "__call__", _following_marks(own_call, own_call=True))
         else:
             raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
     set_state = torch.nn.Module.__setstate__
@@ -356,8 +356,11 @@ def changes() -> int:
     return _changes
 
 
-def _following_marks(call_impl: Callable[..., Any], method: str = "") -> Callable[..., Any]:
-    """`call_impl`, or the `method` of that name, which puts the policy of its module's mark in force."""
+def _following_marks(
+    call_impl: Callable[..., Any], method: str = "", *, own_call: bool = False, inside_call: bool = False
+) -> Callable[..., Any]:
+    """`call_impl`, or the `method` of that name, which puts the policy of its module's mark in force. What is called `inside_call`, by a
+    class's `own_call` that does so, leaves it at that: a region in between has the last word."""
     if getattr(call_impl, "hmp_follows_marks", False):
         return call_impl  # a base class's
 
@@ -366,13 +369,14 @@ def _following_marks(call_impl: Callable[..., Any], method: str = "") -> Callabl
         if method and not has_method(self, method):
             return call_impl(self, *args, **kwargs)
         compiled = policy_of_call_now(self)
-        if compiled is None:
+        if compiled is None or (inside_call and getattr(type(self).__call__, "hmp_is_own_call", False)):
             return call_impl(self, *args, **kwargs)
         result = suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
         outputs = outputs_of_call(self)
         return result if outputs is None else in_dtype(result, outputs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
+    _call_impl.hmp_is_own_call = own_call  # type: ignore[attr-defined]
     return _call_impl
 
 

@@ -195,7 +195,10 @@ class OwnChild(nn.Module):
 
 
 @pytest.mark.parametrize("own", [OwnCall, OwnStep, OwnDecoratedStep, OwnChild])
-def test_r17_a_region_of_the_models_own_code_has_the_last_word_wherever_it_stands(own):
+@pytest.mark.parametrize("applied_before", [False, True])
+def test_r17_a_region_of_the_models_own_code_has_the_last_word_wherever_it_stands(own, applied_before):
+    if applied_before:  # whose class follows marks then
+        hmp.apply(Head(), policy(fp32=["linear"]))(X)
     with hmp.record() as report:
         assert hmp.apply(own(), policy(fp32=["linear"]))(X).dtype is BF16
     assert {each.kind for each in report.violations()} == {"region"}
