@@ -1,9 +1,10 @@
 """P4, contexts: whatever is entered, left, begun, closed, collected or raised through, in a thread, another thread and a task, each has the
 policy that it is in.
 
-Oracle: `Lane.state`, a model of some twenty lines that folds what is open in one thread or task, in the order in which it was entered; it
-imports nothing of hmp. After every step each lane is asked for the dtype of an op that torch.autocast does not list, for torch.autocast's
-real state, and for what hmp and torch answer. Rules R14, R16, R17.
+Oracle: `Lane`, a model of some twenty lines of what is open in one thread or task, in the order in which it was entered: the innermost
+decides, by what it chose as it was entered, also where what was below has ended. It imports nothing of hmp. After every step each lane is
+asked for the dtype of an op that torch.autocast does not list, for torch.autocast's real state, and for what hmp and torch answer. Rules
+R14, R16, R17.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from hypothesis import strategies as st
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, muls, real_state
 
-# some draws do not end: the machine waits for a thread of its own
-pytestmark = pytest.mark.nightly
-
 ELSEWHERE = "xpu" if HERE == "cuda" else "cuda"
 DTYPES = {"low": BF16, "half": F16}
 ENTERED = ("low", "half", "disable", "enable", "autocast on", "autocast off")
 BEGUN = ENTERED[:4]
+
+
+PROCESS = "that of convert()"
+Chosen = tuple[Any, str | None]  # the low dtype of a policy, or PROCESS; why casts are off
 
 
 def region(kind: str) -> Any:
@@ -54,33 +56,41 @@ class Lane:
 
     def __init__(self, run: Callable[[Callable[[], Any]], Any]) -> None:
         self.run = run
-        self.open: list[tuple[str, Any]] = []  # (kind, the generator or the stack that ends it)
+        self.open: list[tuple[str, Any, Chosen | None]] = []  # (kind, the generator or the stack that ends it, what it chose)
 
     def state(self, process: torch.dtype | None) -> tuple[torch.dtype | None, str | None, bool]:
-        """The low dtype chosen last, why casts are off, if they are, and whether torch.autocast is really enabled."""
-        low, off, real = process, None, False
-        for kind, _ in self.open:
-            if kind in DTYPES:
-                low, off, real = DTYPES[kind], None, False
-            elif kind == "disable":
-                off = "disable_casts"
-            elif kind == "enable":
-                off = None
-            elif kind == "autocast on":
-                off, real = None if off == "autocast" else off, True
-            else:
-                off, real = off or "autocast", False
-        return low, off, real
+        """The low dtype of the policy, why casts are off, if they are, and whether torch.autocast is really enabled."""
+        low, off = self.chosen()
+        real = False
+        for kind, _, _ in self.open:
+            real = kind == "autocast on" or (real and kind in ("disable", "enable"))
+        return process if low is PROCESS else low, off, real
+
+    def chosen(self) -> Chosen:
+        """What the innermost that chose anything chose as it was entered."""
+        return next((chosen for _, _, chosen in reversed(self.open) if chosen is not None), (PROCESS, None))
+
+    def choose(self, kind: str) -> Chosen | None:
+        """What is chosen by entering `kind` here, None where it leaves everything as it is: the policy, and why casts are off."""
+        low, off = now = self.chosen()
+        if kind in DTYPES:
+            return DTYPES[kind], None
+        if kind == "disable":
+            return low, "disable_casts"
+        if kind == "enable":
+            return low, None
+        after = low, ((None if off == "autocast" else off) if kind == "autocast on" else (off or "autocast"))
+        return after if after != now else None
 
     def enter(self, kind: str) -> None:
-        stack = contextlib.ExitStack()
+        stack, chosen = contextlib.ExitStack(), self.choose(kind)
         self.run(lambda: stack.enter_context(region(kind)))
-        self.open.append((kind, stack))
+        self.open.append((kind, stack, chosen))
 
     def begin(self, kind: str) -> None:
-        generator = inside(kind)
+        generator, chosen = inside(kind), self.choose(kind)
         self.run(lambda: next(generator))
-        self.open.append((kind, generator))
+        self.open.append((kind, generator, chosen))
 
     def exit(self) -> None:
         """`with` has it innermost first."""
