@@ -59,7 +59,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     try:
         return torch.equal(one, other)
     except NotImplementedError:  # complex32, float4: torch compares no two of them
-        return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+        return same_bytes(one, other)
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors of one shape and dtype hold the same bytes, NaNs included."""
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
 def _comparable(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from ..lists import Policy
 from ..torch_private import TorchDispatchMode, memory_of, storage_of
 from ..uncompiled import running_uncompiled
 from . import calling
-from .as_before import as_before
+from .as_before import as_before, same_bytes
 from .aten import Facts, argument, facts
 
 Tensor = torch.Tensor
@@ -107,7 +107,7 @@ def cast_weights(
     Args:
         model: The module, on any device but meta. Tied weights stay tied, and parameters the same objects.
         batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: A Policy, a preset's name or a folder. Without one it is what `hmp.apply()` gave the model or what is in force, else
+        policy: A Policy, a preset's name or a folder. Without one it is what `hmp.apply()` gave the model or the active one, else
             "autocast". The model has to run under it from then on: `hmp.apply(model, policy)`.
         only: A glob, such as "lm_head.*": weights whose name, or a module around whom, it does not match stay.
         frozen: Takes only parameters that need no gradient, and calls the model with gradients on: for a fine-tuning with LoRA.
@@ -127,7 +127,7 @@ def cast_weights(
     calling.check_module(model, "cast_weights()")
     chosen = calling.chosen_policy(model, policy)
     _refuse_without_low(chosen)
-    found = _stored(model)
+    found = _weights_of(model)
     _refuse(model, found)
     taken = {name for name in found if only is None or _matches(name, only)}
     if not taken:
@@ -185,7 +185,7 @@ def _refuse_without_low(policy: Policy) -> None:
         )
 
 
-def _stored(model: torch.nn.Module) -> dict[str, Tensor]:
+def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """The floating parameters and buffers of a model, each by its first name."""
     found: dict[str, Tensor] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -321,7 +321,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     if one.dtype is not other.dtype or one.shape != other.shape:
         return False
     with disable_casts():
-        return torch.equal(one, other) or torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+        return torch.equal(one, other) or same_bytes(one, other)
 
 
 class _Stored:
