@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     model, batch = _made(options.model)
     _load(model, options.file)
     result = hmp.cast_weights(model.eval(), batch, policy, only=options.only)
-    with _working(f"writing {options.output}"):
+    with _console().status(f"writing {options.output}"):
         save_model(model, options.output, metadata={"format": "pt"})
     give(options, result)
     return 0
@@ -108,9 +106,3 @@ def _console() -> Any:
     from rich.console import Console
 
     return Console(stderr=True, quiet=not sys.stderr.isatty())
-
-
-@contextmanager
-def _working(text: str) -> Iterator[None]:
-    with _console().status(text):
-        yield
