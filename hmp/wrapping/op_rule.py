@@ -160,11 +160,7 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
             return None
     order = rule.order
-    names = (
-        kwargs
-        if len(kwargs) < 2 or not order
-        else sorted(kwargs, key=lambda n: order.index(m) if (m := torchs_name(n, order)) in order else 99)
-    )
+    names = sorted(kwargs, key=lambda name: _position(name, order)) if order and len(kwargs) > 1 else kwargs
     for name in names:
         value = kwargs[name]
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (name not in keep and not _collect(value, found)):
@@ -178,6 +174,11 @@ _OF_NUMPY = {alias: name for name, aliases in ALIASES.items() for alias in alias
 def torchs_name(keyword: str, order: tuple[str, ...]) -> str:
     """The parameter that a call gives by `keyword`: torch takes numpy's names too."""
     return keyword if keyword in order else _OF_NUMPY.get(keyword, keyword)
+
+
+def _position(keyword: str, order: tuple[str, ...]) -> int:
+    name = torchs_name(keyword, order)
+    return order.index(name) if name in order else len(order)
 
 
 def _collect(value: Any, found: list[Tensor]) -> bool:
