@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners
 
@@ -32,12 +32,16 @@ gc.set_threshold(200_000, 20, 50)
 # before any test module can import hmp: importing it must not change torch either
 settle_torch()
 # behind it: torch loads a profile of its own there. A patched call is slow the first time, so a deadline for each example says nothing
+# A failing example patches torch anew each time it is tried: to shrink it takes many minutes, which look like a hang. Who wants it shrunk
+# says --hypothesis-profile=hmp-shrink
 settings.register_profile(
     "hmp",
     max_examples=int(os.environ.get("HMP_TEST_EXAMPLES", "10")),
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+settings.register_profile("hmp-shrink", parent=settings.get_profile("hmp"), phases=list(Phase))
 settings.load_profile("hmp")
 TORCH = Snapshot(torch_owners())
 with warnings.catch_warnings():

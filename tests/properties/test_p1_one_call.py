@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hmp
@@ -210,8 +210,7 @@ def policy_of(names: set[str], rule: str, low: torch.dtype) -> tuple[hmp.Policy,
     return hmp.Policy("drawn", dtype=low, **lists), Lists(**lists)
 
 
-# a failure names its calls one by one: shrinking the list would take minutes and say no more
-@settings(max_examples=max(3, settings.default.max_examples // 2), phases=[Phase.generate])
+@settings(max_examples=max(3, settings.default.max_examples // 2))
 @given(
     chosen=st.lists(st.tuples(op_names(), st.integers(0, 10**6)), min_size=12, max_size=24),
     rule=st.sampled_from(sorted(RULES)),

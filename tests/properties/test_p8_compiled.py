@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
 import hmp
 from programs import Program, as_written, by_hand, programs
@@ -25,7 +25,7 @@ def policy_of(program: Program) -> hmp.Policy:
 
 @pytest.mark.native_kernels  # test_r11_no_instructions_in_programs.py asks of products that compute in float32
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=max(2, settings.default.max_examples // 3), phases=[Phase.generate])
+@settings(max_examples=max(2, settings.default.max_examples // 3))
 @given(program=programs(writes=False, contexts=False))
 def test_p8_a_compiled_program_gives_what_explicit_casts_give(program: Program, fresh_compiler: Any) -> None:
     torch._dynamo.reset()

@@ -198,9 +198,13 @@ class Interpreter:
         return "refuses" if any(memory(t) == source for t in self.pool) else "may refuse"
 
     def refusal(self, statement: Statement) -> str:
-        if statement.kind not in ("in place", "out"):
+        if statement.kind not in ("in place", "out") or (statement.kind == "out" and self.overlaps(statement)):
             return ""
         return self.of_a_lost_view(self.pool[statement.pool[0] % len(self.pool)]) or self.unsure(statement)
+
+    def overlaps(self, statement: Statement) -> bool:
+        out, *args = self.chosen(statement, 1 + OUT[statement.name][2])
+        return overlap(OUT[statement.name][0], out, args)
 
     def unsure(self, statement: Statement) -> str:
         """What rules.md leaves open: an unlisted op with out= may refuse an out of another dtype than torch would."""
@@ -258,9 +262,9 @@ class Interpreter:
 
     def _out(self, statement: Statement) -> None:
         name, call, count = OUT[statement.name]
-        out, *args = self.chosen(statement, 1 + count)
-        if overlap(name, out, args):
+        if self.overlaps(statement):
             return
+        out, *args = self.chosen(statement, 1 + count)
         kind, low = self.rule(name, statement.context)
         if args[0] is out and kind != "off":  # R5: it writes into its own input
             args, kind = (args if name in _TORCH_PROMOTES else [t.to(out.dtype) for t in args]), "as given"
