@@ -117,6 +117,21 @@ def an_unknown_dynamo_is_no_surprise() -> None:
 
 
 @pytest.fixture(autouse=True)
+def what_trainers_leave_ends_with_the_test() -> Iterator[None]:
+    """LOCAL_RANK in the environment, by which the next trainer takes the process for one of several, and a process group."""
+    environment, had_group = dict(os.environ), _has_process_group()
+    yield
+    for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    if not had_group and _has_process_group():
+        torch.distributed.destroy_process_group()
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@pytest.fixture(autouse=True)
 def torch_knows_its_default_device() -> Iterator[None]:
     """Until torch 2.9, set_default_device(None) leaves a state in which get_default_device() raises, which transformers calls."""
     yield
