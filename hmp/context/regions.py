@@ -24,7 +24,6 @@ from .state import (
     in_force,
     is_traced_unpatched,
     put,
-    regions_open,
 )
 from .suspensions import call_innermost, suspend
 
@@ -204,11 +203,9 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
         before = get()
         off = (before.now or in_force(before)).off
         try:
-            regions_open.append(None)
             put(off)
             return function(*args, **kwargs)
         finally:
             put(before)
-            regions_open.pop()
 
     return called_without_casts

@@ -8,8 +8,7 @@ It is one of four:
 - the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
 
 A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds an
-`EnteredRegion`, which knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is
-empty, PROCESS is in force everywhere, and a dispatcher does not read the ContextVar.
+`EnteredRegion`, which knows the region's state and whether the region has ended.
 """
 
 from __future__ import annotations
@@ -85,27 +84,25 @@ class CompiledPolicy:
     """A policy made ready to run, and the state in which it is in force.
 
     `replacements` maps a torch function to the wrapper that is called in its place; `policy` is the policy that they were made of, None
-    after revert(); `fast_paths` maps it to the test by which its dispatcher sees that a call has nothing to cast.
+    after revert().
 
     A policy with scoped lines (`softmax @ decoder.*`) is resolved for one model into several of these: `policy` is what applies in some
     of its modules, `user_policy` the policy that the user gave, and `scope_id` a number that these share, by which a submodule finds its
     own when it is called. It is 0 without scoped lines.
     """
 
-    __slots__ = ("__weakref__", "fast_paths", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
+    __slots__ = ("__weakref__", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
     def __init__(
         self,
         replacements: Replacements,
         policy: Any,
-        fast_paths: Mapping[Any, Any] = types.MappingProxyType({}),
         user_policy: Any = None,
         scope_id: int = 0,
     ) -> None:
         self.replacements = replacements
         self.policy = policy
-        self.fast_paths = fast_paths
         self.user_policy = policy if user_policy is None else user_policy
         self.scope_id = scope_id
         self.now = self
@@ -123,24 +120,8 @@ DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
 # One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
 PROCESS = CompiledPolicy(NO_REPLACEMENTS, None)
 
-# One item for each region, of any thread, that has not ended. Only whether it is empty is ever read. A list, not a count, because append
-# and pop are atomic.
-regions_open: list[None] = []
 
-
-class CountsAsOpen:
-    """Has an item in `regions_open` for as long as it lives."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        regions_open.append(None)
-
-    def __del__(self) -> None:
-        regions_open.pop()
-
-
-class EnteredRegion(CountsAsOpen):
+class EnteredRegion:
     """One entering of a region: `state` is in force in this thread or task until it ends. `now` is that state, None once it has ended.
 
     `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
@@ -208,13 +189,12 @@ def end(old: EnteredRegion) -> None:
 class OffUntil(Off):
     """A state in which nothing is cast until `is_over()`; from then on it acts as the state before."""
 
-    __slots__ = ("_before", "_entered")
+    __slots__ = ("_before",)
 
     def __init__(self, before: ContextValue) -> None:
         super().__init__((before.now or in_force(before)).on)
         self.now = None
         self._before = before
-        self._entered = CountsAsOpen()
 
     def is_over(self) -> bool:
         """Return True if casts are no longer off."""

@@ -1,14 +1,17 @@
 """Turns a policy into wrappers, one for each torch function that it changes, and puts in its place a dispatcher that calls the wrapper."""
 
-from . import deciding, dispatchers, function_protocol, fx_interpreter, placement, user_functions
+from . import active_ops, deciding, fx_interpreter, placement, user_functions
+from .active_ops import ActiveFunction, ActiveMethod, ActiveOp
 from .user_functions import bf16_function, fp32_function, promote_function
 
 __all__ = [
+    "ActiveFunction",
+    "ActiveMethod",
+    "ActiveOp",
+    "active_ops",
     "bf16_function",
     "deciding",
-    "dispatchers",
     "fp32_function",
-    "function_protocol",
     "fx_interpreter",
     "placement",
     "promote_function",

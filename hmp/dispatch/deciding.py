@@ -17,7 +17,6 @@ from ..patching import cache, patches
 from ..saved import KEEPS
 from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
 from . import user_functions
-from .fast_path import FastPath, fast_path_of
 
 
 class Decision:
@@ -169,11 +168,6 @@ def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -
     if observer is None:
         return {original: d.wrapper for original, d in decisions.items()}
     return {original: op_wrap(patches.unpatched(original), d.rule, observer) for original, d in decisions.items()}
-
-
-def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:
-    """Torch's function → its fast path, for these decisions."""
-    return {original: fast_path_of(d.rule) for original, d in decisions.items()}
 
 
 def dispatched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch.fx
 
-from ..patching import patches, stand_ins
+from ..patching import patches, unpatched_op
 from . import placement
 
 
 def follow() -> None:
-    """Until patches.restore() graphs are traced with torch's own functions in them, and an Interpreter calls their dispatchers."""
+    """Until patches.restore() graphs are traced with torch's own functions in them, and an Interpreter calls what replaces them."""
     call_function = torch.fx.Interpreter.call_function
     handler: Any = torch.fx.Proxy.__torch_function__
-    patches.swap(call_function, _with_dispatcher(patches.unpatched(call_function)))
+    patches.swap(call_function, _with_patched(patches.unpatched(call_function)))
     patches.swap(handler.__func__, _with_own(patches.unpatched(handler.__func__)))
 
 
 def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cls, function, *rest: original(cls, stand_ins.own(function), *rest)
+    return lambda cls, function, *rest: original(cls, unpatched_op(function), *rest)
 
 
-def _with_dispatcher(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, target, args, kwargs: original(self, placement.dispatcher_for(target), args, kwargs)
+def _with_patched(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, target, args, kwargs: original(self, placement.patched(target), args, kwargs)

@@ -4,15 +4,11 @@ from . import op_facts, sites
 from .composites import calling
 from .function_names import name_of
 from .parameter_names import parameters
-from .signatures import ALIASES, Parameter, Signature, signature_of
 from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
 
 __all__ = [
-    "ALIASES",
     "NAMESPACES",
     "PYTHON_OPS",
-    "Parameter",
-    "Signature",
     "Site",
     "ancestry",
     "aten_names",
@@ -24,7 +20,6 @@ __all__ = [
     "op_id",
     "op_of",
     "parameters",
-    "signature_of",
     "sites",
     "sites_of",
     "takes_tensor",

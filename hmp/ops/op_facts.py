@@ -424,3 +424,5 @@ FORWARDERS = _names(
 STRUCTURE = _names(
     "multi_head_attention_forward boolean_dispatch handle_torch_function backward register_hook register_post_accumulate_grad_hook"
 )
+# Names of numpy's that torch accepts for a parameter as well.
+NUMPY_NAMES = {"input": ("x", "a", "x1"), "other": ("x2",), "dim": ("axis",), "keepdim": ("keepdims",)}

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import outermost, torch_private
-from ..patching import cache, holders, stands_in
+from ..patching import cache, holders, unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -277,7 +277,7 @@ def starred() -> Iterator[str]:
 
 def op_of(function: Any) -> str | None:
     """The id of the op that `function` is, torch's own or hmp's replacement of it; None for any other function."""
-    function = getattr(function, "__wrapped__", function) if stands_in(function) else function
+    function = unpatched_op(function)
     name = str(getattr(function, "__name__", ""))
     prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
     ids = (name, *(prefix + name.removeprefix(prefix.replace(".", "_")) for prefix in prefixes))  # linalg.norm is called linalg_norm

@@ -1,24 +1,20 @@
 """Reversible patches of torch: functions are put in the places of torch's own, and torch's own put back. Knows nothing of casts."""
 
-from . import cache, holders, patches, references, stand_ins
+from . import cache, holders, patches, references
 from .heap import alone, subclasses, unfrozen
+from .patched_op import PatchedMethod, PatchedOp, unpatched_op
 from .references import SKIPPED
-from .stand_ins import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, is_dispatcher, stands_in
 
 __all__ = [
     "SKIPPED",
-    "ComparisonCounterpart",
-    "Counterpart",
-    "MethodCounterpart",
+    "PatchedMethod",
+    "PatchedOp",
     "alone",
     "cache",
-    "compares",
     "holders",
-    "is_dispatcher",
     "patches",
     "references",
-    "stand_ins",
-    "stands_in",
     "subclasses",
     "unfrozen",
+    "unpatched_op",
 ]

@@ -103,19 +103,6 @@ def rebind(owner: Any, name: str, value: Any) -> None:
         raise
 
 
-def rebound(owner: Any, name: str) -> bool:
-    """Whether `owner.name` is rebound."""
-    return (id(owner), name) in _rebound
-
-
-def rebind_again(owner: Any, name: str, value: Any) -> None:
-    """Sets `owner.name` to another value where `rebind` has set it, until `restore()`; does nothing where other code has set it since."""
-    place = (id(owner), name)
-    if place in _rebound and read(owner, name) is _rebound[place][3]:
-        _rebound[place] = (*_rebound[place][:3], value)
-        write(owner, name, value)
-
-
 def on_restore(undo: Callable[[], None]) -> None:
     """Has `restore()` call `undo`: for what is neither a swap nor a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)

@@ -19,7 +19,7 @@ from ..patching import patches
 from ..torch_hooks import applied_policy, as_dtype, module_calls
 from . import compiled_policies
 from .compiled_policies import lock
-from .conversion import follow_others, module_of, resolved, specialised, unscripted
+from .conversion import follow_others, module_of, resolved, unscripted
 from .log_observer import announce
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -56,7 +56,7 @@ def apply(
         follow_others()
         compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(marked)
-        module_calls.mark(marked, specialised(compiled), dtype, others)
+        module_calls.mark(marked, compiled, dtype, others)
         _send_with_policy(marked)
     if verbose:
         announce(chosen)

@@ -13,7 +13,8 @@ import types
 from collections.abc import Collection, Iterator
 
 from ..context import without_casts
-from ..patching import alone, is_dispatcher
+from ..dispatch import active_ops
+from ..patching import alone
 
 # The most seconds that a conversion waits for other threads: one of them may be waiting for the thread that converts.
 PATIENCE = 5.0
@@ -45,8 +46,8 @@ def _stacks() -> Iterator[list[types.FrameType]]:
 
 
 def _calls_with_casts(stack: list[types.FrameType], codes: Collection[types.CodeType]) -> list[types.FrameType]:
-    # dispatchers that have yet to call; they may be inside functions that read the state
-    found = [frame for frame in stack[:3] if is_dispatcher(frame.f_code)]
+    # patched ops that have yet to call; they may be inside functions that read the state
+    found = [frame for frame in stack[:3] if frame.f_code in active_ops.CODES]
     for frame in stack:
         if frame.f_code is _WITHOUT_CASTS:
             found.clear()  # they were called with casts off

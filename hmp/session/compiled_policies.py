@@ -78,7 +78,7 @@ def compile_for_scope(user_policy: Policy, policy: Policy, scope_id: int, is_ver
     """The compiled `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
     shared = compile_policy(policy, is_verbose)
     # `policy` itself: an equal one may come from other files and lines
-    return _tracked(CompiledPolicy(shared.replacements, policy, shared.fast_paths, user_policy, scope_id), is_verbose)
+    return _tracked(CompiledPolicy(shared.replacements, policy, user_policy, scope_id), is_verbose)
 
 
 def _tracked(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
@@ -103,13 +103,13 @@ def recompile_all() -> None:
             made = fresh.get((casts.policy, is_verbose))
             if made is None:
                 made = fresh[casts.policy, is_verbose] = _compiled(casts.policy, is_verbose)
-            casts.replacements, casts.fast_paths = made.replacements, made.fast_paths
+            casts.replacements = made.replacements
 
 
 def empty_all() -> None:
     """Empties all compiled policies: threads that are still inside a region run torch's own ops from now on."""
     for casts in list(_alive):
-        casts.replacements, casts.policy, casts.fast_paths, casts.user_policy = state.NO_REPLACEMENTS, None, state.NO_REPLACEMENTS, None
+        casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()
     _casts.clear()
     _latest.clear()
@@ -155,11 +155,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.dispatched(deciding.decide(policy))
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
-    casts = CompiledPolicy(
-        deciding.build(decisions, Observers(watching) if watching else None),
-        policy,
-        {} if watching else deciding.fast_paths(decisions),  # an observer is told of every call
-    )
+    casts = CompiledPolicy(deciding.build(decisions, Observers(watching) if watching else None), policy)
     try:
         if is_first:
             override_tables.fill()

@@ -16,7 +16,7 @@ import torch
 from .. import low_kernels
 from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
-from ..dispatch import deciding, dispatchers, function_protocol, placement, user_functions
+from ..dispatch import deciding, placement, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..ops import sites
@@ -155,13 +155,13 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        _move_process_to(CompiledPolicy(state.NO_REPLACEMENTS, None))  # a dispatcher calls torch's own op from now on
+        _move_process_to(CompiledPolicy(state.NO_REPLACEMENTS, None))
         compiled_policies.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
-        replaced_by = placement.in_place(), function_protocol.counterparts()
+        replaced_by = placement.patched_ops()
         patches.restore()
-        references.restore_names(*replaced_by)
+        references.restore_names(replaced_by)
 
 
 def is_converted() -> bool:
@@ -200,7 +200,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        return specialised(_uncompiled(made)())
+        return _uncompiled(made)()  # type: ignore[no-any-return]
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
@@ -405,7 +405,7 @@ def _move_process_to(compiled: CompiledPolicy) -> None:
 
 
 def _with_replacements(compiled: CompiledPolicy, replacements: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
-    return CompiledPolicy(replacements, compiled.policy, compiled.fast_paths, compiled.user_policy, compiled.scope_id)
+    return CompiledPolicy(replacements, compiled.policy, compiled.user_policy, compiled.scope_id)
 
 
 def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -414,14 +414,5 @@ def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
 
 
 def _set_process_policy(compiled: CompiledPolicy) -> None:
-    PROCESS.replacements, PROCESS.policy, PROCESS.fast_paths = compiled.replacements, compiled.policy, compiled.fast_paths
+    PROCESS.replacements, PROCESS.policy = compiled.replacements, compiled.policy
     PROCESS.user_policy, PROCESS.scope_id = compiled.user_policy, compiled.scope_id
-    dispatchers.specialise_for(PROCESS)
-
-
-def specialised(compiled: CompiledPolicy) -> CompiledPolicy:
-    """`compiled`; the dispatchers are specialised for it if the policy that they are specialised for is no longer in force."""
-    if not dispatchers.is_specialised():
-        with _lock:
-            dispatchers.specialise_for(compiled)
-    return compiled

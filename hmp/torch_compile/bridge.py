@@ -24,12 +24,12 @@ import torch
 
 from .. import outermost
 from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, suspensions, without_casts
-from ..dispatch import deciding, dispatchers, placement, user_functions
+from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, deciding, placement, user_functions
 from ..errors import HmpError
 from ..fp8 import on_gpu
 from ..lists import Policy
 from ..ops import op_facts
-from ..patching import patches, stands_in
+from ..patching import PatchedOp, patches
 from ..torch_hooks import around_models, autocast, late_imports, library_ops, module_calls, module_construction
 from ..torch_private import reset_dynamo
 from ..uncompiled import run_compiled, run_uncompiled
@@ -38,6 +38,7 @@ from . import dynamo_internals, dynamo_names, traced_call
 
 module = __name__  # Dynamo's guards import it, and call its `key`
 region_type = Region
+op_types = (ActiveOp, ActiveMethod, ActiveFunction)
 
 
 class Compiling(Off):
@@ -68,7 +69,7 @@ def graph_without_casts(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 def running_under(here: CompiledPolicy | Off, function: types.FunctionType) -> Callable[..., Any] | None:
     """`function`, run in the state `here` wherever it is called; None where nothing is cast, and for what is torch's or hmp's."""
-    if here.policy is None or stands_in(function) or is_own(function.__code__) or autocast.is_torchs(function.__module__ or ""):
+    if here.policy is None or is_own(function.__code__) or autocast.is_torchs(function.__module__ or ""):
         return None
     return functools.wraps(function)(functools.partial(state.call_under, here, function))
 
@@ -128,26 +129,24 @@ def forget_wrappers() -> None:
     reset_dynamo()
 
 
+def patched_builtins() -> list[Any]:
+    """torch's builtins that hmp has replaced."""
+    return [op.original for op in placement.patched_ops()]
+
+
 def dispatched_functions() -> list[Any]:
-    """torch's functions that a dispatcher stands in place of."""
-    return list(dispatchers.keys())
+    """torch's functions whose calls hmp decides on."""
+    return [*patched_builtins(), *placement.patched_bodies()]
 
 
 def original(value: Any) -> Any:
-    """torch's function, for a dispatcher or its counterpart; any other value itself."""
-    if stands_in(value):
-        return getattr(value, "__wrapped__", value)
-    return value
+    """torch's function, for what hmp has put in its place; any other value itself."""
+    return placement.own(value)
 
 
 def innermost(value: Any) -> Any:
     """torch's function, for what stands in its place, whoever's that is; any other value itself."""
     return original(outermost.inside(value))
-
-
-def all_dispatchers() -> list[Any]:
-    """The dispatchers that stand in place of torch's builtins."""
-    return placement.in_place()
 
 
 _OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<hmp")
@@ -183,10 +182,10 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # --- functions that Dynamo must not trace by their code --------------------------------------------------------------------------------
 
 
-def handler(function: types.FunctionType) -> Callable[..., Any] | None:
+def handler(function: Any) -> Callable[..., Any] | None:
     """What Dynamo is to call for a call of `function`, which hmp has put in place of torch's; None where it may trace its code."""
-    if stands_in(function):
-        key = inspect.getclosurevars(function).nonlocals["_key"]
+    if isinstance(function, PatchedOp):
+        key = function.original
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
             found = wrapper(dynamo_internals.trace_of(tx).here, key)
@@ -323,7 +322,6 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
 functions: dict[Any, Callable[..., Any]] = {}
 # The functions that make a region; session adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
-placement.holders.append(dynamo_internals.tables)
 
 
 def _fill_functions() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..patching import patches, stand_ins
+from ..patching import PatchedOp, patches
 from ..torch_private import devices_in_autocast
 from .dynamo_names import calls_of, constant, part, torch_variable
 
@@ -234,7 +234,7 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _load_const(self: Any, inst: Any) -> Any:
         value = inst.argval
-        if not isinstance(value, types.FunctionType):
+        if not isinstance(value, (types.FunctionType, PatchedOp)):
             return original(self, inst)
         handler = _bridge.handler(value)
         if handler is None:
@@ -364,24 +364,18 @@ def _update_tables() -> None:
                 table.setdefault(_bridge.innermost(key), _bridge.innermost(value))
         types_known[_bridge.region_type] = lambda self, value: variables().Region(value, source=self.source)
         sourceless = part("variables.builder").SourcelessBuilder._type_handlers
-        for kind in stand_ins.KINDS:
+        for kind in _bridge.op_types:
             types_known[kind] = lambda self, value: torch_variable().create_with_source(value, self.source)
             sourceless[kind] = lambda tx, value: torch_variable()(value)
     overridable = torch_variables.get_overridable_functions()
     dispatchers = [function for function in overridable if _bridge.innermost(function) is not function]
     overridable.difference_update(dispatchers)
     overridable.update(_bridge.dispatched_functions(), map(_bridge.innermost, dispatchers))
-    in_graph = dict.fromkeys(_bridge.all_dispatchers(), torch_variables.TorchInGraphFunctionVariable)
-    in_graph.update({_bridge.original(dispatcher): kind for dispatcher, kind in in_graph.items()})
+    in_graph = dict.fromkeys(_bridge.patched_builtins(), torch_variables.TorchInGraphFunctionVariable)
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
         if each not in known:
             known[each] = kind
             _added.append(each)
-
-
-def tables() -> list[Any]:
-    """The containers that hold dispatchers on purpose: Dynamo's table of functions, and the list of what hmp has added to it."""
-    return [part("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
 
 
 def _forget() -> None:
@@ -389,7 +383,7 @@ def _forget() -> None:
     global _bridge
     _added.clear()
     builder = part("variables.builder")
-    for kind in (_bridge.region_type, *stand_ins.KINDS):
+    for kind in (_bridge.region_type, *_bridge.op_types):
         builder.VariableBuilder._type_dispatch().pop(kind, None)
         builder.SourcelessBuilder._type_handlers.pop(kind, None)
     _bridge = None

@@ -115,7 +115,7 @@ class Paused(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Empty, until a revert. Read at each call of an op that has a dispatcher."""
+        """Empty, until a revert. Read at each call of a patched op."""
         if self.look is not None and self.look.is_done(self.on):
             self.look = None
         return self._now().replacements
@@ -192,11 +192,8 @@ def _forget() -> None:
     _answers.clear()
 
 
-# torch.jit.script finds torch's own op behind a function whose code has the name `hmp_dispatcher`.
-
-
 def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
-    def hmp_dispatcher(*args: Any, **kwargs: Any) -> bool:
+    def answer(*args: Any, **kwargs: Any) -> bool:
         really = original(*args, **kwargs)
         frame = sys._getframe(1)
         policy = state.current_state().policy
@@ -210,11 +207,11 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         frame.f_locals["args"][0]._hmp_forward = state.current_state(), policy
         return really
 
-    return hmp_dispatcher
+    return answer
 
 
 def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callable[..., torch.dtype]:
-    def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
+    def answer(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
         policy = state.current_state().policy
         if policy is None or _asks_for_torchs(sys._getframe(1)):
@@ -223,7 +220,7 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
         low: torch.dtype = policy.dtype
         return dtype if really else low
 
-    return hmp_dispatcher
+    return answer
 
 
 def _asks_for_torchs(frame: types.FrameType) -> bool:
@@ -233,6 +230,11 @@ def _asks_for_torchs(frame: types.FrameType) -> bool:
 def is_torchs(module: str) -> bool:
     """Whether code of the module gets torch's own answers."""
     return module == "torch" or module.startswith("torch.")
+
+
+def own(function: Any) -> Any:
+    """Return torch's own function for what answers in its place, and any other object as it is."""
+    return _answers.get(function, function) if isinstance(function, types.FunctionType) else function
 
 
 def answers() -> dict[Callable[..., Any], Callable[..., Any]]:

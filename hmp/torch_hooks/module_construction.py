@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..context import ContextValue, loading, state
-from ..patching import patches, references, stands_in, subclasses
+from ..patching import patches, subclasses
 from . import late_imports
 from .torchs_functions import replace
 
@@ -48,7 +48,6 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
-        references.make_static(cls, stands_in)
         if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
             _patch_construction(cls)
 

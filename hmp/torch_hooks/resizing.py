@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..caches import write_marks
-from ..patching import MethodCounterpart, patches
+from ..patching import PatchedMethod, patches
 
 
 def install() -> None:
@@ -22,9 +22,7 @@ def install() -> None:
     patches.rebind(torch.UntypedStorage, "resize_", _after(write_marks.unmark, torch.UntypedStorage.resize_))
     for name in ("resize_", "resize_as_"):
         own = getattr(torch.Tensor, name)
-        resize = _after(_unmark_tensor, own)
-        resize.__module__, resize.__qualname__ = "torch", f"Tensor.{name}"
-        patches.rebind(torch.Tensor, name, MethodCounterpart(resize, own))
+        patches.rebind(torch.Tensor, name, PatchedMethod(own, _after(_unmark_tensor, own), "torch", f"Tensor.{name}"))
 
 
 def _after(unmark: Callable[[Any], None], own: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
 from .wrappers import op_wrap
 
 __all__ = [
-    "GIVEN_UP",
     "Kind",
     "Observer",
     "Observers",
@@ -18,7 +17,6 @@ __all__ = [
     "copied_views",
     "fallbacks",
     "fallbacks_of",
-    "float32_products",
     "jit_trace",
     "kernel_fallback",
     "lost_writes",

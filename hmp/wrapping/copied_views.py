@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
-from ..patching import patches
+from ..patching import PatchedMethod, PatchedOp, patches
 from ..torch_private import METHODS_CODE, PYTHONS_OWNERS, OpOverload, OpOverloadPacket, no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
@@ -459,9 +459,10 @@ def install() -> None:
     """Has parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
-    patches.rebind(Tensor, "set_", _set_to_original)
-    patches.rebind(torch.utils.dlpack, "to_dlpack", _to_dlpack)
-    patches.rebind(torch, "to_dlpack", _to_dlpack)
+    patches.rebind(Tensor, "set_", PatchedMethod(_set, _set_to_original, "torch", "Tensor.set_"))
+    to_dlpack = PatchedOp(_dlpack, _to_dlpack, "torch", "to_dlpack")
+    for owner in (torch.utils.dlpack, torch):
+        patches.rebind(owner, "to_dlpack", to_dlpack)
 
 
 def original_view(value: Any) -> Any:

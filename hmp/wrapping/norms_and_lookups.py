@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..caches import write_marks
 from ..casting import Caster, Tensor, castable, deliver, tensor_casts
 from ..ops import op_facts
 from ..torch_private import is_functorchs
@@ -22,7 +23,6 @@ _renorm_ = torch.embedding_renorm_
 _ones_like = torch.ones_like
 _detach = torch.Tensor.detach
 _reshape = torch.reshape
-_FLOAT32 = frozenset({torch.float32})
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -41,16 +41,23 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
     call = _in_one_dtype(op, rule)
     general = refusals.or_uncast(_any_norm(op, rule, caster), op)
+    last_at = max(others_at)
+    is_usual, is_unlisted = order[0] == "input", rule.kind == "first"
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and type(args[0]) is Tensor and args[0].dtype in tensor_casts.CASTABLE and order[0] == "input":
+        if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in tensor_casts.CASTABLE:
             # the common call: everything but the input is float32 or absent
-            x = args[0]
-            others = [args[i] for i in others_at if i < len(args) and args[i] is not None]
-            dtypes = {getattr(t, "dtype", None) for t in others}
-            bias_alone = bias_at < len(args) and args[bias_at] is not None and args[weight_at] is None
-            if dtypes <= _FLOAT32 and not bias_alone:
-                dtype = choose([x, *others])
+            tensors = [x]
+            for i in others_at:
+                other = args[i]
+                if other is not None:
+                    if not isinstance(other, Tensor) or other.dtype is not torch.float32:
+                        return general(*args, **kwargs)
+                    tensors.append(other)
+            if args[bias_at] is None or args[weight_at] is not None:
+                dtype = x.dtype if is_unlisted else choose(tensors)
+                if dtype is x.dtype and x.is_cpu and not is_functorchs(x):
+                    return op(*args)
                 if dtype is torch.float32 or x.device.type not in op_facts.MIXED_NORM_KERNELS:
                     return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(*args, **kwargs)
@@ -190,9 +197,13 @@ def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Attention with query, key and value cast (R1, R2, R7), and the mask in the dtype of query, its finite values staying finite (R12)."""
-    order, choose = rule.order, chooser(rule)
+    order, choose, listed = rule.order, chooser(rule), rule.dtype
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 3 and {Tensor}.issuperset(map(type, args)) and kwargs.get("attn_mask") is None:
+            dtype = args[0].dtype if listed is None else listed
+            if args[0].dtype is dtype and args[1].dtype is dtype and args[2].dtype is dtype:
+                return op(*args, **kwargs)
         values = _bind(order, args, kwargs)
         projected = {n: values[n] for n in ("query", "key", "value") if castable(values.get(n))}
         if not projected or _left_to_torch(values):
@@ -206,6 +217,7 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
             values["attn_mask"] = caster(tensor_casts.within(mask, dtype), dtype)
         return _call_with(op, order, args, kwargs, values)
 
+    write_marks.reads_only(wrapper.__code__)
     return refusals.or_uncast(wrapper, op)
 
 

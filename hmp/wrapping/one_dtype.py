@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
+from ..caches import cast_cache, shared_cast, weight_cache, write_marks
+from ..caches.activation_cache import low_activation
+from ..caches.weight_cache import low_weight
 from ..casting import FINITE_MAX, Caster, Tensor, tensor_casts
+from ..torch_private import trace_here as _tracing
 from .any_call import AnyCall, refusing_writes
 from .copied_views import shares_memory
 from .kernel_fallback import GIVEN_UP
@@ -17,22 +21,74 @@ _Parameter = torch.nn.Parameter
 _dtype = torch.dtype
 _MKLDNN = tensor_casts.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
-_HEEDED = tensor_casts.LEFT_TO_TORCH | tensor_casts.CASTABLE
+_CASTABLE = tensor_casts.CASTABLE
+_HEEDED = tensor_casts.LEFT_TO_TORCH | _CASTABLE
+# torch's own, taken before anything is patched
+_strided, _grad_enabled = torch.strided, torch.is_grad_enabled
+_used_once = weight_cache.used_once
 
 
 def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `op` with its castable inputs in `rule.dtype` (R1, R2), or in the one that they have among them (R3, R7)."""
     ruled = AnyCall(op, rule, caster)
     needs_care = rule.saturates if rule.dtype is None else rule.users
-    return ruled.wrapper() if rule.asks_for_kernels or needs_care else _plain_calls(ruled)
+    if rule.asks_for_kernels or needs_care:
+        return ruled.wrapper()
+    is_product = caster is cast_cache.cast_product_input and rule.dtype is not None
+    return _plain_products(ruled) if is_product and not rule.view and not rule.keep else _plain_calls(ruled)
+
+
+def _plain_products(ruled: AnyCall) -> Op:
+    """As `_plain_calls`, for a matrix product or a convolution on a list: the cache is asked only for what it would keep.
+
+    To ask it takes as long as a small cast. In a trace it is never asked for those: torch.jit compares the lines of a trace that was made
+    with gradients with those of one made without."""
+    op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.call, ruled.retry, ruled.kernels.failed
+    assert target is not None
+    to, limit, may_write = tensor_casts.TO[target], FINITE_MAX[target], ruled.rule.inplace_at is not None or ruled.rule.out_at is not None
+
+    def product(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or failed or may_write:
+            return call(args, kwargs)
+        cast_args = []
+        for a in args:
+            kind = type(a)
+            if kind is Tensor or kind is _Parameter:
+                dtype = a.dtype
+                if dtype is not target and dtype in _HEEDED:
+                    if dtype not in _CASTABLE or a.layout is not _strided:
+                        return call(args, kwargs)
+                    small = (size := a.nbytes) < shared_cast.least
+                    alone = small and a.requires_grad and _grad_enabled() and (kind is Tensor or id(a) in _used_once)
+                    if alone or (small and ((kind is Tensor and size < shared_cast.WORTH_KEEPING) or _tracing() is not None)):
+                        a = to(a)
+                    else:
+                        a = low_weight(a, target) if kind is _Parameter else low_activation(a, target)
+            elif not (
+                -limit <= a <= limit
+                if kind is float or kind is int
+                else _NUMBERS.issuperset(map(type, a))
+                if kind is tuple or kind is list
+                else kind in SCALARS
+            ):
+                return call(args, kwargs)
+            cast_args.append(a)
+        try:
+            return op(*cast_args)
+        except RuntimeError as error:
+            result = retry(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
+
+    write_marks.reads_only(product.__code__)
+    return product
 
 
 def _plain_calls(ruled: AnyCall) -> Op:
     """A function that has little to do for a call with positional arguments and plain tensors, and sends any other call to `ruled.call`.
 
-    Where the dtype is the list's it casts such tensors; where it is that of the tensors it sees whether they have one. A dispatcher does
-    the same by itself, but only in the place of a builtin, and only for the one policy that its code is written for. Python functions
-    (`F.softmax`), observers, compiled code and regions of other policies call this function instead.
+    Where the dtype is the list's it casts such tensors; where it is that of the tensors it sees whether they have one.
     """
     # local variables: a call reads them faster than attributes
     op, rule, caster, call, retry, failed = ruled.op, ruled.rule, ruled.caster, ruled.call, ruled.retry, ruled.kernels.failed
@@ -83,7 +139,6 @@ def _plain_calls(ruled: AnyCall) -> Op:
                 raise
             return result
 
-    one_dtype.again, one_dtype.failed = retry, failed  # type: ignore[attr-defined]  # for dispatchers, whose calls skip this function
     return one_dtype
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
 from ..lists import ListName
-from ..ops import ALIASES
+from ..ops import op_facts
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -168,7 +168,7 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
     return found
 
 
-_OF_NUMPY = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+_OF_NUMPY = {alias: name for name, aliases in op_facts.NUMPY_NAMES.items() for alias in aliases}
 
 
 def torchs_name(keyword: str, order: tuple[str, ...]) -> str:

@@ -14,12 +14,15 @@ from .op_rule import Op, OpRule, survey
 _SMALLEST_LIMIT = FINITE_MAX[torch.float16]
 _Parameter = torch.nn.Parameter
 _clone = torch.clone  # torch's own, taken before anything is patched
+_PLAIN = frozenset({Tensor, _Parameter})
 
 
 def mask_in_place_wrapper(op: Op) -> Op:
     """A function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes all other calls."""
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) in _PLAIN and self.dtype is torch.float32:
+            return op(self, *args, **kwargs)
         if castable(self) and self.dtype is not torch.float32:
             try:
                 masks = tuple(written_value(a, self.dtype) for a in args)
@@ -60,6 +63,8 @@ def guard_wrapper(op: Op, rule: OpRule) -> Op:
     """A function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
 
     def guard(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
+            return op(*args)
         for a in args:
             kind = type(a)
             if kind is float or kind is int:

@@ -192,7 +192,7 @@ def test_what_is_no_longer_ours_is_left_standing(users):
 # --- names taken while torch is patched
 
 
-def test_names_taken_while_converted_are_given_torchs_own_function():
+def test_names_taken_while_converted_do_what_torchs_own_functions_do():
     table, listed, keys, names = {}, [], {}, {torch.tanh}
     with hmp.convert(policy=LISTS):
         table["tanh"], keys[torch.tanh], closed = torch.tanh, 1, functools.partial(torch.tanh)
@@ -216,9 +216,10 @@ def test_names_taken_while_converted_are_given_torchs_own_function():
         model = Model()
         assert [t.dtype for t in model(X)] == [BF16] * 3  # a class attribute takes no self, as the builtin does not
         assert closed(X).dtype is BF16
-    assert table["tanh"] is torch.tanh and listed[0] is F.gelu and list(keys) == [torch.tanh] and names == {torch.tanh, torch.matmul}
+    assert table["tanh"] == torch.tanh and listed[0] == F.gelu and list(keys) == [torch.tanh] and names == {torch.tanh, torch.matmul}
+    assert [f(X).dtype for f in (table["tanh"], listed[0], *keys, Plain.act, closed)] == [F32] * 5
     assert model.act2 is torch.tanh and Model.__init__.__defaults__ == (torch.tanh,)
-    assert Model.act is Model.static is Plain.act is torch.tanh
+    assert Model.act is Model.static is torch.tanh
     assert vars(Model)["act"] is torch.tanh and type(vars(Model)["static"]) is staticmethod  # each as the class's own code has it
     assert [t.dtype for t in model(X)] == [F32] * 3
 

@@ -58,7 +58,6 @@ def test_convert_interrupted_right_after_a_name_was_set(at: int, torch_differenc
     _is_plain(torch_differences)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("builtin", "inside", "at"),
     [
@@ -69,10 +68,6 @@ def test_convert_interrupted_right_after_a_name_was_set(at: int, torch_differenc
         ("popitem", "restore", 600),
         ("pop", "restore", 1),
         ("remove", "<lambda>", 1),
-        ("pop", "_restore", 1),
-        ("popitem", "_restore", 1),
-        ("next", "_restore", 1),
-        ("clear", "_restore", 1),
     ],
 )
 def test_revert_interrupted_right_after_a_name_was_put_back(

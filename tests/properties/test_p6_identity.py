@@ -30,8 +30,8 @@ OWNERS: dict[str, Any] = {
     "fft": torch.fft,
 }
 HOME = {"torch": "torch", "F": F.__name__, "_C._nn": F.__name__, "special": "torch.special", "linalg": "torch.linalg", "fft": "torch.fft"}
-# Defects of hmp that are known: these tell hmp's name, module and words.
-KNOWN = {("torch", "to_dlpack"), ("Tensor", "set_")}
+# Functions written in Python, which equal themselves alone.
+ANSWERS = {("torch", name) for name in dir(torch) if "autocast" in name}
 EVERYTHING = hmp.Policy("everything", bf16={"*"})
 
 
@@ -97,14 +97,13 @@ def test_p6_what_differs_looks_like_torchs_own() -> None:
     with hmp.convert(policy=EVERYTHING):
         keys = patched()
         assert len(keys) > 100
-        lines = [line for key in keys if key not in KNOWN for line in looks(key)]
+        lines = [line for key in keys for line in looks(key)]
     assert not lines, "\n".join(lines[:30])
 
 
-@pytest.mark.xfail(reason="a function of Python's stands there; it equals torch's own only where a protocol hands it out", strict=True)
 def test_p6_what_differs_equals_what_was_taken_before() -> None:
     with hmp.convert(policy=EVERYTHING):
-        for key in patched():
+        for key in set(patched()) - ANSWERS:
             here, (plain,) = getattr(OWNERS[key[0]], key[1]), PLAIN[key]
             assert here == plain and plain == here and {plain: 1}.get(here)
 
@@ -141,7 +140,6 @@ def test_p6_a_mode_and_a_subclass_are_given_what_equals_torchs_own(name: str) ->
                 assert any({torchs[0]: True}.get(func) and func == torchs[0] for func in ours), (ours, torchs)
 
 
-@pytest.mark.xfail(reason="a function of Python's stands there, and binds", strict=True)
 def test_p6_a_builtin_does_not_bind() -> None:
     with hmp.convert(policy=EVERYTHING):
 

@@ -50,18 +50,18 @@ def python_calls(function: Callable[[], Any], warm: int = 6) -> tuple[int, int]:
 
 X, W, B = torch.randn(8, 8, requires_grad=True), nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
 LOW = X.detach().to(BF16)
-# A steady call: (what is called, the most Python calls that it may make). Where nothing is to cast, one; where something is, 20.
+# A steady call: (what is called, the most Python calls that it may make). An operator's method is bound in Python too.
 CALLS: dict[str, tuple[Callable[[], Any], int]] = {
     "linear, all low": (lambda: F.linear(LOW, LOW), 2),
     "matmul, all low": (lambda: torch.matmul(LOW, LOW), 2),
-    "@, all low": (lambda: LOW @ LOW, 2),
+    "@, all low": (lambda: LOW @ LOW, 3),
     "softmax, float32": (lambda: torch.softmax(X, -1), 2),
     "sdpa, all low": (lambda: F.scaled_dot_product_attention(LOW[None], LOW[None], LOW[None]), 4),
     "tanh, unlisted": (lambda: torch.tanh(X), 1),
     "add, a mixture of torch's own": (lambda: torch.add(X, LOW), 2),
-    "linear, to cast": (lambda: F.linear(X, W, B), 20),
-    "matmul, to cast": (lambda: torch.matmul(X, X), 20),
-    "softmax, to cast": (lambda: torch.softmax(LOW, -1), 12),
+    "linear, to cast": (lambda: F.linear(X, W, B), 18),
+    "matmul, to cast": (lambda: torch.matmul(X, X), 6),
+    "softmax, to cast": (lambda: torch.softmax(LOW, -1), 6),
 }
 
 

@@ -230,8 +230,8 @@ WHO: dict[str, Callable[[Raiser], Who]] = {
     "a function mode at a mixture": lambda raiser: (NONE, FunctionMode("matmul", raiser), lambda: torch.matmul(low(grad=False), X)),
     "a dispatch mode at a mixture": lambda raiser: (NONE, DispatchMode("mm", raiser), lambda: torch.matmul(low(grad=False), X)),
 }
-for mode, at in ((FunctionMode, "exp"), (FunctionMode, "bfloat16"), (DispatchMode, "exp"), (DispatchMode, "_to_copy")):
-    for kwargs, args in (({}, (X,)), ({"input": X}, ())):  # a call of the dispatcher's, and one of the wrapper's
+for mode, at in ((FunctionMode, "exp"), (DispatchMode, "exp"), (DispatchMode, "_to_copy")):
+    for kwargs, args in (({}, (X,)), ({"input": X}, ())):  # with positional arguments, and by name
         WHO[f"{mode.__name__} at {at}, {len(args)}"] = lambda raiser, mode=mode, at=at, args=args, kwargs=kwargs: (
             POLICY,
             mode(at, raiser),

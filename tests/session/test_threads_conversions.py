@@ -209,26 +209,6 @@ def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
     assert seen == [torch.float32]
 
 
-def test_a_dispatcher_that_has_decided_and_not_called_yet_is_waited_for() -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    def hmp_dispatcher() -> None:
-        began.set()
-        time.sleep(0.3)
-
-    def run() -> None:
-        hmp_dispatcher()
-        ended.set()
-        time.sleep(0.3)
-
-    thread, errors = _in_thread(run)
-    assert began.wait(60)
-    calls_in_flight.wait_for(())
-    assert ended.is_set() and thread.is_alive()
-    thread.join()
-    assert not errors
-
-
 def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the steps in which a policy comes into force while there are other threads."""
     module = sys.modules["hmp.session.conversion"]
@@ -272,10 +252,3 @@ def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatc
     converted.set()
     thread.join()
     assert not errors
-
-
-def test_a_first_call_while_the_policy_changes_ends() -> None:
-    """The code of a dispatcher's first call meets a table that no longer holds the op, before the dispatchers were told."""
-    hmp.convert(policy=policy(bf16=["sin"]))
-    state.PROCESS.replacements = state.NO_REPLACEMENTS
-    assert torch.sin(torch.ones(1)).dtype is torch.float32
