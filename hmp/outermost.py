@@ -1,6 +1,6 @@
 """Functions that stay outermost in their places: what hmp puts there, before or after they came, goes inside of them.
 
-A `torch.take` that takes indices of 32 bits and a dispatcher in the place of `torch.take` come and go in any order, and neither needs to
+A `torch.take` that takes indices of 32 bits and a PatchedOp in the place of `torch.take` come and go in any order, and neither needs to
 know of the other.
 """
 

@@ -40,9 +40,9 @@ _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _as_strided, _detach = torch.as_strided, Tensor.detach
 
-# By id(): weights that were used once, with a gradient, between two writes, as most are that train. The dispatchers cast the small ones
-# without asking here. In each period of so many backwards this is learnt anew. An id leaves with its weight's entry, as another weight may
-# get the same one: by dict.pop, as no code in Python may run while memory is freed, where gloo's threads wait for the GIL.
+# By id(): weights that were used once, with a gradient, between two writes, as most are that train. Wrappers of products cast the small
+# ones without asking here. In each period of so many backwards this is learnt anew. An id leaves with its weight's entry, as another
+# weight may get the same one: by dict.pop, as no code in Python may run while memory is freed, where gloo's threads wait for the GIL.
 used_once: dict[int, weakref.ref[_Entry]] = {}
 _PERIOD = 32
 _backwards = 0
@@ -122,7 +122,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # A trace must contain the cast, not its result. It also compares lines of source, so all that arrive here are made in this line;
-    # those of small weights are made in the dispatcher, in every trace.
+    # those of small weights are made in the wrapper, in every trace.
     if _compiling() or _tracing() is not None:
         return cast(weight, dtype)
     try:

@@ -1,4 +1,4 @@
-"""The state in force in this thread or asyncio task: which policy, or that nothing is cast. Dispatchers and wrappers read it at each call.
+"""The state in force in this thread or asyncio task: which policy, or that nothing is cast. Patched ops read it at each call.
 
 It is one of four:
 
@@ -30,7 +30,7 @@ Replacements = Mapping[Any, Callable[..., Any]]
 
 class Off:
     """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that
-    dispatchers call torch's own functions."""
+    patched ops call torch's own functions."""
 
     __slots__ = ("now", "on")
     replacements: Replacements = types.MappingProxyType({})

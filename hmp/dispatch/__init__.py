@@ -1,4 +1,4 @@
-"""Turns a policy into wrappers, one for each torch function that it changes, and puts in its place a dispatcher that calls the wrapper."""
+"""Turns a policy into wrappers, one for each torch function that it changes, and replaces it by a PatchedOp that calls the wrapper."""
 
 from . import active_ops, deciding, fx_interpreter, placement, user_functions
 from .active_ops import ActiveFunction, ActiveMethod, ActiveOp

@@ -1,7 +1,7 @@
 """What kinds of object hold references: how each is read, and how another value is put in a place of it.
 
-The one table of those that look for functions and put others there: for torch's builtins in users' code, for what refers to a dispatcher,
-and for dispatchers in the modules that torch imports late.
+The one table of those that look for functions and put others there: for torch's builtins in users' code, and for
+PatchedOps in the modules that torch imports late.
 """
 
 from __future__ import annotations

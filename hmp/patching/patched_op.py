@@ -24,7 +24,8 @@ class PatchedOp:
         self.original = self.__wrapped__ = original
         self.call = call
         self._found_at = module, path
-        self.__module__, self.__doc__ = getattr(original, "__module__", None), original.__doc__  # not those of the class
+        for name in ("__module__", "__doc__"):  # which it would have of its class
+            setattr(self, name, getattr(original, name, None))
         for name in ("__name__", "__qualname__", "__self__", "__objclass__", "__text_signature__"):
             if hasattr(original, name):
                 setattr(self, name, getattr(original, name))

@@ -55,7 +55,7 @@ _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakV
 
 
 def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled `policy`, with dispatchers in the places of all torch functions that it changes."""
+    """The compiled `policy`; all torch functions that it changes are patched."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         if policy.entries("saved"):
@@ -146,14 +146,14 @@ def _forget_others() -> None:
 
 
 def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
-    """The policy, newly compiled, with dispatchers in place for it. Leaves torch unpatched where it was and this raises."""
+    """The policy, newly compiled, and torch patched for it. Leaves torch unpatched where it was and this raises."""
     global _has_compiled
     low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
     _has_compiled = True
     is_first = not patches.installed()
     if is_first:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
-    decisions = deciding.dispatched(deciding.decide(policy))
+    decisions = deciding.patched(deciding.decide(policy))
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(deciding.build(decisions, Observers(watching) if watching else None), policy)
     try:

@@ -134,7 +134,7 @@ def patched_builtins() -> list[Any]:
     return [op.original for op in placement.patched_ops()]
 
 
-def dispatched_functions() -> list[Any]:
+def patched_functions() -> list[Any]:
     """torch's functions whose calls hmp decides on."""
     return [*patched_builtins(), *placement.patched_bodies()]
 

@@ -102,7 +102,7 @@ def _region() -> type:
             self.off.__enter__()
             vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a region's marks must be there when guards are made
             trace.enter(inside)
-            _update_tables()  # the first region of a policy may put dispatchers in place of more functions
+            _update_tables()  # the first region of a policy may patch more functions
             return Constant.create(None)
 
         def exit(self, tx: Any, *args: Any) -> Any:
@@ -261,7 +261,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_original(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Has Dynamo take torch's function for a dispatcher, without a guard: a dispatcher's code changes with the policy in force."""
+    """Has Dynamo take torch's function for what replaces it, without a guard: the policy is guarded on (`bridge.key`)."""
 
     def create_with_source(cls: Any, value: Any, source: Any) -> Any:
         function = _bridge.original(value)
@@ -368,9 +368,9 @@ def _update_tables() -> None:
             types_known[kind] = lambda self, value: torch_variable().create_with_source(value, self.source)
             sourceless[kind] = lambda tx, value: torch_variable()(value)
     overridable = torch_variables.get_overridable_functions()
-    dispatchers = [function for function in overridable if _bridge.innermost(function) is not function]
-    overridable.difference_update(dispatchers)
-    overridable.update(_bridge.dispatched_functions(), map(_bridge.innermost, dispatchers))
+    patched = [function for function in overridable if _bridge.innermost(function) is not function]
+    overridable.difference_update(patched)
+    overridable.update(_bridge.patched_functions(), map(_bridge.innermost, patched))
     in_graph = dict.fromkeys(_bridge.patched_builtins(), torch_variables.TorchInGraphFunctionVariable)
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
         if each not in known:
@@ -379,7 +379,7 @@ def _update_tables() -> None:
 
 
 def _forget() -> None:
-    """Takes hmp's entries out of Dynamo's tables; that of functions is discarded as a whole where the dispatchers are (reset_dynamo)."""
+    """Takes hmp's entries out of Dynamo's tables; that of functions is discarded as a whole where the patches are (reset_dynamo)."""
     global _bridge
     _added.clear()
     builder = part("variables.builder")

@@ -1,4 +1,4 @@
-"""Puts torch's own functions back where modules of torch that are imported while torch is patched have got hmp's dispatchers.
+"""Puts torch's own functions back where modules of torch that are imported while torch is patched have got hmp's PatchedOps.
 
 torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
 """
@@ -30,9 +30,9 @@ _then: dict[str, Callable[[], None]] = {}
 
 
 def install(own: Callable[[Any], Any]) -> None:
-    """Until patches.restore(): replaces dispatchers by torch's functions in every module of torch that is imported from now on.
+    """Until patches.restore(): replaces PatchedOps by torch's functions in every module of torch that is imported from now on.
 
-    `own` returns torch's function for a dispatcher, and anything else as it is.
+    `own` returns torch's function for a PatchedOp, and anything else as it is.
     """
     finder = _Finder(own)
     sys.meta_path.insert(0, finder)
@@ -53,7 +53,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """The spec of a module of torch, with a loader that replaces dispatchers in it after executing it, or of one that `after` was
+        """The spec of a module of torch, with a loader that replaces PatchedOps in it after executing it, or of one that `after` was
         called for; None for other modules."""
         is_torchs = name.partition(".")[0] in _ROOTS
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if is_torchs or name in _then else None
@@ -83,7 +83,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             _imports.depth -= 1
             if not _imports.depth:
                 modules, _imports.modules = _imports.modules, []
-                _ObjectsOf(self._own, modules).replace_dispatchers()
+                _ObjectsOf(self._own, modules).put_back()
 
 
 class _ObjectsOf:
@@ -94,8 +94,8 @@ class _ObjectsOf:
         self._modules = modules
         self._names = {module.__name__ for module in modules}
 
-    def replace_dispatchers(self) -> None:
-        """Replaces dispatchers by torch's own functions in all these objects."""
+    def put_back(self) -> None:
+        """Replaces PatchedOps by torch's own functions in all these objects."""
         seen: dict[int, Any] = {}
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
@@ -114,7 +114,7 @@ class _ObjectsOf:
         return kind is not holders.OBJECT or type(holder).__module__ in self._names
 
     def _other(self, value: Any) -> Any:
-        """torch's function for a dispatcher; a new tuple, frozenset or static method for one with a dispatcher in it; any other value
+        """torch's function for a PatchedOp; a new tuple, frozenset or static method for one with a PatchedOp in it; any other value
         itself."""
         kind: Any = type(value)
         if kind is staticmethod:

@@ -26,7 +26,7 @@ def fill() -> None:
 
 
 def answer(own: Callable[[Any], Any]) -> None:
-    """Makes torch.overrides know dispatchers and counterparts by the functions that `own` returns for them, until patches.restore()."""
+    """Makes torch.overrides know what is patched by the functions that `own` returns for them, until patches.restore()."""
     for asked in (overrides.resolve_name, overrides.is_tensor_method_or_property):
         patches.swap(asked, _of_own(patches.unpatched(asked), own))
 

@@ -1,9 +1,9 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_inside, copied_views, float32_products, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
+from . import autocast_inside, copied_views, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
 from .autocast_inside import outside
 from .float32_products import replaces_autocast
-from .kernel_fallback import GIVEN_UP, fallbacks, fallbacks_of
+from .kernel_fallback import fallbacks, fallbacks_of
 from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
 from .wrappers import op_wrap
 

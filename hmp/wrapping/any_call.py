@@ -72,7 +72,6 @@ class AnyCall(RuledOp):
             return saturation.saturated(op, args, kwargs, target)
         if rule.fill:
             args, kwargs = saturation.bounded(args, kwargs, target)
-        # a dispatcher checks this too, but not for every call that arrives here
         if not [t for t in tensors if t.dtype is not target]:
             return op(*args, **kwargs)
         # `target` is another dtype where the first input's is known to have no kernel (R11)
