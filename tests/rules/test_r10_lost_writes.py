@@ -16,59 +16,36 @@ from trap_kit import policy, refused, same
 LOW = torch.bfloat16
 ROW = torch.tensor([5.0, 5.0])
 
+# One of each way in which a call may name what it writes; P2 draws more of the plain ones.
 WRITES = {
     "add_": lambda y: y.add_(1),
-    "mul_": lambda y: y.mul_(2),
     "copy_": lambda y: y.copy_(torch.ones(3, 2)),
-    "zero_": lambda y: y.zero_(),
-    "fill_": lambda y: y.fill_(3),
-    "normal_": lambda y: y.normal_(),
     "uniform_": lambda y: y.uniform_(),
-    "relu_": lambda y: y.relu_(),
     "clamp_": lambda y: y.clamp_(min=1),
-    "masked_fill_": lambda y: y.masked_fill_(torch.ones(3, 2, dtype=torch.bool), 1.0),
-    "index_fill_": lambda y: y.index_fill_(0, torch.tensor([0]), 1.0),
-    "index_add_": lambda y: y.index_add_(0, torch.tensor([0]), ROW[None]),
-    "index_copy_": lambda y: y.index_copy_(0, torch.tensor([0]), ROW[None]),
     "index_put_": lambda y: y.index_put_((torch.tensor([0]),), ROW),
-    "scatter_": lambda y: y.scatter_(0, torch.zeros(1, 2, dtype=torch.int64), ROW[None]),
     "masked_scatter_": lambda y: y.masked_scatter_(torch.ones(3, 2, dtype=torch.bool), torch.ones(6)),
-    "lerp_": lambda y: y.lerp_(torch.ones(3, 2), 0.5),
-    "sin_": lambda y: y.sin_(),
-    "torch.relu_": lambda y: torch.relu_(y),
     "torch.sin_": lambda y: torch.sin_(y),
     "torch.fill_": lambda y: torch.fill_(y, 1.0),
     "F.relu inplace": lambda y: F.relu(y, inplace=True),
-    "F.relu positional": lambda y: F.relu(y, True),
-    "F.dropout inplace": lambda y: F.dropout(y, 0.5, True, True),
-    "F.silu inplace": lambda y: F.silu(y, inplace=True),
+    "F.dropout positional": lambda y: F.dropout(y, 0.5, True, True),
     "F.leaky_relu_": lambda y: F.leaky_relu_(y),
     "nn.ReLU inplace": lambda y: torch.nn.ReLU(inplace=True)(y),
     "nn.init": lambda y: torch.nn.init.ones_(y),
     "+=": lambda y: y.__iadd__(1),
-    "*=": lambda y: y.__imul__(2),
-    "/=": lambda y: y.__itruediv__(2),
-    "-=": lambda y: y.__isub__(2),
     "//=": lambda y: y.__ifloordiv__(2),
     "**=": lambda y: y.__ipow__(2),
-    "y[0] = row": lambda y: y.__setitem__(0, ROW),
-    "y[:] = 1": lambda y: y.__setitem__(slice(None), 1.0),
     "y[mask] = 1": lambda y: y.__setitem__(torch.ones(3, 2, dtype=torch.bool), 1.0),
-    "y[0].add_": lambda y: y[0].add_(1),
     "y[0] += 1": lambda y: exec("y[0] += 1", {"y": y}),
     "y[0][1] = 1": lambda y: y[0].__setitem__(1, 1.0),
     "y.T.add_": lambda y: y.T.add_(1),
     "y.detach().add_": lambda y: y.detach().add_(1),
     "y.data.add_": lambda y: y.data.add_(1),
     "y.unbind()": lambda y: y.unbind()[1].zero_(),
-    "y.chunk()": lambda y: y.chunk(3)[2].zero_(),
     "y.view": lambda y: y.transpose(0, 1).view(-1).zero_(),
-    "out=": lambda y: torch.add(torch.ones(3, 2), 1, out=y),
     "out= of a listed op": lambda y: torch.mm(torch.ones(3, 2), torch.ones(2, 2), out=y),
     "out= of an unlisted op": lambda y: torch.sin(torch.ones(3, 2), out=y),
     "out= a view": lambda y: torch.sin(torch.ones(2), out=y[0]),
     "out= a tuple": lambda y: torch.max(torch.ones(3, 2, 4), 2, out=(y, torch.zeros(3, 2, dtype=torch.int64))),
-    "_foreach_add_": lambda y: torch._foreach_add_([y], 1),
     "_foreach_zero_": lambda y: torch._foreach_zero_([torch.ones(2), y]),
 }
 
@@ -91,25 +68,24 @@ def test_r10_a_write_into_a_cast_copy_of_a_view_is_refused(grad):
     assert not lost
 
 
-NOT_CAST = {
-    **{str(dtype): (dtype, [lambda: hmp.casts("habana")]) for dtype in (LOW, torch.float64, torch.int64, torch.complex64)},
-    "casts off": (torch.float32, [lambda: hmp.casts("habana"), hmp.disable_casts]),
-    "not listed": (torch.float32, [lambda: hmp.casts(policy(bf16=["mm"]))]),
-    "in the list's dtype": (torch.float32, [lambda: hmp.casts(policy(fp32=["t"]))]),
-}
+NOT_CAST = [
+    *((dtype, [lambda: hmp.casts("habana")]) for dtype in (LOW, torch.float64, torch.int64, torch.complex64)),
+    (torch.float32, [lambda: hmp.casts("habana"), hmp.disable_casts]),
+    (torch.float32, [lambda: hmp.casts(policy(bf16=["mm"]))]),  # not listed
+    (torch.float32, [lambda: hmp.casts(policy(fp32=["t"]))]),  # in the list's dtype
+]
 
 
-@pytest.mark.parametrize("name", NOT_CAST)
-def test_r10_a_view_that_was_not_cast_is_written_through(name):
-    dtype, regions = NOT_CAST[name]
-    x = torch.zeros(2, 3, dtype=dtype)
-    with contextlib.ExitStack() as stack:
-        for region in regions:
-            stack.enter_context(region())
+def test_r10_a_view_that_was_not_cast_is_written_through():
+    for dtype, regions in NOT_CAST:
+        x = torch.zeros(2, 3, dtype=dtype)
+        with contextlib.ExitStack() as stack:
+            for region in regions:
+                stack.enter_context(region())
+            x.t().add_(1)
+            x.t()[0] = 5
         x.t().add_(1)
-        x.t()[0] = 5
-    x.t().add_(1)
-    assert x[:, 0].tolist() == [6, 6] and x[:, 1].tolist() == [2, 2]
+        assert x[:, 0].tolist() == [6, 6] and x[:, 1].tolist() == [2, 2]
 
 
 def test_r10_a_write_into_a_copy_in_float32_is_refused_too():
@@ -124,16 +100,8 @@ def test_r10_real_copies_of_the_copy_and_results_that_are_no_views_may_be_writte
     with hmp.casts("habana"):
         y = x.t()
         for mine in (
-            y.clone(),
-            y.contiguous(),
-            y + 0,
-            torch.relu(y),
-            y.reshape(-1),
-            copy.deepcopy(y),
-            torch.empty_like(y),
-            y.float(),
-            torch.cat([y, y]),
-            *(torch.relu(x), x * 2, F.dropout(x, 0.5), F.layer_norm(x, (3,)), torch.mm(x, x.T)),
+            *(y.clone(), y.contiguous(), y + 0, torch.relu(y), y.reshape(-1), copy.deepcopy(y), torch.empty_like(y), y.float()),
+            *(torch.cat([y, y]), torch.relu(x), x * 2, F.dropout(x, 0.5), F.layer_norm(x, (3,)), torch.mm(x, x.T)),
         ):
             mine.add_(1)
             mine[0] = 2
@@ -150,17 +118,17 @@ def test_r10_a_tensor_in_the_place_of_a_dead_copy_may_be_written():
             torch.zeros(3, 2, dtype=LOW).add_(1)
 
 
-@pytest.mark.parametrize("change", ["t_", "squeeze_", "transpose_", "unsqueeze_", "requires_grad_"])
-def test_r10_changing_the_metadata_of_the_copy_is_no_write(change):
-    arguments = {"transpose_": (0, 1), "unsqueeze_": (0,)}.get(change, ())
-    x = torch.zeros(2, 3)
-    with hmp.casts("habana"):
-        y = x.t()
-        getattr(y, change)(*arguments)
-        refused(lambda: y.detach().add_(1))
-    expected = torch.zeros(2, 3).t()
-    getattr(expected, change)(*arguments)
-    assert y.shape == expected.shape and y.requires_grad == expected.requires_grad
+def test_r10_changing_the_metadata_of_the_copy_is_no_write():
+    changes = {"t_": (), "squeeze_": (), "transpose_": (0, 1), "unsqueeze_": (0,), "requires_grad_": ()}
+    for change, arguments in changes.items():
+        with hmp.casts("habana"):
+            x = torch.zeros(2, 3)
+            y = x.t()
+            getattr(y, change)(*arguments)
+            refused(lambda y=y: y.detach().add_(1))
+        expected = torch.zeros(2, 3).t()
+        getattr(expected, change)(*arguments)
+        assert y.shape == expected.shape and y.requires_grad == expected.requires_grad
 
 
 def test_r10_the_error_names_the_op_and_a_remedy():

@@ -51,16 +51,8 @@ def _set_storage(v: torch.Tensor) -> None:
 
 
 def _fused(v: torch.Tensor) -> None:
-    options = {
-        "weight_decay": 0.0,
-        "momentum": 0.0,
-        "lr": 1.0,
-        "dampening": 0.0,
-        "nesterov": False,
-        "maximize": False,
-        "is_first_step": True,
-    }
-    torch._fused_sgd_([v], [-torch.ones_like(v)], [], **options)
+    options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0) | {"lr": 1.0, "nesterov": False, "maximize": False}
+    torch._fused_sgd_([v], [-torch.ones_like(v)], [], **options, is_first_step=True)
 
 
 def _in_function(v: torch.Tensor) -> None:
@@ -105,8 +97,7 @@ class Sub(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize("policy", [LISTS, HALF], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("cls", [torch.Tensor, Sub, TwoTensor])
+@pytest.mark.parametrize(("cls", "policy"), [(torch.Tensor, LISTS), (Sub, HALF), (TwoTensor, LISTS)])
 def test_r10_a_write_that_goes_another_way_arrives_or_raises(policy: hmp.Policy, cls: type) -> None:
     wrapped = cls is TwoTensor  # its own memory is nobody's
     writes = {k: w for k, w in WRITES.items() if not wrapped or k in ("custom op", "torch.ops", "foreach", "method", "copy")}
