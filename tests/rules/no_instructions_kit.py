@@ -123,7 +123,6 @@ AGAIN: dict[str, tuple[Call, Callable[[torch.dtype], list[torch.Tensor]]]] = {
     "sliced": (lambda x, w: F.linear(x[..., :64], w), lambda dtype: [random(2, 33, 128, dtype=dtype), random(70, 64, dtype=dtype)]),
     "convolution": (convolution, lambda dtype: [random(2, 8, 17, 17, dtype=dtype), random(4, 8, 3, 3, dtype=dtype)]),
 }
-SOME_AGAIN = ["attention with dropout", "lstm with dropout", "linear"]
 
 
 # The casts written out where there is more than one product to a call: views are not the product's, and each argument is cast by itself.
