@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,8 +18,7 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from no_instructions_kit import Call, all_same, attention, by_hand, gradients, linear, listed, random
-from oracle import BF16, F16, F32, assert_identical
-from thread_kit import in_threads
+from oracle import BF16, F32, assert_identical
 from trap_kit import same
 
 pytestmark = pytest.mark.usefixtures("no_instructions")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_instructions")
 
 
 def writes(layer: torch.nn.Linear) -> Iterator[str]:
-    """Ways to change a weight, each done when its name is asked for."""
+    """Ways to change a weight that differ in kind (P3 has all of them), each done when its name is asked for."""
     with torch.no_grad():
         layer.weight.mul_(1.25)
         yield "mul_"
@@ -40,12 +40,6 @@ def writes(layer: torch.nn.Linear) -> Iterator[str]:
         yield "the same memory transposed"
         layer.weight.detach().numpy()[3:7] = 2
         yield "numpy"
-        layer.weight.requires_grad_(not layer.weight.requires_grad)
-        yield "requires_grad"
-        torch.nn.init.uniform_(layer.weight)
-        yield "init"
-        layer.load_state_dict({"weight": torch.eye(24) * 3, "bias": torch.ones(24)})
-        yield "load_state_dict"
         torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(random(24, 24, seed=9, grad=False)))
         yield "swap_tensors"
         layer.weight = torch.nn.Parameter(layer.weight.detach()[:, :])
@@ -83,19 +77,6 @@ def test_r11_training_and_inference_take_turns_with_one_weight() -> None:
         for p, gradient in zip(of[1:], got[1:], strict=True):
             p.grad = gradient
         optimizer.step()
-
-
-def test_r11_a_weight_used_again_from_threads() -> None:
-    layer, x = torch.nn.Linear(24, 24), random(8, 24, grad=False)
-    with torch.no_grad():
-        expected = by_hand(F.linear)(x, layer.weight, layer.bias)
-
-    def work(_: int) -> None:
-        with torch.no_grad(), hmp.casts(listed()):
-            for _ in range(20):
-                same(layer(x), expected)
-
-    in_threads(work, range(3))
 
 
 def tied(linear: Call, mm: Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -242,11 +223,6 @@ def in_mode(*args: torch.Tensor) -> torch.Tensor:
         return block(*args)
 
 
-def in_two_modes(*args: torch.Tensor) -> torch.Tensor:
-    with Mode(), torch.device("cpu"), Mode():
-        return block(*args)
-
-
 def on_device(*args: torch.Tensor) -> torch.Tensor:
     with torch.device("cpu"):
         return block(*args)
@@ -267,7 +243,6 @@ AROUND: dict[str, Call] = {
     "hooks through numpy": through_numpy,
     "a device, before any mode": on_device,
     "a function mode": in_mode,
-    "function modes and a device": in_two_modes,
     "a device, after a mode": on_device,
     "anomaly mode": anomaly,
 }
@@ -293,17 +268,6 @@ def test_r11_a_users_hooks_get_the_inputs_in_the_low_dtype() -> None:
         F.linear(*args)
         F.conv1d(args[0].transpose(1, 2), random(8, 64, 3))
     assert len(seen) == 4 and {dtype for dtype, _ in seen} == {BF16}
-
-
-def test_r11_a_default_device_changes_no_bit() -> None:
-    before = torch.get_default_device()
-    torch.set_default_device("cpu")
-    try:
-        with hmp.casts(listed()):
-            found = trained(block, block_args())
-    finally:
-        torch.set_default_device(before if before.type != "cpu" else None)
-    all_same(found, trained(block_by_hand, block_args()))
 
 
 def scalar(call: Call) -> Call:
@@ -365,35 +329,7 @@ def test_r11_handlers_and_torch_fx_get_the_functions_that_users_hold() -> None:
 # --- training
 
 
-def test_r11_scaled_float16_training_skips_the_step_that_overflows() -> None:
-    """A GradScaler's losses: a step with an infinite gradient is skipped, the others are those of the casts written out."""
-    found = {}
-    for kind in ("hmp", "by hand"):
-        torch.default_generator.manual_seed(1)
-        layers = [torch.nn.Linear(16, 16) for _ in range(2)]
-        weights = [p for layer in layers for p in layer.parameters()]
-        optimizer, scaler = torch.optim.SGD(weights, 0.05), torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
-        scales = []
-        for step in range(5):
-            optimizer.zero_grad()
-            x = random(8, 16, grad=False, seed=step)
-            if kind == "hmp":
-                with hmp.casts(listed(F16)):
-                    end = layers[1](torch.tanh(layers[0](x)))
-            else:
-                linear = by_hand(F.linear, F16)
-                end = linear(torch.tanh(linear(x, *layers[0].parameters())), *layers[1].parameters())
-            scaler.scale(end.float().square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        found[kind] = [p.detach() for p in weights], scales
-    all_same(found["hmp"][0], found["by hand"][0])
-    assert found["hmp"][1] == found["by hand"][1] and found["hmp"][1][0] < 2.0**24  # the first overflowed
-
-
-@pytest.mark.parametrize("recipe", ["bf16", "int8", "fp8"])
-def test_r11_a_saved_list_packs_what_a_float32_product_keeps(recipe: str) -> None:
+def test_r11_a_saved_list_packs_what_a_float32_product_keeps() -> None:
     """R22: forward has the same bits, what is packed is as near to it as the recipe is, in bfloat16 the same bits."""
     args = [random(64, 128), random(64, 128, scale=0.1), random(1, 2, 80, 32)]
 
@@ -402,17 +338,15 @@ def test_r11_a_saved_list_packs_what_a_float32_product_keeps(recipe: str) -> Non
         attended = attend(args[2], args[2], args[2])
         return [hidden, attended, *gradients(hidden, args[:2]), *gradients(attended, args[2:])]
 
-    expected = model(by_hand(F.linear), by_hand(attention))
-    names = {"linear", "scaled_dot_product_attention"}
-    with hmp.casts(hmp.Policy("saves", bf16=frozenset(names), saved=frozenset(names), saved_recipe=recipe)):
-        found = model(F.linear, attention)
-    all_same(found[:2], expected[:2])
-    for one, other in zip(found[2:], expected[2:], strict=True):
-        assert (
-            float((one - other).norm() / other.norm()) <= {"bf16": 0.02, "int8": 0.05, "fp8": 0.08}[recipe]
-        )  # rows of 32 are packed by fp8
-    if recipe == "bf16":
-        all_same(found[2:4], expected[2:4])
+    expected, names = model(by_hand(F.linear), by_hand(attention)), {"linear", "scaled_dot_product_attention"}
+    for recipe, near in {"bf16": 0.02, "int8": 0.05, "fp8": 0.08}.items():  # fp8 packs rows of 32
+        with hmp.casts(hmp.Policy("saves", bf16=names, saved=frozenset(names), saved_recipe=recipe)):
+            found = model(F.linear, attention)
+        all_same(found[:2], expected[:2])
+        for one, other in zip(found[2:], expected[2:], strict=True):
+            assert float((one - other).norm() / other.norm()) <= near, recipe
+        if recipe == "bf16":
+            all_same(found[2:4], expected[2:4])
 
 
 def test_r11_fp8_products_are_emulated_in_float32_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,52 +365,15 @@ def test_r11_fp8_products_are_emulated_in_float32_as_ever(monkeypatch: pytest.Mo
     all_same(found["float32"], found["native"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch-cpu", "habana", "saved8", "apex-o1", "bert", "resnet50"])
-def test_r11_presets_train_as_near_to_float32_as_with_torchs_kernels(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolution, self.out = torch.nn.Conv1d(16, 32, 3, padding=1), torch.nn.Linear(32, 8)
-            self.gru, self.attention = torch.nn.GRU(32, 32, batch_first=True), torch.nn.MultiheadAttention(32, 4, batch_first=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = F.gelu(self.convolution(x)).transpose(1, 2)
-            x = self.gru(x)[0].to(x.dtype) + x
-            return self.out(self.attention(x, x, x, need_weights=False)[0].to(x.dtype))
-
-    torch.default_generator.manual_seed(0)
-    model, x = Model(), random(4, 16, 24)
-
-    def train() -> list[torch.Tensor]:
-        of = [x, *model.parameters()]
-        return list(torch.autograd.grad(model(x).float().square().sum(), of))
-
-    exact, errors, dtypes = train(), {}, {}
-    for kernels in ("native", "float32"):
-        monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
-        with hmp.casts(preset):
-            found, dtypes[kernels] = train(), model(x).dtype
-        hmp.revert()
-        errors[kernels] = sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True)) ** 0.5
-    assert dtypes["float32"] is dtypes["native"]
-    assert errors["float32"] <= 1.25 * errors["native"] + 1e-6
-
-
 RECURRENT = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN, "gru_cell": torch.nn.GRUCell, "lstm_cell": torch.nn.LSTMCell}
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_r11_recurrent_layers_under_torch_cpu_return_the_dtypes_of_torch_autocast(packed: bool) -> None:
+def test_r11_recurrent_layers_under_torch_cpu_return_the_dtypes_of_torch_autocast() -> None:
     """What torch.autocast leaves in float32 (a state, the result of a GRU and of an LSTM of a packed batch) stays so and is not rounded."""
-    for name, kind in RECURRENT.items():
-        layer = kind(12, 16)
-        if name.endswith("cell"):
-            if packed:
-                continue
-            x = random(3, 12)
-        else:
-            x = random(6, 3, 12)
+    for (name, kind), packed in itertools.product(RECURRENT.items(), (False, True)):
+        if name.endswith("cell") and packed:
+            continue
+        layer, x = kind(12, 16), random(3, 12) if name.endswith("cell") else random(6, 3, 12)
         given = torch.nn.utils.rnn.pack_padded_sequence(x, [6, 4, 1]) if packed else x
         with torch.autocast("cpu"):
             autocast = layer(given)
