@@ -117,15 +117,14 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("place", PLACES)
-def test_r13_user_python_in_backward_runs_without_lists(place: str) -> None:
-    for scope in SCOPES.values():
+@pytest.mark.parametrize("scope", SCOPES)
+def test_r13_user_python_in_backward_runs_without_lists(scope: str) -> None:
+    for place in PLACES.values():
         for around in AROUND_BACKWARD.values():
             SEEN.notes.clear()
             x = torch.randn(3, 3, requires_grad=True)
-            with scope():
-                loss = PLACES[place](x).float().sum()
+            with SCOPES[scope]():
+                loss = place(x).float().sum()
                 with around():
                     before = hmp.casts_enabled()
                     loss.backward()
