@@ -122,21 +122,13 @@ def test_r17_custom_bwd_runs_under_the_casts_of_its_forward():
     assert not hmp.casts_enabled()
 
 
-@pytest.mark.parametrize("where", ["inside the region", "in disable_casts", "in another thread"])
-def test_r17_custom_bwd_wherever_backward_is_called(where):
-    x, w = _leaves()
+def test_r17_custom_bwd_wherever_backward_is_called():
     with hmp.convert(policy=MATMUL):
-        loss = PLAIN.apply(x, w).float().sum()
-        if where == "in disable_casts":
-            with hmp.disable_casts():
-                loss.backward()
-                assert not hmp.casts_enabled()
-        elif where == "in another thread":
-            in_thread(loss.backward)
-        else:
-            loss.backward()
-        assert hmp.casts_enabled()
-    assert [note[:3] for note in PLAIN.notes] == [("forward", F32, True), ("backward", BF16, True)]
+        for call in (lambda loss: loss.backward(), hmp.disable_casts(lambda loss: loss.backward()), lambda loss: in_thread(loss.backward)):
+            PLAIN.notes.clear()
+            call(PLAIN.apply(*_leaves()).float().sum())
+            assert hmp.casts_enabled()
+            assert [note[:3] for note in PLAIN.notes] == [("forward", F32, True), ("backward", BF16, True)]
 
 
 def test_r17_custom_bwd_without_casts_in_its_forward():
@@ -176,17 +168,17 @@ def test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it():
     assert [note[2] for note in PLAIN.notes] == [True, True]
 
 
-@pytest.mark.parametrize(("function", "dtype"), [(TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)])
-def test_r17_custom_fwd_with_cast_inputs_is_an_island(function, dtype):
-    x, w = _leaves(BF16)
+def test_r17_custom_fwd_with_cast_inputs_is_an_island():
     off = real_state()
-    with hmp.casts(MATMUL):
-        y = function.apply(x, w)
-        assert hmp.casts_enabled()
-        y.backward(torch.ones(3, 5, dtype=dtype))
-    assert function.notes == [("forward", dtype, False, off), ("backward", dtype, False, off)]
-    same(y, x.detach().to(dtype) @ w.detach().to(dtype))
-    same(x.grad, (torch.ones(3, 5, dtype=dtype) @ w.detach().to(dtype).t()).to(BF16))
+    for function, dtype in ((TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)):
+        x, w = _leaves(BF16)
+        with hmp.casts(MATMUL):
+            y = function.apply(x, w)
+            assert hmp.casts_enabled()
+            y.backward(torch.ones(3, 5, dtype=dtype))
+        assert function.notes == [("forward", dtype, False, off), ("backward", dtype, False, off)]
+        same(y, x.detach().to(dtype) @ w.detach().to(dtype))
+        same(x.grad, (torch.ones(3, 5, dtype=dtype) @ w.detach().to(dtype).t()).to(BF16))
 
 
 def test_r17_custom_fwd_with_cast_inputs_outside_hmp_is_torchs_own():

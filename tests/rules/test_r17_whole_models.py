@@ -73,11 +73,13 @@ def _in_region(run):
         return run(X)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("how", ["convert", "apply"])
-@pytest.mark.parametrize("around", ["script", "engine", "compiled"])
-@pytest.mark.usefixtures("fresh_compiler")
-def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, around, caplog):
+@pytest.mark.parametrize(
+    ("how", "around"),
+    [("convert", "script"), ("apply", "script"), ("apply", "engine"), pytest.param("convert", "compiled", marks=pytest.mark.slow)],
+)
+def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, around, caplog, request):
+    if around == "compiled":
+        request.getfixturevalue("fresh_compiler")
     model = hmp.apply(Model(), LOW) if how == "apply" else Model()
     run = {"script": model, "engine": Around(model), "compiled": torch.compile(model, backend="eager")}[around]
     opener = Around.forward if around == "engine" else _in_region
