@@ -244,9 +244,9 @@ def test_r12_the_mask_of_scaled_dot_product_attention_becomes_the_querys_dtype(l
     q, k, v = (torch.randn(1, 2, 3, 4).to(BF16) for _ in range(3))
     attention = as_computed(F.scaled_dot_product_attention)
     dtype = F32 if lists == "fp32" else BF16
-    for fill, given, learned in itertools.product((-math.inf, LOWEST, -1e4), (F32, BF16, F16), (False, True)):
+    for fill, has, learned in itertools.product((-math.inf, LOWEST, -1e4), (F32, BF16, F16), (False, True)):
         mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), fill)
-        mask = (mask.clamp(min=torch.finfo(given).min) if math.isfinite(fill) else mask).to(given)
+        mask = (mask.clamp(min=torch.finfo(has).min) if math.isfinite(fill) else mask).to(has)
         fitting = torch.where(mask.isinf(), mask, mask.float().clamp(-MAX[dtype], MAX[dtype])).to(dtype)
         # torch chooses a kernel by whether the mask needs a gradient
         want = attention(q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=fitting.requires_grad_(learned)).detach()
@@ -255,10 +255,10 @@ def test_r12_the_mask_of_scaled_dot_product_attention_becomes_the_querys_dtype(l
             got = F.scaled_dot_product_attention(q, k, v, attn_mask=leaf)
             assert_identical(F.scaled_dot_product_attention(q, k, v, leaf).detach(), want, "by position")
             assert_identical(F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=leaf).detach(), want, "by keyword")
-        assert_identical(got.detach(), want, f"{fill}, {given}")
+        assert_identical(got.detach(), want, f"{fill}, {has}")
         if learned:
             got.float().square().sum().backward()
-            assert leaf.grad is not None and leaf.grad.dtype is given and leaf.grad.isfinite().all()
+            assert leaf.grad is not None and leaf.grad.dtype is has and leaf.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("given", [F32, BF16], ids=str)

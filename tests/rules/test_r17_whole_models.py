@@ -81,7 +81,7 @@ def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, aro
     if around == "compiled":
         request.getfixturevalue("fresh_compiler")
     model = hmp.apply(Model(), LOW) if how == "apply" else Model()
-    run = {"script": model, "engine": Around(model), "compiled": torch.compile(model, backend="eager")}[around]
+    run = Around(model) if around == "engine" else torch.compile(model, backend="eager") if around == "compiled" else model
     opener = Around.forward if around == "engine" else _in_region
     with hmp.convert(policy=LOW) if how == "convert" else contextlib.nullcontext():
         for _ in range(2):
