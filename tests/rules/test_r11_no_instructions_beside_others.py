@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from no_instructions_kit import Kernels, all_same, attention, by_hand, gradients, listed, random
-from oracle import BF16, F16, F32
-from process_kit import run_in_another_process
+from oracle import BF16, F32
 from strategies import Tagged
 from trap_kit import policy, same
 
@@ -49,18 +48,6 @@ def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
     assert kernels.dtypes == {BF16}
 
 
-def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
-    """R17: the results have the dtype of the region."""
-    x, w = random(8, 16), random(16, 16)
-    for lists, dtype, has in itertools.product((listed(), policy(), "torch-cpu"), (BF16, F16), (F32, BF16, F16)):
-        with hmp.casts(lists), torch.autocast("cpu", dtype=dtype):
-            found = F.linear(x.to(has), w.to(has))
-            assert torch.mm(x.to(has), w.to(has)).dtype is found.dtype is dtype
-        all_same([g.dtype for g in gradients(found, [x, w])], [F32, F32])
-    with torch.autocast("cpu", dtype=F16), hmp.casts(listed()):
-        same(F.linear(x, w), by_hand(F.linear)(x, w))
-
-
 def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = torch.mm, torch.Tensor.matmul, F.linear
     monkeypatch.setenv("HMP_LOW_KERNELS", "fast")
@@ -73,32 +60,6 @@ def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pyte
     with pytest.raises(hmp.HmpError, match="'fast'"):
         hmp.set_low_kernels("fast")
     assert [hmp.set_low_kernels(each) for each in ("native", "float32", "auto")] == ["auto", "native", "float32"]
-
-
-@pytest.mark.slow
-def test_r11_auto_is_float32_for_a_dtype_without_instructions_and_native_for_others() -> None:
-    """As torch's own flags say, in a process that sees this processor without AVX512."""
-    code = """
-        import platform
-        from torch.utils._python_dispatch import TorchDispatchMode
-        class Kernels(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                if "mm" in str(func):
-                    print(args[0].dtype)
-                return func(*args, **(kwargs or {}))
-        for low in (torch.bfloat16, torch.float16):
-            has = getattr(torch.ops.mkldnn, f"_is_mkldnn_{'bf16' if low is torch.bfloat16 else 'fp16'}_supported")()
-            if low is torch.bfloat16 and platform.machine() == "x86_64":
-                has = has and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-            with hmp.casts(hmp.Policy("mine", bf16={"mm"}, dtype=low)), Kernels():
-                print(low if has else torch.float32)
-                torch.mm(torch.ones(4, 4), torch.ones(4, 4))
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HMP_LOW_KERNELS": "auto", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}.items():
-            patch.setenv(name, value)
-        said = run_in_another_process(code).split()
-    assert said[::2] == said[1::2] and len(said) == 4
 
 
 # --- classes and layouts
@@ -197,36 +158,6 @@ def test_r11_fake_tensors_have_no_values_to_be_compared() -> None:
         assert gradient.dtype is F32
 
 
-@pytest.mark.slow
-def test_r11_dtensors_compute_in_float32() -> None:
-    """A DTensor knows no as_strided, and views of one are kept for backward."""
-    said = run_in_another_process(
-        """
-        import torch.distributed as dist
-        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        mesh = init_device_mesh("cpu", (1,))
-        hmp.set_low_kernels("float32")
-        lists = hmp.Policy("mine", bf16={"linear", "matmul"})
-        for dtype in (torch.float32, torch.bfloat16):
-            for shape in ((2, 36, 64), (80, 64)):
-                for placement in (Replicate(), Shard(0)):
-                    x, w = torch.randn(shape).to(dtype), torch.randn(70, 64).to(dtype)
-                    of = [distribute_tensor(x, mesh, [placement]), distribute_tensor(w, mesh, [Replicate()])]
-                    of = [each.requires_grad_() for each in of]
-                    with hmp.casts(lists):
-                        end = F.linear(*of)
-                    got = torch.autograd.grad(end, of, distribute_tensor(torch.ones_like(end.full_tensor()), mesh, [placement]))
-                    plain = [x.requires_grad_(), w.requires_grad_()]
-                    wide = F.linear(*(t.bfloat16().float() for t in plain)).bfloat16()
-                    wanted = torch.autograd.grad(wide, plain, torch.ones_like(wide))
-                    found = [end.full_tensor(), *(g.full_tensor() for g in got)]
-                    print(all(torch.equal(a, b) and a.dtype is b.dtype for a, b in zip(found, [wide, *wanted])))
-        """
-    )
-    assert said.split() == ["True"] * 8
-
-
 # --- compiled, traced, exported
 
 
@@ -312,31 +243,3 @@ def test_r11_a_traced_model_holds_ops_alone() -> None:
     same(found, expected)
     # a tensor that stands in a call three times has three low-precision gradients, which a trace adds up in another order
     torch.testing.assert_close(gradients(found, [x])[0], gradients(expected, [x])[0], rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.slow
-def test_r11_an_exported_model_computes_in_float32(fresh_compiler: None) -> None:
-    model, x = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), random(8, 24, grad=False)
-    for strict in (False, True):
-        with hmp.casts(listed()):
-            exported = torch.export.export(model, (x,), strict=strict).module()
-            same(exported(x), model(x))
-
-
-# --- tools
-
-
-def test_r11_tools_see_a_product_that_computes_in_float32() -> None:
-    """record, compare, detect_nonfinite and summary run, and change nothing."""
-    model, x = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)), random(8, 16, grad=False)
-    lists = listed()
-    with hmp.casts(lists):
-        expected = model(x)
-    with hmp.record() as report, hmp.casts(lists):
-        same(model(x), expected)
-    assert "linear" in str(report)
-    comparison = hmp.compare(model, x, policy=lists, loss=lambda end: end.float().square().mean())
-    assert "linear" in str(comparison)
-    assert "linear" in str(hmp.summary(model, x, policy=lists)).lower()
-    with hmp.casts(listed(F16)), pytest.raises(hmp.NonFiniteError, match="mm"), hmp.detect_nonfinite():
-        torch.mm(torch.full((4, 4), 300.0), torch.full((4, 4), 300.0))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 import hmp
 from no_instructions_kit import Call, all_same, attention, by_hand, gradients, linear, listed, random
@@ -58,27 +55,6 @@ def test_r11_a_weight_used_again_is_never_stale(mode: Any) -> None:
                     same(layer(x), expected)
 
 
-def test_r11_training_and_inference_take_turns_with_one_weight() -> None:
-    layer, x = torch.nn.Linear(24, 24), random(8, 24)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    for turn in range(6):
-        if turn == 4:
-            layer.requires_grad_(False)
-        expected = by_hand(F.linear)(x, layer.weight, layer.bias)
-        of = [x, *(p for p in layer.parameters() if p.requires_grad)]
-        with hmp.casts(listed()):
-            with torch.no_grad():
-                same(layer(x), expected.detach())
-                same(layer(x), expected.detach())
-            found = layer(x)
-        same(found, expected)
-        got = gradients(found, of)
-        all_same(got, gradients(expected, of))
-        for p, gradient in zip(of[1:], got[1:], strict=True):
-            p.grad = gradient
-        optimizer.step()
-
-
 def tied(linear: Call, mm: Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     hidden = torch.tanh(linear(torch.tanh(linear(x, w, b)), w, b))
     return mm(torch.tanh(mm(hidden, w)), w.t())
@@ -100,20 +76,6 @@ def test_r11_a_weight_used_several_times_in_training_has_the_gradients_of_a_cast
                 w.data[3:7] = 0.25
             elif turn == 2:
                 torch.optim.SGD([w], 0.1).step()
-
-
-def test_r11_an_activation_of_three_products_is_kept_once() -> None:
-    """R21: the second and third product find the copy of the first."""
-    # large enough that its memory is marked though the process has other threads
-    model, x = [torch.nn.Linear(128, 8) for _ in range(3)], random(1025, 128)
-    hidden = x * 1
-    hmp.clear_cache()  # which also forgets that activations of that kind were used once
-    with hmp.casts(listed()):
-        before = hmp.cache_info().hits
-        ends = [layer(hidden) for layer in model]
-        assert hmp.cache_info().hits == before + 2
-    expected = [by_hand(F.linear)(hidden, *layer.parameters()) for layer in model]
-    all_same(gradients(torch.stack(ends), [x], retain_graph=True), gradients(torch.stack(expected), [x]))
 
 
 def test_r11_the_caches_limit_holds_for_copies_in_float32() -> None:
@@ -144,23 +106,6 @@ def test_r11_a_view_of_the_copy_that_is_kept_is_not_taken_for_it() -> None:
         with torch.no_grad():
             same(torch.mm(x, low), by_hand(torch.mm)(x, w))
             same(torch.mm(x, low.t()), by_hand(torch.mm)(x, w.t()))
-
-
-def test_r11_copies_of_a_model_are_its_own() -> None:
-    """deepcopy, pickle and state_dict, between uses whose copies are kept."""
-    model, x = hmp.apply(torch.nn.Linear(24, 24), listed()), random(8, 24, grad=False)
-    with torch.no_grad():
-        for _ in range(3):
-            model(x)
-        twin = copy.deepcopy(model)
-        state = pickle.loads(pickle.dumps(model.state_dict()))
-        twin.weight.mul_(2)
-        for each in (model, twin, model):
-            same(each(x), by_hand(F.linear)(x, each.weight, each.bias))
-        model.load_state_dict(twin.state_dict())
-        same(model(x), twin(x))
-        model.load_state_dict(state)
-        same(model(x), by_hand(F.linear)(x, state["weight"], state["bias"]))
 
 
 # --- hooks, checkpoints, transforms, modes
@@ -270,62 +215,6 @@ def test_r11_a_users_hooks_get_the_inputs_in_the_low_dtype() -> None:
     assert len(seen) == 4 and {dtype for dtype, _ in seen} == {BF16}
 
 
-def scalar(call: Call) -> Call:
-    return lambda *args: call(*args).float().square().sum()
-
-
-TRANSFORMS: dict[str, Callable[[Call], Any]] = {
-    "grad": lambda f: torch.func.grad(scalar(f), (0, 1))(*pair()),
-    "vjp": lambda f: torch.func.vjp(f, *pair())[1](torch.ones(3, 7, dtype=BF16)),
-    "jvp": lambda f: torch.func.jvp(f, pair(), pair()),
-    "vmap": lambda f: torch.func.vmap(f, (0, None))(pair()[0][:, None], pair()[1]),
-    "vmap of weights": lambda f: torch.func.vmap(f, (None, 0))(pair()[0], torch.stack([pair()[1]] * 3)),
-    "vmap of grad": lambda f: torch.func.vmap(torch.func.grad(scalar(f), 1), (0, None))(pair()[0][:, None], pair()[1]),
-    "jacrev": lambda f: torch.func.jacrev(f, (0, 1))(*pair()),
-    "jacfwd": lambda f: torch.func.jacfwd(f, (0, 1))(*pair()),
-    "hessian": lambda f: torch.func.hessian(scalar(f), 1)(*pair()),
-    "functional.jvp": lambda f: torch.autograd.functional.jvp(f, pair(), pair()),
-}
-
-
-def pair() -> tuple[torch.Tensor, torch.Tensor]:
-    return random(3, 5, grad=False), random(7, 5, grad=False)
-
-
-def test_r11_transforms_give_what_they_give_with_the_casts_written_out() -> None:
-    """Also with weights whose copies inference keeps."""
-    for name, transform in TRANSFORMS.items():
-        with hmp.casts(listed()):
-            found = pytree.tree_leaves(transform(F.linear))
-        for one, other in zip(found, pytree.tree_leaves(transform(by_hand(F.linear))), strict=True):
-            assert_identical(one, other, name)
-    model, x = torch.nn.Linear(5, 7), pair()[0]
-    with torch.no_grad(), hmp.casts(listed()):
-        for _ in range(3):
-            model(x)
-        same(torch.func.vmap(model)(x), by_hand(F.linear)(x, model.weight, model.bias))
-
-
-class Duck:
-    """Handles torch's functions, and is no tensor."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func
-
-
-def test_r11_handlers_and_torch_fx_get_the_functions_that_users_hold() -> None:
-    """R19."""
-    with hmp.casts(listed()):
-        assert torch.matmul(Duck(), random(2, 2)) == torch.matmul
-        assert F.linear(random(2, 2, dtype=BF16), Duck()) == F.linear
-        graph = torch.fx.symbolic_trace(lambda x, w: torch.matmul(F.linear(x, w), w))
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [F.linear, torch.matmul]
-    x, w = random(3, 4), random(4, 4)
-    with hmp.casts(listed()):
-        same(graph(x, w), by_hand(torch.matmul)(by_hand(F.linear)(x, w), w))
-
-
 # --- training
 
 
@@ -398,16 +287,6 @@ def test_r11_a_float32_state_beside_low_weights_keeps_its_gradient() -> None:
     expected = torch.func.functional_call(layer, rounded, (x.to(BF16).float(), h))[0]
     same(found, expected)
     all_same(gradients(found, of), gradients(expected, of))
-
-
-def test_r11_eval_computes_what_training_does() -> None:
-    """R8: torch's fast paths for attention in eval are one op each, whose products would not be decided."""
-    layer, x = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), random(2, 5, 16, grad=False)
-    for lists in ("habana", "torch-cpu"):
-        with hmp.casts(lists):
-            trained = layer.train()(x)
-            with torch.no_grad():
-                same(layer.eval()(x), trained)
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -11,9 +11,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, X, is_real, muls, real_state
+from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, is_real, muls, real_state
 from process_kit import alone
-from thread_kit import in_thread
 from trap_kit import policy, same
 
 
@@ -54,24 +53,6 @@ def _ask() -> tuple[bool, torch.dtype]:
 
 
 TORCHS_OWN = (False, F16)
-
-
-def test_r17_torchs_own_answers_where_hmp_does_not_cast():
-    answers = {}
-    with hmp.casts(LOW):
-        with hmp.disable_casts():
-            answers["disabled"] = _ask()
-            with hmp.enable_casts():
-                assert _ask() == (True, BF16)
-        with torch.autocast("cpu", enabled=False):
-            answers["autocast disabled"] = _ask()
-        in_thread(lambda: answers.setdefault("thread", _ask()))
-        w = torch.nn.Parameter(X.clone())
-        w.register_hook(lambda grad: answers.setdefault("hook", _ask()) and None)
-        (w * 1.0).sum().backward()
-        assert _ask() == (True, BF16)
-    answers["after"] = _ask()
-    assert answers == dict.fromkeys(("disabled", "autocast disabled", "thread", "hook", "after"), TORCHS_OWN)
 
 
 def test_r17_answers_follow_convert_and_apply():
@@ -277,33 +258,5 @@ def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
         hmp.revert()
         assert torch.jit.script(asks)() is False
         assert dtypes(torch.jit.script(region)) == expected
-        """,
-    )
-
-
-@pytest.mark.slow
-def test_r17_tables_that_torch_fills_meanwhile_hold_torchs_own_functions(tmp_path):
-    alone(
-        tmp_path,
-        """
-        import types
-        import torch, hmp
-
-        functions = {getattr(torch, name) for name in dir(torch) if "autocast" in name}
-        own = {each for each in functions if each.__name__.startswith(("is_", "get_"))}
-        hmp.convert()
-        import torch._dynamo.variables.torch as variables
-        torch.overrides.get_overridable_functions()
-        hmp.revert()
-
-        constants = [each for each in variables.constant_fold_functions if "autocast" in each.__name__]
-        assert torch.is_autocast_enabled in constants and torch.get_autocast_dtype in constants
-        assert set(constants) <= functions | {torch._C._is_any_autocast_enabled}
-        assert own <= torch.overrides.get_ignored_functions()
-        overridable = [each for functions in torch.overrides.get_overridable_functions().values() for each in functions]
-        assert not [each for each in overridable if isinstance(each, types.FunctionType) and "autocast" in each.__name__]
-
-        compiled = torch.compile(lambda x: x if torch.is_autocast_enabled("cpu") else x + 1, backend="eager", fullgraph=True)
-        assert compiled(torch.ones(1)).item() == 2
         """,
     )
