@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
 
 import hmp
@@ -136,24 +134,9 @@ def trained(call: Call, args: list[torch.Tensor]) -> list[torch.Tensor]:
     return [end.detach(), *(a.grad for a in args)]
 
 
-def on_cpu(*args: torch.Tensor) -> torch.Tensor:
-    with torch.autograd.graph.save_on_cpu():
-        return block(*args)
-
-
 def without_hooks(*args: torch.Tensor) -> torch.Tensor:
     with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
         return block(*args)
-
-
-def through_numpy(*args: torch.Tensor) -> torch.Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().numpy()), lambda p: torch.from_numpy(p[1]).to(p[0])):
-        return block(*args)
-
-
-def selective(*args: torch.Tensor) -> torch.Tensor:
-    contexts = functools.partial(checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    return checkpoints.checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
 
 
 class Mode(TorchFunctionMode):
@@ -178,14 +161,10 @@ def anomaly(*args: torch.Tensor) -> torch.Tensor:
         return block(*args)
 
 
+# Checkpoints and hooks for saved tensors: tests/training/test_checkpointing_hooks.py and P9.
 AROUND: dict[str, Call] = {
     "nothing": block,
-    "a checkpoint": lambda *args: checkpoints.checkpoint(block, *args, use_reentrant=False),
-    "a reentrant checkpoint": lambda *args: checkpoints.checkpoint(block, *args, use_reentrant=True),
-    "a selective checkpoint": selective,
-    "save_on_cpu": on_cpu,
     "disabled hooks": without_hooks,
-    "hooks through numpy": through_numpy,
     "a device, before any mode": on_device,
     "a function mode": in_mode,
     "a device, after a mode": on_device,

