@@ -40,18 +40,17 @@ SAVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Once:
-    """Raises `error` at its first call, and lets every later one pass."""
+class Raiser:
+    """Raises its error at the first call, lets every later one pass, and counts them."""
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.calls = 0
+        self.error, self.calls = error, 0
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+    def __call__(self, value: Any = None, *_: Any) -> Any:
         self.calls += 1
         if self.calls == 1:
             raise self.error
-        return tensor
+        return value
 
 
 ERRORS = [
@@ -69,7 +68,7 @@ ERRORS = [
 def test_r11_what_a_hook_raises_once_the_caller_sees_once(error: Exception) -> None:
     for op, call in SAVING.items():
         raised = type(error)(*error.args)
-        hook, leaf = Once(raised), X.clone().requires_grad_()
+        hook, leaf = Raiser(raised), X.clone().requires_grad_()
         with hmp.casts(POLICY), torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t), pytest.raises(type(error)) as caught:
             call(leaf)
         assert caught.value is raised and hook.calls == 1, op
@@ -146,18 +145,6 @@ def test_r11_a_hook_that_is_no_python_function_is_called_once() -> None:
 # --- custom ops, functions of the user's, callables that torch calls, modes and tensor subclasses --------------------------------
 
 
-class Raiser:
-    """Raises at its first call, and counts them."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.calls = text, 0
-
-    def __call__(self, *_: Any) -> None:
-        self.calls += 1
-        if self.calls == 1:
-            raise RuntimeError(self.text)
-
-
 class FunctionMode(TorchFunctionMode):
     """Lets `raiser` know of each call of a function of this name."""
 
@@ -172,7 +159,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 class DispatchMode(TorchDispatchMode):
-    """Lets `raiser` know of each call of an op of ATen of this name."""
+    """The same of an op of ATen's."""
 
     def __init__(self, name: str, raiser: Raiser) -> None:
         super().__init__()
@@ -244,7 +231,7 @@ TEXTS = "disk full", "not implemented for 'BFloat16'", "expected scalar type Flo
 @pytest.mark.parametrize("text", TEXTS)
 def test_r7_r11_what_anybody_raises_once_the_caller_sees_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for who, made in WHO.items():
-        raiser = Raiser(text)
+        raiser = Raiser(RuntimeError(text))
         monkeypatch.setattr(Raising, "raiser", raiser, raising=False)
         policy, mode, call = made(raiser)
         with hmp.casts(policy), mode or contextlib.nullcontext(), pytest.raises(RuntimeError, match=text) as caught:
@@ -254,7 +241,7 @@ def test_r7_r11_what_anybody_raises_once_the_caller_sees_once(text: str, monkeyp
 
 
 def test_r7_a_mixture_under_a_mode_gets_one_dtype_and_the_mode_sees_it_once() -> None:
-    raiser = Raiser("")
+    raiser = Raiser(RuntimeError())
     raiser.calls = 1
     with hmp.casts(NONE), DispatchMode("mm", raiser):
         assert torch.matmul(low(grad=False), X).dtype is BF16

@@ -145,7 +145,7 @@ def test_r13_a_backward_in_a_hook_in_autograds_own_thread_knows_the_policy_of_th
     assert found == [BF16]
 
 
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_r13_a_checkpoint_inside_a_hook_is_recomputed_as_it_ran_there(reentrant: bool) -> None:
     runs = []
 

@@ -37,7 +37,7 @@ class Eager(IterableDataset):
     """A stream that computes all its items when it is opened."""
 
     def __iter__(self):
-        return iter([Images()[index] for index in range(4)])
+        return iter([*Stream()])
 
 
 class Plain(Dataset):
@@ -125,11 +125,7 @@ class ByScore(torch.utils.data.Sampler):
     """A user's sampler that computes: its order is another one when the scores are rounded."""
 
     def __iter__(self):
-        scores = torch.tensor([1.003, 1.002, 1.001, 1.0]) * 1.0
-        return iter(torch.argsort(scores, stable=True).tolist())
-
-    def __len__(self):
-        return 4
+        return iter(torch.argsort(torch.tensor([1.003, 1.002, 1.001, 1.0]) * 1.0, stable=True).tolist())
 
 
 class Batches(ByScore):
@@ -137,8 +133,7 @@ class Batches(ByScore):
 
     def __iter__(self):
         order = list(super().__iter__())
-        yield order[:2]
-        yield order[2:]
+        yield from (order[:2], order[2:])
 
 
 def test_r15_a_users_sampler_gives_the_same_order():
