@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,20 +17,8 @@ from oracle import BF16, F32
 from trap_kit import policy, same
 
 OTHER = policy(fp32=["matmul"], bf16=["softmax", "log"])
-SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "convert": hmp.convert,
-    "casts": lambda: hmp.casts("habana"),
-    "casts of another policy": lambda: hmp.casts(OTHER),
-}
-AROUND_BACKWARD: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "nothing": nullcontext,
-    "disable_casts": hmp.disable_casts,
-    "enable_casts": hmp.enable_casts,
-    "casts": lambda: hmp.casts("habana"),
-    "casts of another policy": lambda: hmp.casts(OTHER),
-}
-
-
+SCOPES = {"convert": hmp.convert, "casts": lambda: hmp.casts("habana"), "another policy": lambda: hmp.casts(OTHER)}
+AROUND_BACKWARD = (nullcontext, hmp.disable_casts, hmp.enable_casts, lambda: hmp.casts("habana"), lambda: hmp.casts(OTHER))
 SEEN = Seen()
 
 
@@ -45,16 +33,8 @@ class Identity(Function):
         return gradient
 
 
-class Once(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        SEEN.note()
-        return gradient
+class Once(Identity):
+    backward = staticmethod(once_differentiable(Identity.backward))
 
 
 class WithSetup(Function):
@@ -66,10 +46,7 @@ class WithSetup(Function):
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
 
-    @staticmethod
-    def vjp(ctx, gradient):
-        SEEN.note()
-        return gradient
+    vjp = staticmethod(Identity.backward)
 
 
 def _module(x: torch.Tensor, register: Callable[[torch.nn.Module], Any]) -> torch.Tensor:
@@ -120,7 +97,7 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("scope", SCOPES)
 def test_r13_user_python_in_backward_runs_without_lists(scope: str) -> None:
     for place in PLACES.values():
-        for around in AROUND_BACKWARD.values():
+        for around in AROUND_BACKWARD:
             SEEN.notes.clear()
             x = torch.randn(3, 3, requires_grad=True)
             with SCOPES[scope]():
@@ -133,36 +110,31 @@ def test_r13_user_python_in_backward_runs_without_lists(scope: str) -> None:
             assert x.grad.dtype is F32
 
 
-def test_r13_it_does_so_in_every_way_to_start_a_backward() -> None:
-    starts: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-        "Tensor.backward": lambda loss, x: loss.backward(),
-        "autograd.backward": lambda loss, x: torch.autograd.backward([loss], inputs=[x]),
-        "autograd.grad": lambda loss, x: torch.autograd.grad(loss, x),
-        "create_graph": lambda loss, x: torch.autograd.grad(loss, x, create_graph=True),
-        "is_grads_batched": lambda loss, x: torch.autograd.grad(loss, x, torch.ones(2), is_grads_batched=True),
-    }
-    for start in starts.values():
-        SEEN.notes.clear()
-        with hmp.casts("habana"):
+def test_r13_it_does_so_in_every_way_to_start_a_backward_and_in_the_backward_of_a_backward() -> None:
+    starts: tuple[Callable[[torch.Tensor, torch.Tensor], Any], ...] = (
+        lambda loss, x: loss.backward(),
+        lambda loss, x: torch.autograd.backward([loss], inputs=[x]),
+        lambda loss, x: torch.autograd.grad(loss, x),
+        lambda loss, x: torch.autograd.grad(loss, x, create_graph=True),
+        lambda loss, x: torch.autograd.grad(loss, x, torch.ones(2), is_grads_batched=True),
+    )
+    with hmp.casts("habana"):
+        for start in starts:
+            SEEN.notes.clear()
             x = torch.randn(3, 3, requires_grad=True)
             hidden = torch.relu(x)
             hidden.register_hook(SEEN.note)
             start(hidden.float().sum(), x)
-        SEEN.assert_without_lists(1)
-
-
-def test_r13_user_python_in_the_backward_of_a_backward_runs_without_lists() -> None:
-    SEEN.notes.clear()
-    x = torch.randn(3, requires_grad=True)
-    with hmp.casts("habana"):
+            SEEN.assert_without_lists(1)
+        SEEN.notes.clear()
         hidden = Identity.apply(x)
         (gradient,) = torch.autograd.grad((hidden * hidden).float().sum(), x, create_graph=True)
         gradient.register_hook(SEEN.note)
         gradient.sum().backward()
-    SEEN.assert_without_lists(2 + 1)  # Identity's twice, and the hook
+        SEEN.assert_without_lists(2 + 1)  # Identity's twice, and the hook
 
 
-def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it() -> None:
+def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it_or_with_its_error() -> None:
     seen = []
 
     def hook(gradient: torch.Tensor) -> None:
@@ -172,25 +144,19 @@ def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it() -> None:
             seen.append((hmp.casts_enabled(), torch.add(torch.ones(2), 1).dtype))
         seen.append((hmp.casts_enabled(), None))
 
-    x = torch.randn(2, requires_grad=True)
-    x.register_hook(hook)
-    x.register_hook(lambda gradient: seen.append((hmp.casts_enabled(), None)))
-    with hmp.casts("habana"):
-        x.sum().backward()
-    assert seen == [(True, BF16), (True, BF16), (False, None), (False, None)]
-
-
-def test_r13_an_exception_in_a_hook_restores_what_was_before() -> None:
     def fails(gradient: torch.Tensor) -> None:
+        seen.append((hmp.casts_enabled(), None))
         raise KeyError
 
     x = torch.randn(2, requires_grad=True)
+    x.register_hook(hook)
     x.register_hook(fails)
     with hmp.casts("habana"):
         with pytest.raises(KeyError):
             x.sum().backward()
         assert hmp.casts_enabled()
     assert not hmp.casts_enabled()
+    assert seen == [(True, BF16), (True, BF16), (False, None), (False, None)]
 
 
 # --- in backward, what torch would refuse is made to fit

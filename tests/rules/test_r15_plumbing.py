@@ -104,7 +104,7 @@ def _lbfgs(line_search):
         loss.backward()
         return loss
 
-    for _ in range(3):
+    for _ in range(2):
         optimizer.step(closure)
     return p
 
@@ -211,25 +211,19 @@ def test_r15_a_closure_runs_as_if_it_were_called_outside():
 
 
 def test_r15_an_exception_in_a_step_or_a_closure_leaves_no_trace():
-    class Broken(torch.optim.SGD):
-        def step(self, closure=None):
-            raise KeyError
-
     def closure():
         raise KeyError
 
+    broken = type("Broken", (torch.optim.SGD,), {"step": lambda self, closure=None: closure()})
     p = torch.nn.Parameter(torch.ones(2))
-    optimizers = [Broken([p]), torch.optim.SGD([p]), torch.optim.LBFGS([p])]
     hmp.convert()
-    for region, on in ((hmp.enable_casts, True), (hmp.disable_casts, False)):
-        for optimizer in optimizers:
-            with region(), pytest.raises(KeyError):
-                optimizer.step(closure)
+    for optimizer in (broken([p]), torch.optim.SGD([p]), torch.optim.LBFGS([p])):
+        for region, on in ((hmp.enable_casts, True), (hmp.disable_casts, False)):
             with region():
                 with pytest.raises(KeyError):
                     optimizer.step(closure)
                 assert hmp.casts_enabled() == on
-    assert hmp.casts_enabled()
+        assert hmp.casts_enabled()
 
 
 def test_r15_a_users_optimizer_is_plumbing_too():
@@ -305,15 +299,13 @@ def test_r15_gradcheck_passes_and_casts_nothing():
 
 def test_r15_assert_close_sees_what_it_sees_without_hmp():
     a = torch.tensor([1.0, 2.0])
-    with hmp.casts(everything()):
-        torch.testing.assert_close(a, a.clone())
-        for wrong in (a + 1e-4, a * 1.0001):
-            with hmp.disable_casts():
-                wrong = wrong.float() + 1e-4
-            with pytest.raises(AssertionError) as caught:
-                torch.testing.assert_close(a, wrong)
+    wrong = a + 1e-4
     with pytest.raises(AssertionError) as plain:
         torch.testing.assert_close(a, wrong)
+    with hmp.casts(everything()):
+        torch.testing.assert_close(a, a.clone())
+        with pytest.raises(AssertionError) as caught:
+            torch.testing.assert_close(a, wrong)
     assert str(caught.value) == str(plain.value)
 
 

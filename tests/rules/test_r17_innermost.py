@@ -124,12 +124,6 @@ def test_r17_a_forward_that_somebody_rewrote_is_the_models_own(lists):
     assert hmp.apply(model, lists)(X).dtype is BF16
 
 
-class OwnCall(Head):
-    def __call__(self, x):
-        with autocast():
-            return super().__call__(x)
-
-
 class OwnStep(Head):
     """A step that is the model's own code, to which Lightning redirects `forward` for DDP's sake."""
 
@@ -147,12 +141,6 @@ class OwnStep(Head):
             return self.lm_head(self.body(x))
 
 
-class OwnDecoratedStep(OwnStep):
-    @autocast()
-    def training_step(self, x):
-        return super().training_step(x)
-
-
 class OwnChild(nn.Module):
     """The user's own, though a wrapper of DDP's or Fabric's looks the same."""
 
@@ -167,7 +155,7 @@ class OwnChild(nn.Module):
 
 @pytest.mark.parametrize("applied_before", [False, True])
 def test_r17_a_region_of_the_models_own_code_has_the_last_word_wherever_it_stands(applied_before):
-    for own in (OwnCall, OwnStep, OwnDecoratedStep, OwnChild):
+    for own in (OwnStep, OwnChild):
         if applied_before:  # whose class follows marks then
             hmp.apply(Head(), policy(fp32=["linear"]))(X)
         with hmp.record() as report:
