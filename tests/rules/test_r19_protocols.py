@@ -80,7 +80,7 @@ WHO = {"mode": _in_mode, "subclass": _in_subclass}
 
 @contextlib.contextmanager
 def _off() -> Iterator[None]:
-    with hmp.convert(policy="habana-o2"), hmp.disable_casts():
+    with hmp.convert(policy="habana"), hmp.disable_casts():
         yield
 
 
@@ -196,7 +196,7 @@ def test_r19_an_object_that_is_no_tensor_is_handed_torchs_functions() -> None:
             return func, func is torch.matmul, func is F.linear
 
     before = torch.matmul, F.linear
-    with hmp.convert(policy="habana-o2"):
+    with hmp.convert(policy="habana"):
         assert torch.matmul(Duck(), A)[1:] == (True, False)
         assert F.linear(Duck(), A)[1:] == (False, True)
         assert (torch.matmul(Duck(), A)[0], F.linear(Duck(), A)[0]) == before
@@ -249,7 +249,7 @@ def test_r19_graphs_of_fx_hold_torchs_own() -> None:
 
 
 def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:
-    with hmp.convert(policy="habana-o2"):
+    with hmp.convert(policy="habana"):
         for call, _take in CALLS.values():
             _in_mode(call)
             _in_subclass(call)
