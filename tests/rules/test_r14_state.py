@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import random
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ import torch
 
 import hmp
 from autocast_kit import real_state
-from thread_kit import in_threads
 from trap_kit import policy
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -175,25 +173,6 @@ def test_r14_convert_is_process_wide_and_regions_belong_to_their_thread():
         with hmp.casts("habana"):
             assert pool.submit(seen).result() == WIDE
             assert pool.submit(contextvars.copy_context().run, seen).result() == LOW
-
-
-def test_r14_eight_threads_open_and_close_regions_of_several_policies():
-    lists = [{"bf16": ["relu"]}, {"bf16": ["sin"]}, {"fp32": ["relu"], "bf16": ["cos"]}]
-    expected = [(LOW, WIDE, WIDE), (WIDE, LOW, WIDE), (WIDE, WIDE, LOW)]
-    barrier, wrong = threading.Barrier(8), []
-
-    def toggle(seed: int) -> None:
-        rng, x = random.Random(seed), torch.ones(2)
-        barrier.wait()
-        for _ in range(25):
-            which = rng.randrange(3)
-            with hmp.casts(policy(**lists[which])):
-                found = (torch.relu(x).dtype, torch.sin(x).dtype, torch.cos(x).dtype)
-            if found != expected[which] or torch.relu(x).dtype != WIDE:
-                wrong.append((seed, which, found))
-
-    in_threads(toggle, range(8))
-    assert wrong == []
 
 
 def test_r14_a_generator_left_open_in_one_context_may_be_closed_in_another():

@@ -38,7 +38,6 @@ _WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_devices.py": "its tensors are fake ones of every device",
-    "test_devices_inner_ops.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
     "test_p3_caches.py": _HOST,
     "test_r18_marks.py": _HOST,
