@@ -16,46 +16,20 @@ from trap_kit import policy, same
 # --- transformers.utils.generic.maybe_autocast
 
 
-def _maybe_autocast():
-    pytest.importorskip("transformers")
-    from transformers.utils.generic import maybe_autocast
-
-    return maybe_autocast
-
-
-def _rotary(positions, inv_freq, dtype):
-    """The rotary embedding of transformers' Llama-like models, with the island around its product."""
-    maybe_autocast = _maybe_autocast()
-    expanded = inv_freq[None, :, None].float().expand(positions.shape[0], -1, 1)
-    with maybe_autocast(device_type="cpu", enabled=False):
-        freqs = (expanded @ positions[:, None, :].float()).transpose(1, 2)
-        emb = torch.cat((freqs, freqs), dim=-1)
-        cos, sin = emb.cos() * 1.0, emb.sin() * 1.0
-    return cos.to(dtype), sin.to(dtype)
-
-
-def test_r17_rotary_phases_are_right_beyond_position_1000():
-    inv_freq = 1.0 / 10000 ** (torch.arange(0, 16, 2).float() / 16)
-    positions = torch.arange(1000, 4000, 7)[None]
-    angles = positions.double()[0, :, None] * inv_freq.double()
-    expected = torch.cat((angles, angles), -1)[None]
-    with hmp.casts("habana"):
-        cos, sin = _rotary(positions, inv_freq, F32)
-        rounded = (positions[..., None].float() * inv_freq).cos()  # outside the island Habana's list rounds the angles
-    assert (cos - expected.cos()).abs().max() < 1e-3
-    assert (sin - expected.sin()).abs().max() < 1e-3
-    assert (rounded - angles.cos()).abs().max() > 0.5
-
-
-def test_r17_transformers_finds_the_dtype_for_flash_attention():
+def test_r17_transformers_finds_the_dtype_for_flash_attention_and_its_islands_are_float32() -> None:
+    """Models beyond position 1000, whose rotary embedding stands in such an island: tests/models/test_models_positions.py."""
     pytest.importorskip("transformers")
     from transformers.integrations.flash_attention import get_target_dtype
+    from transformers.utils.generic import maybe_autocast
 
     query, module = torch.randn(1, 2, 3, 4), torch.nn.Linear(2, 2)
     module.config = object()
     for dtype in (BF16, F16):
         with hmp.casts(policy(bf16=["matmul"], dtype=dtype)):
             assert get_target_dtype(query, module) is dtype
+            with maybe_autocast(device_type="cpu", enabled=False):
+                assert torch.matmul(query, query.mT).dtype is F32
+            assert torch.matmul(query, query.mT).dtype is dtype
     assert get_target_dtype(query, module) is F32
 
 
