@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 import hmp
 from no_instructions_kit import Kernels, all_same, attention, by_hand, gradients, listed, random
 from oracle import BF16, F32
+from process_kit import run_in_another_process
 from strategies import Tagged
 from trap_kit import policy, same
 
@@ -158,6 +159,36 @@ def test_r11_fake_tensors_have_no_values_to_be_compared() -> None:
         assert gradient.dtype is F32
 
 
+@pytest.mark.slow
+def test_r11_dtensors_compute_in_float32() -> None:
+    """A DTensor knows no as_strided, and views of one are kept for backward."""
+    said = run_in_another_process(
+        """
+        import torch.distributed as dist
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,))
+        hmp.set_low_kernels("float32")
+        lists = hmp.Policy("mine", bf16={"linear", "matmul"})
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in ((2, 36, 64), (80, 64)):
+                for placement in (Replicate(), Shard(0)):
+                    x, w = torch.randn(shape).to(dtype), torch.randn(70, 64).to(dtype)
+                    of = [distribute_tensor(x, mesh, [placement]), distribute_tensor(w, mesh, [Replicate()])]
+                    of = [each.requires_grad_() for each in of]
+                    with hmp.casts(lists):
+                        end = F.linear(*of)
+                    got = torch.autograd.grad(end, of, distribute_tensor(torch.ones_like(end.full_tensor()), mesh, [placement]))
+                    plain = [x.requires_grad_(), w.requires_grad_()]
+                    wide = F.linear(*(t.bfloat16().float() for t in plain)).bfloat16()
+                    wanted = torch.autograd.grad(wide, plain, torch.ones_like(wide))
+                    found = [end.full_tensor(), *(g.full_tensor() for g in got)]
+                    print(all(torch.equal(a, b) and a.dtype is b.dtype for a, b in zip(found, [wide, *wanted])))
+        """
+    )
+    assert said.split() == ["True"] * 8
+
+
 # --- compiled, traced, exported
 
 
@@ -243,3 +274,12 @@ def test_r11_a_traced_model_holds_ops_alone() -> None:
     same(found, expected)
     # a tensor that stands in a call three times has three low-precision gradients, which a trace adds up in another order
     torch.testing.assert_close(gradients(found, [x])[0], gradients(expected, [x])[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_r11_an_exported_model_computes_in_float32(fresh_compiler: None) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), random(8, 24, grad=False)
+    for strict in (False, True):
+        with hmp.casts(listed()):
+            exported = torch.export.export(model, (x,), strict=strict).module()
+            same(exported(x), model(x))

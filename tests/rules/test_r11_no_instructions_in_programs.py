@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
 
 import hmp
@@ -139,6 +141,11 @@ def without_hooks(*args: torch.Tensor) -> torch.Tensor:
         return block(*args)
 
 
+def selective(*args: torch.Tensor) -> torch.Tensor:
+    contexts = functools.partial(checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    return checkpoints.checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
+
+
 class Mode(TorchFunctionMode):
     """A mode of the user's that changes nothing."""
 
@@ -164,6 +171,7 @@ def anomaly(*args: torch.Tensor) -> torch.Tensor:
 # Checkpoints and hooks for saved tensors: tests/training/test_checkpointing_hooks.py and P9.
 AROUND: dict[str, Call] = {
     "nothing": block,
+    "a selective checkpoint": selective,
     "disabled hooks": without_hooks,
     "a device, before any mode": on_device,
     "a function mode": in_mode,
@@ -215,22 +223,6 @@ def test_r11_a_saved_list_packs_what_a_float32_product_keeps() -> None:
             assert float((one - other).norm() / other.norm()) <= near, recipe
         if recipe == "bf16":
             all_same(found[2:4], expected[2:4])
-
-
-def test_r11_fp8_products_are_emulated_in_float32_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product on the FP8 list has the same bits on every processor; the others are float32's, rounded."""
-    x, w, b = random(16, 32), random(32, 32), random(32)
-    eighth = hmp.Policy("eighth", fp8=frozenset({"linear"}), bf16=frozenset({"mm"}))
-    found = {}
-    for kernels in ("native", "float32"):
-        monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
-        with hmp.casts(eighth):
-            end = F.linear(x, w, b)
-            found[kernels] = [end, *gradients(end, [x, w, b])]
-            if kernels == "float32":
-                same(torch.mm(x, w), by_hand(torch.mm)(x, w))
-        hmp.revert()
-    all_same(found["float32"], found["native"])
 
 
 RECURRENT = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN, "gru_cell": torch.nn.GRUCell, "lstm_cell": torch.nn.LSTMCell}
