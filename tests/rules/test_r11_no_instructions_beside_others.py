@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from no_instructions_kit import Kernels, all_same, attention, by_hand, gradients, listed, random
-from oracle import BF16, F32
+from oracle import BF16, F16, F32
 from process_kit import run_in_another_process
 from strategies import Tagged
 from trap_kit import policy, same
@@ -47,6 +47,18 @@ def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
     with Kernels() as kernels:  # no policy is in force
         torch.mm(x, x.t())
     assert kernels.dtypes == {BF16}
+
+
+def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
+    """R17: the results have the dtype of the region."""
+    x, w = random(8, 16), random(16, 16)
+    for lists, dtype, has in itertools.product((listed(), policy(), "torch-cpu"), (BF16, F16), (F32, BF16)):
+        with hmp.casts(lists), torch.autocast("cpu", dtype=dtype):
+            found = F.linear(x.to(has), w.to(has))
+            assert torch.mm(x.to(has), w.to(has)).dtype is found.dtype is dtype
+        all_same([g.dtype for g in gradients(found, [x, w])], [F32, F32])
+    with torch.autocast("cpu", dtype=F16), hmp.casts(listed()):
+        same(F.linear(x, w), by_hand(F.linear)(x, w))
 
 
 def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
