@@ -158,7 +158,7 @@ ASKS_THE_DRIVER = torch.version.cuda and not torch.cuda.is_available() and TORCH
 
 
 @pytest.mark.native_kernels  # a CPU that computes in float32 has casts to it besides
-@pytest.mark.parametrize("name", ["habana", "autocast"])
+@pytest.mark.parametrize("name", ["habana", pytest.param("autocast", marks=pytest.mark.slow)])
 def test_a_preset_casts_on_every_device_what_it_casts_on_the_cpu(name: str) -> None:
     found = {}
     for device in each_device():
