@@ -42,7 +42,7 @@ from no_instructions_kit import (
 )
 from oracle import BF16, F16, F32, castable, distinct
 from thread_kit import in_threads
-from trap_kit import policy, same
+from trap_kit import policy, refused, same
 
 pytestmark = pytest.mark.usefixtures("no_instructions")
 
@@ -178,6 +178,45 @@ def test_r11_weights_of_many_steps_used_again_have_the_gradients_of_one_sum() ->
             found = layer(x)[0]
         same(found, expected)
         all_same(gradients(found, of), wanted)
+
+
+def test_r11_a_mask_that_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mask = torch.ones(80, 80, dtype=torch.bool).tril()
+    q = random(1, 2, 80, 32)
+    with hmp.casts(listed()):
+        found = F.scaled_dot_product_attention(q, q, q, mask)
+    expected = by_hand(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask))(q, q, q)
+    same(found, expected)
+    all_same(gradients(found, [q]), gradients(expected, [q]))
+
+
+def test_r11_a_view_stays_a_view() -> None:
+    """An einsum of one tensor multiplies nothing."""
+    x = random(4, 5, dtype=BF16, grad=False)
+    with hmp.casts(listed()):
+        found = torch.einsum("ij->ji", x)
+        found[0, 0] = 7
+    assert found._base is x and float(x[0, 0]) == 7
+    with hmp.casts(listed()):
+        wide = x.float()
+        of_copy = torch.einsum("ij->ji", wide)
+        refused(lambda: of_copy.add_(1))
+
+
+def test_r11_weights_frozen_after_inference_train_their_input_alone() -> None:
+    layer = torch.nn.GRU(40, 40)
+    x = random(9, 8, 40)
+    weights = {name: p.detach().to(BF16).float() for name, p in layer.named_parameters()}
+    end = torch.func.functional_call(layer, weights, (x.to(BF16).float(),))[0].to(BF16)
+    with hmp.casts(listed()):
+        with torch.no_grad():
+            for _ in range(3):
+                layer(x)
+        layer.requires_grad_(False)
+        found = layer(x)[0]
+    same(found, end)
+    all_same(gradients(found, [x]), gradients(end, [x]))
 
 
 @pytest.mark.parametrize("frozen", ["all but the first", "all but the last"])

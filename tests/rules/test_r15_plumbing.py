@@ -25,20 +25,30 @@ def everything() -> hmp.Policy:
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD-loop": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, weight_decay=0.01, foreach=False, maximize=True),
     "SGD-fused": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
+    "SGD-tensor-lr": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.01), momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, amsgrad=True),
+    "Adam-foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
     "Adam-fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
     "Adam-capturable": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
     "AdamW-tensor-lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), weight_decay=0.0123),
     "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01, weight_decay=0.01),
+    "Adamax-foreach": lambda p: torch.optim.Adamax(p, lr=0.01, foreach=True),
     "Adadelta": lambda p: torch.optim.Adadelta(p, weight_decay=0.01),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "Adafactor-foreach": lambda p: torch.optim.Adafactor(p, lr=0.01, foreach=True),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1, weight_decay=0.01),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2),
+    "ASGD-foreach": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2, foreach=True),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True),
+    "NAdam-foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01, weight_decay=0.01),
+    "RAdam-foreach": lambda p: torch.optim.RAdam(p, lr=0.01, foreach=True),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9, weight_decay=0.01),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "Rprop-foreach": lambda p: torch.optim.Rprop(p, lr=0.01, foreach=True),
 }
 if hasattr(torch.optim, "Muon"):  # torch 2.9 and later
     OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([p[0]], lr=0.01)

@@ -242,3 +242,31 @@ def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
         assert dtypes(torch.jit.script(region)) == expected
         """,
     )
+
+
+@pytest.mark.slow
+def test_r17_tables_that_torch_fills_meanwhile_hold_torchs_own_functions(tmp_path):
+    alone(
+        tmp_path,
+        """
+        import types
+        import torch, hmp
+
+        functions = {getattr(torch, name) for name in dir(torch) if "autocast" in name}
+        own = {each for each in functions if each.__name__.startswith(("is_", "get_"))}
+        hmp.convert()
+        import torch._dynamo.variables.torch as variables
+        torch.overrides.get_overridable_functions()
+        hmp.revert()
+
+        constants = [each for each in variables.constant_fold_functions if "autocast" in each.__name__]
+        assert torch.is_autocast_enabled in constants and torch.get_autocast_dtype in constants
+        assert set(constants) <= functions | {torch._C._is_any_autocast_enabled}
+        assert own <= torch.overrides.get_ignored_functions()
+        overridable = [each for functions in torch.overrides.get_overridable_functions().values() for each in functions]
+        assert not [each for each in overridable if isinstance(each, types.FunctionType) and "autocast" in each.__name__]
+
+        compiled = torch.compile(lambda x: x if torch.is_autocast_enabled("cpu") else x + 1, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(1)).item() == 2
+        """,
+    )

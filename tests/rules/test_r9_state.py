@@ -44,6 +44,20 @@ def test_r9_running_statistics_are_updated_in_place_in_float32(dtype):
         same(evaluated, alone.eval()(x.to(dtype)))
 
 
+def test_r9_statistics_given_to_torchs_own_layout():
+    """torch.batch_norm has its arguments in another order than F's, whose calls P1 draws."""
+    x = torch.rand(4, 3) + 1
+    for call in (
+        lambda mean, var: torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
+        lambda mean, var: torch._VF.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
+        lambda mean, var: torch.instance_norm(x[..., None].expand(4, 3, 5), None, None, mean, var, True, 0.1, 1e-5, False),
+    ):
+        mean, variance = torch.zeros(3), torch.ones(3)
+        with hmp.casts("habana"):
+            assert call(mean, variance).dtype == LOW
+        torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
 def test_r9_max_norm_renormalises_the_real_weight(listed):
     lists = policy(**{listed: ["embedding", "embedding_bag"]}) if listed != "unlisted" else policy(bf16=["relu"])
@@ -70,6 +84,21 @@ def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
         gradient = table.weight.grad
         assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
         assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
+
+
+def test_r9_what_is_assigned_to_data_and_grad_takes_their_dtype():
+    p = torch.nn.Parameter(torch.full((3,), 1.5))
+    p.grad = torch.full((3,), 2.0)
+    with hmp.casts("habana"):
+        p.data = p.data * 0.5
+        assert p.dtype == torch.float32
+        p.data = torch.mm(torch.ones(3, 3), p.data[:, None])[:, 0]
+        p.grad = p.grad * 0.5
+        same(p.grad, torch.ones(3))
+        p.grad = None
+        F.linear(torch.ones(2, 3), p[None]).sum().backward()
+    same(p.data, torch.full((3,), 2.25))
+    same(p.grad, torch.full((3,), 2.0))
 
 
 LAZY = [(torch.nn.LazyBatchNorm1d, (2, 4)), (lambda: torch.nn.LazyLinear(3), (2, 4)), (lambda: torch.nn.LazyConv2d(3, 2), (2, 4, 3, 3))]
