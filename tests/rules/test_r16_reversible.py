@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import threading
 
 import pytest
@@ -160,6 +161,39 @@ def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
         with pytest.raises(hmp.HmpError):
             attempt()
     assert torch_differences() == []
+
+
+@pytest.mark.slow
+@pytest.mark.searches_references
+def test_r16_users_modules_are_as_before(torch_differences):
+    class Before(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    kept = dict(vars(Before))
+    model, applied = Before(), Before()
+    state = dict(vars(applied))
+    with hmp.convert():
+
+        class During(Before):
+            def __init__(self):
+                super().__init__()
+                self.more = 1
+
+        original = During.__init__
+        hmp.apply(applied)
+        assert During().more == Before()(torch.ones(1, 2)).shape[0] == 1
+        model(torch.ones(1, 2))
+    hmp.revert()
+    assert dict(vars(Before)) == kept and vars(applied) == state and type(applied) is Before
+    assert inspect.isfunction(vars(During)["__init__"]) and vars(During)["__init__"].__qualname__.endswith("During.__init__")
+    assert During().more == 1 and callable(original)
+    assert torch_differences() == []
+    assert applied(torch.ones(1, 2)).dtype == torch.float32
 
 
 def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_differences):
