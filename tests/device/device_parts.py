@@ -130,7 +130,7 @@ def rule_tests(options: Any, seconds: float) -> Outcome:
         found = Outcome("rule-tests")
         found.add("tests/rules", "not run", f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing")
         return found
-    files = "tests/rules/test_r6_out.py" if options.smallest else "tests/rules"
+    files = "tests/rules/test_r5_r6_writes.py" if options.smallest else "tests/rules"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "device_tensors", "--tb=short", files]
     if missing("pytest_timeout"):
         command += ["-o", "addopts=-m 'not slow'"]  # without --strict-config: pyproject.toml sets a timeout, a key that nobody knows then

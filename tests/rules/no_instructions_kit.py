@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from low_kernels_kit import in_float32
-from oracle import BF16, F16, F32, assert_identical, cast, flat
-from products import ALL_NAMES
+from oracle import BF16, F32, assert_identical, cast, flat
 from trap_kit import policy
 
-LOW = st.sampled_from([BF16, F16])
 Call = Callable[..., Any]
+# Every op that computes in float32 where a processor has no instructions for a low dtype, as lists name it.
+ALL_NAMES = """
+    linear matmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul linalg.multi_dot matrix_power cov corrcoef
+    _addmm_activation bilinear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    conv_tbc convolution lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+""".split()
 
 
 def listed(low: torch.dtype = BF16) -> hmp.Policy:
@@ -123,7 +126,6 @@ AGAIN: dict[str, tuple[Call, Callable[[torch.dtype], list[torch.Tensor]]]] = {
     "sliced": (lambda x, w: F.linear(x[..., :64], w), lambda dtype: [random(2, 33, 128, dtype=dtype), random(70, 64, dtype=dtype)]),
     "convolution": (convolution, lambda dtype: [random(2, 8, 17, 17, dtype=dtype), random(4, 8, 3, 3, dtype=dtype)]),
 }
-SOME_AGAIN = ["attention with dropout", "lstm with dropout", "linear"]
 
 
 # The casts written out where there is more than one product to a call: views are not the product's, and each argument is cast by itself.

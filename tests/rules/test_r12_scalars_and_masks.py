@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hmp
@@ -17,6 +18,7 @@ from autocast_kit import HERE
 from low_kernels_kit import as_computed
 from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
 from strategies import Leaf
+from trap_kit import policy
 
 LOWEST = torch.finfo(F32).min
 HUGE = [LOWEST, -LOWEST, 1e39, -1e300, 2**130, -(2**130)]  # beyond bfloat16, most of them beyond float32
@@ -24,15 +26,9 @@ WIDE = [*HUGE, -1e9, 65505.0, 70000, -1e5]  # beyond float16
 beyond = st.sampled_from([(BF16, s) for s in HUGE] + [(F16, s) for s in WIDE])
 LISTS = {
     "habana": "habana",
-    "nothing": hmp.Policy(name="nothing", bf16=frozenset(), fp32=frozenset(), promote=frozenset()),
-    "fills in bf16": hmp.Policy(
-        name="fills",
-        bf16=frozenset("masked_fill where full_like clamp clip clamp_min clamp_max pad threshold index_fill".split()),
-        fp32=frozenset(),
-        promote=frozenset(),
-    ),
+    "nothing": policy(),
+    "fills in bf16": policy(bf16="masked_fill where full_like clamp clip clamp_min clamp_max pad threshold index_fill".split()),
 }
-policies = st.sampled_from(sorted(LISTS))
 MASK = torch.tensor([True, False, True, False])
 ROWS = torch.tensor([0, 2])
 
@@ -76,42 +72,37 @@ FILLS = {
 }
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("name", FILLS)
-@given(case=beyond, policy=policies, seed=st.integers(0, 99))
-def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:
+@settings(max_examples=4 * settings.default.max_examples)
+@given(name=st.sampled_from(sorted(FILLS)), case=beyond, lists=st.sampled_from(sorted(LISTS)), seed=st.integers(0, 99))
+def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, lists, seed) -> None:
     dtype, scalar = case
     leaf = Leaf((4,), dtype, grad=True, seed=seed)
     expected = outcome(FILLS[name], [leaf.build(), extreme(scalar, dtype)])
-    with hmp.casts(LISTS[policy]):
+    with hmp.casts(LISTS[lists]):
         got = outcome(FILLS[name], [leaf.build(), scalar])
-    if policy == "fills in bf16" and dtype is F16:
+    if lists == "fills in bf16" and dtype is F16:
         assert got.error is None and bool(torch.isfinite(got.results[0]).all())  # cast to bf16 first
         return
     assert_same(got, expected)
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", FILLS)
-@given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
-def test_r12_infinities_and_what_fits_stay_as_they_are(name, dtype, scalar) -> None:
-    leaf = Leaf((4,), dtype, seed=1)
-    expected = outcome(FILLS[name], [leaf.build(), scalar])
+def test_r12_infinities_and_what_fits_stay_as_they_are() -> None:
+    cases = [(name, dtype, s) for name in FILLS for dtype in (BF16, F16, F32) for s in (math.inf, -math.inf, 1.5, -3)]
+    leaf = {dtype: Leaf((4,), dtype, seed=1) for dtype in (BF16, F16, F32)}
+    expected = [outcome(FILLS[name], [leaf[dtype].build(), s]) for name, dtype, s in cases]
     with hmp.casts("habana"):
-        got = outcome(FILLS[name], [leaf.build(), scalar])
-    assert_same(got, expected)
+        for (name, dtype, s), want in zip(cases, expected, strict=True):
+            assert_same(outcome(FILLS[name], [leaf[dtype].build(), s]), want)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["masked_fill", "where", "full_like", "clamp_max", "pad", "threshold"])
-def test_r12_a_listed_fill_saturates_for_the_dtype_that_it_casts_to(name: str) -> None:
+def test_r12_a_listed_fill_saturates_for_the_dtype_that_it_casts_to() -> None:
     """A float32 tensor takes finfo(float32).min; once it is cast to bf16 the scalar has to follow."""
     leaf = Leaf((4,), F32, grad=False, seed=2)
-    expected = outcome(lambda x, s: FILLS[name](x.to(BF16), s), [leaf.build(), extreme(LOWEST, BF16)])
-    with hmp.casts(LISTS["fills in bf16"]):
-        got = outcome(FILLS[name], [leaf.build(), LOWEST])
-    assert got.results[0].dtype is BF16
-    assert_same(got, expected)
+    for name in ("masked_fill", "where", "full_like", "clamp_max", "pad", "threshold"):
+        expected = FILLS[name](leaf.build().to(BF16), extreme(LOWEST, BF16))
+        with hmp.casts(LISTS["fills in bf16"]):
+            got = FILLS[name](leaf.build(), LOWEST)
+        assert_identical(got, expected, name)
 
 
 def test_r12_integers_keep_torchs_error() -> None:
@@ -120,82 +111,75 @@ def test_r12_integers_keep_torchs_error() -> None:
 
 
 # Arithmetic with a scalar beyond the low dtype computes in float32 and saturates.
-PRODUCTS = {
-    "x * s": operator.mul,
-    "s * x": lambda x, s: s * x,
-    "torch.mul": lambda x, s: torch.mul(x, s),
-    "x.mul": lambda x, s: x.mul(s),
-    "multiply": lambda x, s: torch.multiply(x, s),
-}
 ARITHMETIC = {
+    "x * s": (operator.mul, "mul"),
+    "s * x": (lambda x, s: s * x, "mul"),
+    "torch.mul": (lambda x, s: torch.mul(x, s), "mul"),
+    "multiply": (lambda x, s: torch.multiply(x, s), "mul"),
     "x + s": (operator.add, "add"),
     "s - x": (lambda x, s: s - x, "rsub"),
-    "x - s": (operator.sub, "sub"),
-    "torch.add": (lambda x, s: torch.add(x, s), "add"),
     "x.sub": (lambda x, s: x.sub(s), "sub"),
     "x / s": (operator.truediv, "truediv"),
 }
-small = st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 0.25, math.inf, -math.inf]), min_size=1, max_size=4)
 
 
 def in_float32(call, x: torch.Tensor, scalar: float, low: torch.dtype) -> torch.Tensor:
     return saturated(call(x.to(F32), scalar), low)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-@given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
-def test_r12_a_product_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
-    x = torch.tensor(values, dtype=start)
-    want = in_float32(PRODUCTS[name], x, scalar, BF16)
-    with hmp.casts("habana"):
-        got = PRODUCTS[name](x, scalar)
-    assert_identical(got, want, "the product")
+@pytest.mark.parametrize("start", [F32, BF16, F16], ids=str)
+def test_r12_arithmetic_with_a_scalar_beyond_bf16_saturates(start: torch.dtype) -> None:
+    x = torch.tensor([0.0, 1.0, -1.0, 0.25, math.inf, -math.inf], dtype=start)
+    for (name, (call, op)), scalar in itertools.product(ARITHMETIC.items(), (LOWEST, -LOWEST, 3.4e38)):
+        want = in_float32(call, x, scalar, BF16)
+        with hmp.casts(policy(bf16=[op])):
+            assert_identical(call(x, scalar), want, name)
+        if op == "mul" and start is not F32:  # listed or not
+            want = in_float32(call, x, scalar, start)
+            for lists in (policy(), policy(promote=["mul"])):
+                with hmp.casts(lists):
+                    assert_identical(call(x, scalar), want, name)
 
 
-@pytest.mark.parametrize("policy", ["unlisted", "promoted"])
-@given(values=small, dtype=st.sampled_from([BF16, F16]))
-def test_r12_a_product_saturates_whether_mul_is_listed_or_not(policy, values, dtype) -> None:
-    x = torch.tensor(values, dtype=dtype)
-    want = in_float32(operator.mul, x, LOWEST, dtype)
-    promote = frozenset({"mul"} if policy == "promoted" else ())
-    with hmp.casts(hmp.Policy(name="mul", bf16=frozenset(), fp32=frozenset(), promote=promote)):
-        assert_identical(x * LOWEST, want, "the product")
-        assert_identical(torch.mul(x, LOWEST), want, "the product")
+def test_r12_sums_with_a_scalar_beyond_float16_saturate_listed_or_not() -> None:
+    limit = MAX[F16]
+    with hmp.casts(hmp.Policy.load("habana").replace(dtype=F16)):
+        scores = torch.eye(2) @ torch.eye(2)
+        assert (scores - 1e9).tolist() == (scores + -1e9).tolist() == (-1e9 + scores).tolist() == [[-limit] * 2] * 2
+        assert (1e9 - scores).tolist() == [[limit] * 2] * 2
+        alias = scores
+        scores[0] += -1e9
+        scores -= 1e9
+        assert scores is alias and scores.tolist() == [[-limit] * 2] * 2
+        assert (scores + float("-inf")).isinf().all()
+        x = torch.zeros(70_001, dtype=F16)
+        x[70_000] = 1e9  # an index is no value
+        with pytest.raises(RuntimeError, match="automatic differentiation"):  # torch's refusal of out= with gradients
+            torch.add(torch.ones(3, dtype=F16, requires_grad=True), 1e9, out=torch.empty(3, dtype=F16))
+    assert x[70_000] == limit and x.count_nonzero() == 1
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ARITHMETIC)
-@given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
-def test_r12_listed_arithmetic_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
-    call, op = ARITHMETIC[name]
-    x = torch.tensor(values, dtype=start)
-    want = in_float32(call, x, scalar, BF16)
-    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({op}), fp32=frozenset(), promote=frozenset())):
-        assert_identical(call(x, scalar), want, "the result")
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("where", ["elsewhere", "the first input"])
-def test_r12_a_product_that_goes_to_out_saturates(where: str, dtype: torch.dtype) -> None:
+def test_r12_a_product_that_goes_to_out_saturates() -> None:
     """R6: the op runs under its rule, this one too; a float32 first input needs no help and is never narrowed (R5)."""
-    x = torch.tensor([0.0, 1.0, -0.5], dtype=dtype)
-    low = dtype if where == "the first input" else BF16
-    want = in_float32(operator.mul, x, LOWEST, low).to(dtype)
-    out = x if where == "the first input" else torch.empty(3, dtype=dtype)
-    with hmp.casts("habana"):
-        torch.mul(x, LOWEST, out=out)
-    assert_identical(out, want, "out")
+    for dtype, elsewhere in itertools.product((F32, BF16), (True, False)):
+        x = torch.tensor([0.0, 1.0, -0.5], dtype=dtype)
+        want = in_float32(operator.mul, x, LOWEST, BF16 if elsewhere else dtype).to(dtype)
+        out = torch.empty(3, dtype=dtype) if elsewhere else x
+        with hmp.casts("habana"):
+            torch.mul(x, LOWEST, out=out)
+        assert_identical(out, want, "out")
 
 
-@pytest.mark.parametrize("name", ["masked_fill", "where", "clamp_max", "x[mask] =", "full_like"])
-def test_r12_a_numpy_float_is_a_scalar_too(name: str) -> None:
+def test_r12_a_numpy_float_is_a_scalar_too() -> None:
     """numpy.float64 is a Python float; masks are often built from numpy.finfo."""
     leaf = Leaf((4,), F16, seed=2)
-    expected = outcome(FILLS[name], [leaf.build(), -MAX[F16]])
+    for name in ("masked_fill", "where", "clamp_max", "x[mask] ="):
+        expected = outcome(FILLS[name], [leaf.build(), -MAX[F16]])
+        with hmp.casts("habana"):
+            got = outcome(FILLS[name], [leaf.build(), np.float64(-1e9)])
+        assert_same(got, expected)
     with hmp.casts("habana"):
-        got = outcome(FILLS[name], [leaf.build(), np.float64(-1e9)])
         product = torch.ones(2) * np.float64(LOWEST)
-    assert_same(got, expected)
     assert_identical(product, torch.full((2,), -MAX[BF16], dtype=BF16), "the product")
 
 
@@ -220,77 +204,53 @@ ADDED = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ADDED)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_r12_a_mask_tensor_of_the_lowest_float32_stays_finite(name: str, sign: int) -> None:
+def test_r12_a_mask_tensor_of_the_lowest_float32_stays_finite() -> None:
     """No operand that needs no gradient overflows on its way to the low dtype (trap D2)."""
-    call, op = ADDED[name]
-    scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, sign * LOWEST)
-    want = call(scores, saturated(mask, BF16)).clamp(-MAX[BF16], MAX[BF16])
-    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({op}), fp32=frozenset(), promote=frozenset())):
-        got = call(scores, mask)
-    assert_identical(got, want, "the masked scores")
+    for (name, (call, op)), sign in itertools.product(ADDED.items(), (1, -1)):
+        scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, sign * LOWEST)
+        want = call(scores, saturated(mask, BF16)).clamp(-MAX[BF16], MAX[BF16])
+        with hmp.casts(policy(bf16=[op])):
+            got = call(scores, mask)
+        assert_identical(got, want, name)
 
 
-def test_r12_infinities_in_a_mask_stay_infinities() -> None:
-    mask = torch.tensor([0.0, -math.inf, LOWEST])
-    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({"add"}), fp32=frozenset(), promote=frozenset())):
-        got = torch.zeros(3) + mask
-    assert got.tolist() == [0.0, -math.inf, -MAX[BF16]]
-
-
-def test_r12_an_operand_that_needs_a_gradient_gets_the_plain_cast() -> None:
-    x = torch.tensor([1.0, LOWEST], requires_grad=True)
-    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({"add"}), fp32=frozenset(), promote=frozenset())):
+def test_r12_infinities_stay_so_and_an_operand_that_needs_a_gradient_gets_the_plain_cast() -> None:
+    mask, x = torch.tensor([0.0, -math.inf, LOWEST]), torch.tensor([1.0, LOWEST], requires_grad=True)
+    with hmp.casts(policy(bf16=["add"])):
+        assert (torch.zeros(3) + mask).tolist() == [0.0, -math.inf, -MAX[BF16]]
         got = outcome(lambda a: a + torch.ones(2), [x])
     assert_same(got, outcome(lambda a: a.to(BF16) + torch.ones(2, dtype=BF16), [x]))
 
 
 ATTENTION_POLICIES = {
     "unlisted": LISTS["nothing"],
-    "habana": hmp.Policy.load("habana"),
     "bf16": hmp.Policy("low", bf16={"scaled_dot_product_attention"}),
     "promote": hmp.Policy("promote", promote={"scaled_dot_product_attention"}),
     "fp32": hmp.Policy("wide", fp32={"scaled_dot_product_attention"}),
 }
 
 
-@pytest.mark.sampled(24)
-@pytest.mark.parametrize("policy", ATTENTION_POLICIES)
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("given", [F32, BF16, F16], ids=str)
-@pytest.mark.parametrize("fill", [-math.inf, LOWEST, -1e4])
-def test_r12_the_mask_of_scaled_dot_product_attention_becomes_the_querys_dtype(
-    fill: float, given: torch.dtype, learned: bool, policy: str
-) -> None:
+@pytest.mark.parametrize("lists", ATTENTION_POLICIES)
+def test_r12_the_mask_of_scaled_dot_product_attention_becomes_the_querys_dtype(lists: str) -> None:
     """Saturating: a finite value stays finite, an infinity an infinity; a learned bias has a gradient in its own dtype."""
     q, k, v = (torch.randn(1, 2, 3, 4).to(BF16) for _ in range(3))
-    mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), fill)
-    mask = mask.clamp(min=torch.finfo(given).min) if math.isfinite(fill) else mask
-    mask = mask.to(given)
-    dtype = F32 if policy == "fp32" else BF16
-    limit = torch.finfo(dtype).max
-    fitting = torch.where(mask.isinf(), mask, mask.float().clamp(-limit, limit)).to(dtype)
-    # torch chooses a kernel by whether the mask needs a gradient
     attention = as_computed(F.scaled_dot_product_attention)
-    want = attention(q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=fitting.requires_grad_(learned)).detach()
-    results = []
-    with hmp.casts(ATTENTION_POLICIES[policy]):
-        for call in (
-            lambda m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
-            lambda m: F.scaled_dot_product_attention(q, k, v, m),
-            lambda m: F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=m),
-        ):
+    dtype = F32 if lists == "fp32" else BF16
+    for fill, has, learned in itertools.product((-math.inf, LOWEST, -1e4), (F32, BF16, F16), (False, True)):
+        mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), fill)
+        mask = (mask.clamp(min=torch.finfo(has).min) if math.isfinite(fill) else mask).to(has)
+        fitting = torch.where(mask.isinf(), mask, mask.float().clamp(-MAX[dtype], MAX[dtype])).to(dtype)
+        # torch chooses a kernel by whether the mask needs a gradient
+        want = attention(q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=fitting.requires_grad_(learned)).detach()
+        with hmp.casts(ATTENTION_POLICIES[lists]):
             leaf = mask.clone().requires_grad_(learned)
-            results.append(call(leaf))
-            if learned:
-                results[-1].float().square().sum().backward()
-                assert leaf.grad is not None
-                assert leaf.grad.dtype is given
-                assert leaf.grad.isfinite().all()
-    for got in results:
-        assert_identical(got.detach(), want, "the attention")
+            got = F.scaled_dot_product_attention(q, k, v, attn_mask=leaf)
+            assert_identical(F.scaled_dot_product_attention(q, k, v, leaf).detach(), want, "by position")
+            assert_identical(F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=leaf).detach(), want, "by keyword")
+        assert_identical(got.detach(), want, f"{fill}, {has}")
+        if learned:
+            got.float().square().sum().backward()
+            assert leaf.grad is not None and leaf.grad.dtype is has and leaf.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("given", [F32, BF16], ids=str)
@@ -324,3 +284,78 @@ def test_r12_what_has_no_values_is_cast_and_not_clamped():
     with hmp.casts(hmp.Policy(bf16={"where"})):
         assert torch.where(x > 0, x, torch.full((3,), -3.4e38, device="meta")).dtype is BF16
         assert torch.clamp(x, min=-3.4e38).dtype is torch.float32
+
+
+# --- scores that are masked whole
+
+
+def test_r12_low_softmax_of_float32_scores_with_a_masked_row_is_finite() -> None:
+    """Through a list, and into an explicit low dtype."""
+    mask = torch.zeros(2, 3)
+    mask[0] = LOWEST
+    for dtype in (BF16, F16):
+        for softmax in (lambda x: x.softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.special.softmax(x, -1)):
+            scores = torch.randn(2, 3, requires_grad=True)
+            with hmp.casts(hmp.Policy(dtype=dtype, bf16={"softmax"})):
+                weights = softmax(scores + mask)
+                assert weights.dtype is dtype
+                weights.float().square().sum().backward()
+            assert torch.allclose(weights[0].float(), torch.full((3,), 1 / 3), atol=1e-2)
+            assert torch.isfinite(scores.grad).all()
+        masked = torch.full((2, 4), LOWEST)
+        masked[1, 2] = 0.0
+        for call in (
+            lambda x, d=dtype: torch.softmax(x, -1, dtype=d),
+            lambda x, d=dtype: F.softmax(x, -1, dtype=d),
+            lambda x, d=dtype: x.softmax(-1, d),
+            lambda x, d=dtype: F.log_softmax(x, dim=-1, dtype=d).exp(),
+        ):
+            with hmp.casts("habana"):
+                result = call(masked)
+            assert result.dtype in (dtype, F32)  # exp is on the FP32 list
+            torch.testing.assert_close(result.float(), torch.tensor([[0.25] * 4, [0.0, 0.0, 1.0, 0.0]]), rtol=1e-2, atol=1e-3)
+    assert torch.softmax(masked, -1, dtype=F16).isnan().any()  # what plain torch does
+
+
+@pytest.mark.parametrize("preset", ["bert", "habana"])
+def test_r12_attention_with_a_row_masked_whole_is_finite(preset: str) -> None:
+    attention, mask = torch.nn.MultiheadAttention(4, 2, batch_first=True), torch.zeros(2, 2)
+    mask[0] = LOWEST
+    for dtype in (BF16, F16):
+        x = torch.randn(1, 2, 4, requires_grad=True)
+        with hmp.casts(hmp.Policy.load(preset).replace(dtype=dtype)):
+            out, weights = attention(x, x, x, attn_mask=mask)
+            out.float().sum().backward()
+        assert torch.isfinite(out).all() and torch.isfinite(weights).all()
+        assert all(torch.isfinite(p.grad).all() for p in attention.parameters())
+
+
+def test_r12_a_mask_times_a_mask_is_finite() -> None:
+    keep = torch.tensor([[False, True], [False, False]])
+    for dtype in (BF16, F16):
+        with hmp.casts(policy(bf16=["mul"], dtype=dtype)):
+            for product in (torch.full((2, 2), LOWEST) * keep, keep * torch.full((2, 2), LOWEST)):
+                assert product.tolist() == [[0.0, torch.finfo(dtype).min], [0.0, 0.0]]
+
+
+def test_r12_nested_tensors_are_no_masks() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    with hmp.casts("habana"):
+        assert (nested * nested).dtype is torch.bfloat16
+        assert (nested * 2.0).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(("masked", "more"), [(0.0, 0), (torch.finfo(torch.float32).min, 1)], ids=["no mask", "a mask"])
+def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked(masked: float, more: int) -> None:
+    saved = []
+
+    def note(tensor):
+        saved.append(tensor.nbytes)
+        return tensor
+
+    scores = torch.randn(8, 8)
+    scores[0, 0] = masked
+    scores.requires_grad_()
+    with hmp.casts(hmp.Policy(bf16={"softmax"})), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        scores.softmax(-1)
+    assert sum(saved) == 64 * (2 + more)

@@ -1,79 +1,25 @@
-"""R13: each leaf's gradient arrives in the leaf's own dtype, with the values of explicit casts, in first and higher derivatives."""
+"""R13: gradients wherever backward is called; torch.func, torch.autograd.functional and forward mode go through listed ops.
+
+Random graphs and the gradients of single calls P9 and P1 ask (tests/properties).
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 import hmp
-from op_table import BF16_LIST, FP32_LIST, Op
-from oracle import BF16, F16, F32, assert_identical, cast, flat
-from strategies import Leaf, build
+from oracle import BF16, F16, F32, saturated
 from thread_kit import in_thread
 from trap_kit import policy, same
 
-Call = Callable[..., Any]
-MIXTURES = [(F32,), (BF16,), (F16,), (F32, BF16), (BF16, F32), (F16, BF16)]
-
-
-def derivatives(call: Call, args: list[Any], orders: int = 2) -> list[torch.Tensor | None]:
-    """The gradients of fixed combinations of the results, and the gradients of fixed combinations of those."""
-    torch.manual_seed(5)  # random ops draw the same in both runs
-    leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
-    found: list[torch.Tensor | None] = []
-    ends = [r for r in flat(call(*args)) if isinstance(r, torch.Tensor) and r.requires_grad]
-    for order in range(orders):
-        weights = [torch.linspace(0.5, 1.5, e.numel()).reshape(e.shape).to(e.dtype) for e in ends]
-        gradients = torch.autograd.grad(ends, leaves, weights, create_graph=True, allow_unused=True)
-        if order == 0:
-            assert None not in gradients
-        found += gradients
-        ends = [g for g in gradients if g is not None and g.requires_grad]
-        if not ends:
-            break
-    for leaf, gradient in zip(itertools.cycle(leaves), found, strict=False):
-        assert gradient is None or gradient.dtype is leaf.dtype
-    return found
-
-
-def leaves_of(op: Op, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
-    turn = itertools.cycle(dtypes)
-    templates = [
-        Leaf(a.shape, F32 if i in op.keep else next(turn), grad=a.grad, values=a.values, seed=i) if isinstance(a, Leaf) else a
-        for i, a in enumerate(op.args)
-    ]
-    return build(templates)
-
-
-EACH_OP = [
-    pytest.param(dtype, op, id=f"{op.name}-{next(iter(op.sites))}") for dtype, ops in ((BF16, BF16_LIST), (F32, FP32_LIST)) for op in ops
-]
-
-
-@pytest.mark.native_kernels  # test_r11_no_instructions.py has the derivatives of what computes in float32
-@pytest.mark.slow
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("dtype", "op"), EACH_OP)
-def test_r13_first_and_second_derivatives_are_those_of_explicit_casts(dtype: torch.dtype, op: Op) -> None:
-    call = next(iter(op.sites.values()))
-    orders = 1 if op.name == "embedding_bag" else 2  # torch has no second derivative of weighted bags
-
-    def by_hand(*args: Any) -> Any:
-        return call(*(a if i in op.keep else cast(a, dtype) for i, a in enumerate(args)))
-
-    for dtypes in MIXTURES:
-        args = leaves_of(op, dtypes)
-        expected = derivatives(by_hand, args, orders)
-        with hmp.casts("habana"):
-            got = derivatives(call, args, orders)
-        for number, (one, other) in enumerate(zip(got, expected, strict=True)):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert_identical(one, other, f"derivative {number}")
+pytestmark = pytest.mark.native_kernels  # second derivatives are compared bit for bit
 
 
 def _inside_disabled(loss: torch.Tensor) -> None:
@@ -91,12 +37,7 @@ def _after_revert(loss: torch.Tensor) -> None:
     loss.backward()
 
 
-@pytest.mark.parametrize(
-    "where",
-    [lambda loss: in_thread(loss.backward), _inside_disabled, _under_another_policy, _after_revert],
-    ids=["thread", "disabled", "another policy", "after revert"],
-)
-def test_r13_gradients_are_the_same_wherever_backward_is_called(where: Callable[[torch.Tensor], None]) -> None:
+def test_r13_gradients_are_the_same_wherever_backward_is_called() -> None:
     x = torch.randn(4, 4, requires_grad=True)
 
     def loss() -> torch.Tensor:
@@ -105,8 +46,10 @@ def test_r13_gradients_are_the_same_wherever_backward_is_called(where: Callable[
 
     loss().backward()
     expected, x.grad = x.grad, None
-    where(loss())
-    same(x.grad, expected)
+    for where in (lambda loss: in_thread(loss.backward), _inside_disabled, _under_another_policy, _after_revert):
+        where(loss())
+        same(x.grad, expected)
+        x.grad = None
 
 
 def test_r13_anomaly_mode_names_the_op_and_changes_nothing() -> None:
@@ -121,3 +64,133 @@ def test_r13_anomaly_mode_names_the_op_and_changes_nothing() -> None:
             with pytest.warns(UserWarning, match="SqrtBackward0"), pytest.raises(RuntimeError, match="nan values"):
                 loss.backward()
     same(x.grad, expected)
+
+
+# --- torch.func and torch.autograd.functional
+
+
+def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.softmax(F.linear(torch.relu(x) * 2, w), -1) / 3
+
+
+def model_by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    low = torch.relu(x.to(BF16)) * 2
+    return F.softmax(F.linear(low, w.to(BF16)).float(), -1) / 3
+
+
+def loss(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, w: function(x, w).square().sum()
+
+
+AF, TF = torch.autograd.functional, torch.func
+X, W = torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(1, -2, 9).reshape(3, 3).sin()
+TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor]], Any]] = {
+    "func.grad": lambda f: TF.grad(loss(f), (0, 1))(X, W),
+    "func.grad_and_value": lambda f: TF.grad_and_value(loss(f))(X, W),
+    "func.vjp": lambda f: TF.vjp(f, X, W)[1](torch.ones(2, 3)),
+    "func.jvp": lambda f: TF.jvp(f, (X, W), (X, W)),
+    "func.jacrev": lambda f: TF.jacrev(f, (0, 1))(X, W),
+    "func.jacrev in chunks": lambda f: TF.jacrev(f, (0, 1), chunk_size=2)(X, W),
+    "func.jacfwd": lambda f: TF.jacfwd(f, (0, 1))(X, W),
+    "func.hessian": lambda f: TF.hessian(loss(f), (0, 1))(X, W),
+    "func.vmap of grad": lambda f: TF.vmap(TF.grad(loss(f), 1), (0, None))(X[:, None], W),
+    "func.functional_call": lambda f: TF.grad(lambda w: loss(f)(X, w))(W),
+    "functional.vjp": lambda f: AF.vjp(f, (X, W), torch.ones(2, 3)),
+    "functional.jvp": lambda f: AF.jvp(f, (X, W), (X, W)),
+    "functional.vhp": lambda f: AF.vhp(loss(f), (X, W), (X, W)),
+    "functional.hvp": lambda f: AF.hvp(loss(f), (X, W), (X, W)),
+    "functional.jacobian": lambda f: AF.jacobian(f, (X, W)),
+    "functional.jacobian vectorised": lambda f: AF.jacobian(f, (X, W), vectorize=True),
+    "functional.jacobian forward": lambda f: AF.jacobian(f, (X, W), vectorize=True, strategy="forward-mode"),
+    "functional.hessian": lambda f: AF.hessian(loss(f), (X, W)),
+    "functional.hessian vectorised": lambda f: AF.hessian(loss(f), (X, W), vectorize=True),
+    "functional.hessian forward": lambda f: AF.hessian(loss(f), (X, W), vectorize=True, outer_jacobian_strategy="forward-mode"),
+}
+
+
+def test_r13_transforms_give_what_they_give_with_explicit_casts() -> None:
+    expected = {name: tree_leaves(transform(model_by_hand)) for name, transform in TRANSFORMS.items()}
+    with hmp.casts("habana"):
+        got = {name: tree_leaves(transform(model)) for name, transform in TRANSFORMS.items()}
+    for name in TRANSFORMS:
+        assert len(got[name]) == len(expected[name]), name
+        for ours, theirs in zip(got[name], expected[name], strict=True):
+            assert ours.dtype is F32, name
+            same(ours, theirs)
+
+
+def test_r13_transforms_put_their_results_together_without_casts() -> None:
+    """Every op and view on the BF16 list: the user's function is cast, what torch stacks, splits and reshapes is not."""
+    views = ["stack", "cat", "split", "reshape", "view", "movedim", "unbind", "diagonal", "unsqueeze", "squeeze", "expand"]
+    uncast = {"func.jvp", "func.vjp"}  # their first result is the function's own
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.matmul(x, w)
+        assert y.dtype is BF16
+        return y.float()
+
+    for name, transform in TRANSFORMS.items():
+        with hmp.casts(policy(bf16=[*views, "matmul"])):
+            got = tree_leaves(transform(function))
+        assert {t.dtype for t in got[name in uncast :]} == {F32}, name
+        for ours, theirs in zip(got, tree_leaves(transform(lambda x, w: torch.matmul(x, w))), strict=True):
+            torch.testing.assert_close(ours.float(), theirs, rtol=3e-2, atol=3e-2)
+
+
+def test_r13_what_a_transform_gives_back_follows_the_casts_where_it_is_called() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.matmul(x, x).dtype)
+        return torch.matmul(x, x).float().sum()
+
+    for transform in (TF.grad, TF.jacrev, TF.jacfwd, TF.hessian):
+        made_outside = transform(function)
+        with hmp.casts("habana"):
+            made_inside = transform(function)
+            made_outside(W)
+        assert set(seen) == {BF16}
+        seen.clear()
+        made_inside(W)
+        assert set(seen) == {F32}
+        seen.clear()
+
+
+# --- forward mode
+
+
+def test_r13_a_dual_tensor_keeps_its_tangent_through_casts() -> None:
+    ops: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+        "bf16": (lambda x: torch.matmul(x, x), lambda x: torch.matmul(x.to(BF16), x.to(BF16))),
+        "fp32": (lambda x: torch.log(x.abs() + 1), lambda x: torch.log((x.abs() + 1).float())),
+        "promote": (lambda x: torch.cat([x, x.to(BF16)]), lambda x: torch.cat([x.float(), x.to(BF16).float()])),
+        "view": (lambda x: x.t(), lambda x: x.to(BF16).t()),
+        "saturating": (lambda x: x * 3e38, lambda x: x * 3e38),
+        "norm": (lambda x: F.layer_norm(x, (3,)), lambda x: F.layer_norm(x.to(BF16), (3,))),
+        "first": (lambda x: x.to(BF16).index_add(0, torch.tensor([0]), x[:1]), _index_add_by_hand),
+        "in place": (lambda x: x.clone().mul_(x.to(BF16)), lambda x: x.clone().mul_(x.to(BF16))),
+    }
+    for name, (call, by_hand) in ops.items():
+        with forward_ad.dual_level():
+            expected = forward_ad.unpack_dual(by_hand(forward_ad.make_dual(W.clone(), W.cos())))
+            with hmp.casts("habana"):
+                got = forward_ad.unpack_dual(call(forward_ad.make_dual(W.clone(), W.cos())))
+            assert got.tangent is not None, name
+            if name != "saturating":
+                same(got.primal.as_subclass(torch.Tensor), expected.primal)
+                same(got.tangent.as_subclass(torch.Tensor), expected.tangent)
+
+
+def _index_add_by_hand(x: torch.Tensor) -> torch.Tensor:
+    return x.to(BF16).index_add(0, torch.tensor([0]), x[:1].to(BF16))
+
+
+def test_r13_the_gradient_of_a_saturated_mask_sum_is_that_of_the_scores() -> None:
+    scores = torch.randn(4, 4).to(F16).requires_grad_()
+    mask = torch.full((4, 4), torch.finfo(F32).min).triu(1)
+    with hmp.casts(policy(fp32=["softmax"], bf16=["add"], dtype=F16)):
+        torch.softmax(scores + mask, -1).square().sum().backward()
+    got, scores.grad = scores.grad, None
+    torch.softmax((scores + saturated(mask, F16)).float(), -1).square().sum().backward()
+    assert torch.isfinite(got).all() and got.any()
+    same(got, scores.grad)

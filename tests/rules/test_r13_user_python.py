@@ -1,36 +1,30 @@
-"""R13: user Python that autograd calls runs without lists, wherever backward runs; what torch would refuse there is made to fit."""
+"""R13: user Python that autograd calls runs without lists, wherever backward runs; what torch would refuse there is made to fit. Hooks on
+saved tensors, backward inside backward, checkpoints in hooks, threads."""
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import hmp
 from backward_kit import Seen
 from oracle import BF16, F32
+from thread_kit import in_threads
 from trap_kit import policy, same
 
 OTHER = policy(fp32=["matmul"], bf16=["softmax", "log"])
-SCOPES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "convert": hmp.convert,
-    "casts": lambda: hmp.casts("habana"),
-    "casts of another policy": lambda: hmp.casts(OTHER),
-}
-AROUND_BACKWARD: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "nothing": nullcontext,
-    "disable_casts": hmp.disable_casts,
-    "enable_casts": hmp.enable_casts,
-    "casts": lambda: hmp.casts("habana"),
-    "casts of another policy": lambda: hmp.casts(OTHER),
-}
-
-
+SCOPES = {"convert": hmp.convert, "casts": lambda: hmp.casts("habana"), "another policy": lambda: hmp.casts(OTHER)}
+AROUND_BACKWARD = (nullcontext, hmp.disable_casts, hmp.enable_casts, lambda: hmp.casts("habana"), lambda: hmp.casts(OTHER))
 SEEN = Seen()
 
 
@@ -45,16 +39,8 @@ class Identity(Function):
         return gradient
 
 
-class Once(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        SEEN.note()
-        return gradient
+class Once(Identity):
+    backward = staticmethod(once_differentiable(Identity.backward))
 
 
 class WithSetup(Function):
@@ -66,10 +52,7 @@ class WithSetup(Function):
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
 
-    @staticmethod
-    def vjp(ctx, gradient):
-        SEEN.note()
-        return gradient
+    vjp = staticmethod(Identity.backward)
 
 
 def _module(x: torch.Tensor, register: Callable[[torch.nn.Module], Any]) -> torch.Tensor:
@@ -117,15 +100,14 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("place", PLACES)
-def test_r13_user_python_in_backward_runs_without_lists(place: str) -> None:
-    for scope in SCOPES.values():
-        for around in AROUND_BACKWARD.values():
+@pytest.mark.parametrize("scope", SCOPES)
+def test_r13_user_python_in_backward_runs_without_lists(scope: str) -> None:
+    for place in PLACES.values():
+        for around in AROUND_BACKWARD:
             SEEN.notes.clear()
             x = torch.randn(3, 3, requires_grad=True)
-            with scope():
-                loss = PLACES[place](x).float().sum()
+            with SCOPES[scope]():
+                loss = place(x).float().sum()
                 with around():
                     before = hmp.casts_enabled()
                     loss.backward()
@@ -134,36 +116,31 @@ def test_r13_user_python_in_backward_runs_without_lists(place: str) -> None:
             assert x.grad.dtype is F32
 
 
-def test_r13_it_does_so_in_every_way_to_start_a_backward() -> None:
-    starts: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-        "Tensor.backward": lambda loss, x: loss.backward(),
-        "autograd.backward": lambda loss, x: torch.autograd.backward([loss], inputs=[x]),
-        "autograd.grad": lambda loss, x: torch.autograd.grad(loss, x),
-        "create_graph": lambda loss, x: torch.autograd.grad(loss, x, create_graph=True),
-        "is_grads_batched": lambda loss, x: torch.autograd.grad(loss, x, torch.ones(2), is_grads_batched=True),
-    }
-    for start in starts.values():
-        SEEN.notes.clear()
-        with hmp.casts("habana"):
+def test_r13_it_does_so_in_every_way_to_start_a_backward_and_in_the_backward_of_a_backward() -> None:
+    starts: tuple[Callable[[torch.Tensor, torch.Tensor], Any], ...] = (
+        lambda loss, x: loss.backward(),
+        lambda loss, x: torch.autograd.backward([loss], inputs=[x]),
+        lambda loss, x: torch.autograd.grad(loss, x),
+        lambda loss, x: torch.autograd.grad(loss, x, create_graph=True),
+        lambda loss, x: torch.autograd.grad(loss, x, torch.ones(2), is_grads_batched=True),
+    )
+    with hmp.casts("habana"):
+        for start in starts:
+            SEEN.notes.clear()
             x = torch.randn(3, 3, requires_grad=True)
             hidden = torch.relu(x)
             hidden.register_hook(SEEN.note)
             start(hidden.float().sum(), x)
-        SEEN.assert_without_lists(1)
-
-
-def test_r13_user_python_in_the_backward_of_a_backward_runs_without_lists() -> None:
-    SEEN.notes.clear()
-    x = torch.randn(3, requires_grad=True)
-    with hmp.casts("habana"):
+            SEEN.assert_without_lists(1)
+        SEEN.notes.clear()
         hidden = Identity.apply(x)
         (gradient,) = torch.autograd.grad((hidden * hidden).float().sum(), x, create_graph=True)
         gradient.register_hook(SEEN.note)
         gradient.sum().backward()
-    SEEN.assert_without_lists(2 + 1)  # Identity's twice, and the hook
+        SEEN.assert_without_lists(2 + 1)  # Identity's twice, and the hook
 
 
-def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it() -> None:
+def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it_or_with_its_error() -> None:
     seen = []
 
     def hook(gradient: torch.Tensor) -> None:
@@ -173,25 +150,19 @@ def test_r13_a_hook_may_switch_casts_on_and_that_ends_with_it() -> None:
             seen.append((hmp.casts_enabled(), torch.add(torch.ones(2), 1).dtype))
         seen.append((hmp.casts_enabled(), None))
 
-    x = torch.randn(2, requires_grad=True)
-    x.register_hook(hook)
-    x.register_hook(lambda gradient: seen.append((hmp.casts_enabled(), None)))
-    with hmp.casts("habana"):
-        x.sum().backward()
-    assert seen == [(True, BF16), (True, BF16), (False, None), (False, None)]
-
-
-def test_r13_an_exception_in_a_hook_restores_what_was_before() -> None:
     def fails(gradient: torch.Tensor) -> None:
+        seen.append((hmp.casts_enabled(), None))
         raise KeyError
 
     x = torch.randn(2, requires_grad=True)
+    x.register_hook(hook)
     x.register_hook(fails)
     with hmp.casts("habana"):
         with pytest.raises(KeyError):
             x.sum().backward()
         assert hmp.casts_enabled()
     assert not hmp.casts_enabled()
+    assert seen == [(True, BF16), (True, BF16), (False, None), (False, None)]
 
 
 # --- in backward, what torch would refuse is made to fit
@@ -246,3 +217,171 @@ def test_r13_disable_casts_around_backward_leaves_torch_exactly_torch_in_it() ->
         loss = Product.apply(x, weight).float().square().sum()
         with hmp.disable_casts(), pytest.raises(RuntimeError, match="dtype"):
             loss.backward()
+
+
+# --- code that runs in forward although it belongs to a gradient
+
+
+def _noting_pack(tensor: torch.Tensor) -> torch.Tensor:
+    SEEN.note()
+    return tensor * 1
+
+
+def test_r13_pack_hooks_run_without_casts_as_their_unpack_does() -> None:
+    x = torch.randn(3, 3, requires_grad=True)
+    w = torch.randn(3, 3, requires_grad=True)
+    ops = {
+        "exp": lambda: x.exp(),
+        "matmul": lambda: torch.matmul(x, w),
+        "mul": lambda: x.sin() * w,
+        "layer_norm": lambda: F.layer_norm(x, (3,), w[0]),
+        "log": lambda: torch.log(x.abs() + 1),
+        "sparse": lambda: F.softmax(x, -1),
+    }
+    with hmp.casts("habana"):
+        for name, op in ops.items():
+            op().float().sum().backward()
+            expected = x.grad
+            x.grad = None
+            SEEN.notes.clear()
+            with torch.autograd.graph.saved_tensors_hooks(_noting_pack, lambda tensor: tensor):
+                op().float().sum().backward()
+            assert SEEN.notes, name
+            SEEN.assert_without_lists(len(SEEN.notes))
+            same(x.grad, expected)
+            x.grad = None
+
+
+SQUARED: list[tuple[str, bool]] = []
+
+
+class Squared(Function):
+    """forward, setup_context and jvp are called where the user calls the function: they are the user's forward."""
+
+    @staticmethod
+    def forward(x):
+        SQUARED.append(("forward", hmp.casts_enabled()))
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        SQUARED.append(("setup_context", hmp.casts_enabled()))
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        SQUARED.append(("backward", hmp.casts_enabled()))
+        return 2 * ctx.saved_tensors[0] * gradient
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        SQUARED.append(("jvp", hmp.casts_enabled()))
+        return 2 * ctx.saved_tensors[0] * tangent
+
+
+def test_r13_a_users_function_in_forward_and_forward_mode_is_cast() -> None:
+    x = torch.randn(3, requires_grad=True)
+    SQUARED.clear()
+    with hmp.casts("habana"):
+        y = Squared.apply(x)
+        y.float().sum().backward()
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones(3))
+            primal, tangent = torch.autograd.forward_ad.unpack_dual(Squared.apply(dual))
+    assert SQUARED == [
+        ("forward", True), ("setup_context", True), ("backward", False), ("forward", True), ("setup_context", True), ("jvp", True),
+    ]  # fmt: skip
+    assert y.dtype is primal.dtype is tangent.dtype is BF16 and x.grad.dtype is F32
+
+
+# --- backward inside backward, optimizers in backward, checkpoints in hooks
+
+
+def test_r13_a_backward_inside_a_hook_restores_the_state_of_the_outer_one() -> None:
+    SEEN.notes.clear()
+
+    @torch.enable_grad()
+    def nested(gradient: torch.Tensor) -> None:
+        inner = torch.randn(2, 2, requires_grad=True)
+        with hmp.enable_casts():
+            loss = torch.matmul(inner, inner)
+            assert loss.dtype is BF16
+        inner.register_hook(SEEN.note)
+        loss.float().sum().backward()
+        SEEN.note()
+
+    x = torch.randn(2, 2, requires_grad=True)
+    with hmp.casts("habana"):
+        hidden = torch.relu(x)
+        hidden.register_hook(nested)
+        hidden.register_hook(SEEN.note)
+        x.register_hook(SEEN.note)
+        hidden.float().sum().backward()
+        assert hmp.casts_enabled()
+    SEEN.assert_without_lists(4)
+
+
+def test_r13_a_backward_in_a_hook_in_autograds_own_thread_knows_the_policy_of_the_outer_one() -> None:
+    """A context of its own stands for such a thread, which a CPU has none of: torch's context is then the empty one of the inner call."""
+    found: list[torch.dtype] = []
+
+    def note(_: torch.Tensor) -> None:
+        with hmp.enable_casts():
+            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    @torch.enable_grad()
+    def nested() -> None:
+        inner = torch.randn(2, requires_grad=True)
+        inner.register_hook(note)
+        inner.exp().sum().backward()
+
+    x = torch.randn(2, requires_grad=True)
+    x.register_hook(lambda _: contextvars.Context().run(nested))
+    with hmp.casts("habana"):
+        x.exp().sum().backward()
+    assert found == [BF16]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_r13_a_checkpoint_inside_a_hook_is_recomputed_as_it_ran_there(reentrant: bool) -> None:
+    runs = []
+
+    def block(t: torch.Tensor) -> torch.Tensor:
+        runs.append(torch.matmul(t, t).dtype)
+        return torch.matmul(t, t).sin()
+
+    @torch.enable_grad()
+    def hook(gradient: torch.Tensor) -> None:
+        inner = torch.randn(2, 2, requires_grad=True)
+        checkpoint(block, inner, use_reentrant=reentrant).sum().backward()
+        with hmp.enable_casts():
+            loss = checkpoint(block, inner, use_reentrant=reentrant).float().sum()
+        loss.backward()
+
+    x = torch.randn(2, 2, requires_grad=True)
+    x.register_hook(hook)
+    with hmp.casts("habana"):
+        x.sum().backward()
+    assert runs == [F32, F32, BF16, BF16]
+
+
+def test_r13_threads_that_run_backward_at_once_keep_their_own_casts() -> None:
+    start, wrong = threading.Barrier(8), []
+
+    def run(number: int) -> None:
+        seen, low = Seen(), number % 2
+        for _ in range(10):
+            start.wait()
+            x = torch.randn(3, 3, requires_grad=True)
+            with hmp.casts(policy(bf16=["matmul"]) if low else policy(fp32=["matmul"])):
+                hidden = torch.matmul(x, x)
+                hidden.register_hook(seen.note)
+                hidden.float().sum().backward()
+                if hidden.dtype is not (BF16 if low else F32) or not hmp.casts_enabled() or x.grad.dtype is not F32:
+                    wrong.append(number)
+        if seen.notes != [(False, F32, F32, BF16, BF16, F32)] * 10:
+            wrong.append((number, seen.notes))
+
+    in_threads(run, range(8))
+    assert not wrong

@@ -49,16 +49,16 @@ class Block:
 
 
 @REENTRANT
-@pytest.mark.parametrize("where", ["on", "thread"])
-def test_r14_a_checkpoint_without_casts_is_recomputed_without_casts(reentrant, where):
-    block = Block()
+def test_r14_a_checkpoint_without_casts_is_recomputed_without_casts(reentrant):
     hmp.convert()
-    with hmp.disable_casts():
-        expected = block.expected()
-        loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
-    in_thread(loss.backward) if where == "thread" else loss.backward()
-    block.assert_recomputed_alike(expected)
-    assert block.weight.dtype == torch.float32
+    for call in (in_thread, lambda backward: backward()):
+        block = Block()
+        with hmp.disable_casts():
+            expected = block.expected()
+            loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
+        call(loss.backward)
+        block.assert_recomputed_alike(expected)
+        assert block.weight.dtype == torch.float32
 
 
 @REENTRANT
@@ -84,39 +84,34 @@ def test_r14_two_regions_in_one_graph_keep_their_own_policy(reentrant):
 
 
 @REENTRANT
-@pytest.mark.parametrize("later", [hmp.revert, lambda: hmp.convert(policy=OTHER)], ids=["revert", "another policy"])
-def test_r14_recomputing_under_other_process_wide_casts_raises(reentrant, later):
-    block = Block()
-    hmp.convert()
-    loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
-    later()
-    with pytest.raises(hmp.HmpError):
+def test_r14_recomputing_under_other_process_wide_casts_raises_and_under_the_same_works(reentrant):
+    for later in (hmp.revert, lambda: hmp.convert(policy=OTHER), hmp.convert):
+        block = Block()
+        hmp.convert()
+        expected = block.expected()
+        loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
+        later()
+        if later is hmp.convert:
+            loss.backward()
+            block.assert_recomputed_alike(expected)
+        else:
+            with pytest.raises(hmp.HmpError):
+                loss.backward()
+
+
+@REENTRANT
+def test_r14_a_checkpoint_from_before_convert_is_recomputed_without_casts(reentrant):
+    for patched in (False, True):
+        block = Block()
+        if patched:
+            with hmp.casts("habana"):
+                pass
+        expected = block.expected()
+        loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
+        hmp.convert()
         loss.backward()
-
-
-@REENTRANT
-def test_r14_recomputing_under_the_same_policy_converted_again_works(reentrant):
-    block = Block()
-    hmp.convert()
-    expected = block.expected()
-    loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
-    hmp.convert()
-    loss.backward()
-    block.assert_recomputed_alike(expected)
-
-
-@REENTRANT
-@pytest.mark.parametrize("patched", [False, True])
-def test_r14_a_checkpoint_from_before_convert_is_recomputed_without_casts(reentrant, patched):
-    block = Block()
-    if patched:
-        with hmp.casts("habana"):
-            pass
-    expected = block.expected()
-    loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
-    hmp.convert()
-    loss.backward()
-    block.assert_recomputed_alike(expected)
+        block.assert_recomputed_alike(expected)
+        hmp.revert()
 
 
 def test_r14_a_graph_that_is_kept_is_recomputed_alike_each_time():

@@ -11,42 +11,27 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, X, is_real, muls, real_state
+from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, is_real, muls, real_state
 from process_kit import alone
-from thread_kit import in_thread
 from trap_kit import policy, same
 
 
-def test_r17_is_autocast_enabled_says_so_where_hmp_casts():
-    with hmp.casts(LOW):
-        answers = [torch.is_autocast_enabled(), *(torch.is_autocast_enabled(each) for each in ("cpu", "cuda", "xpu", "hpu", "xla"))]
-        assert all(answer is True for answer in answers), answers
-        assert torch.is_autocast_enabled(device_type="mps") is True
-        for name in ("is_autocast_cpu_enabled", "is_autocast_xla_enabled", "is_autocast_ipu_enabled"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                assert getattr(torch, name)() is True, name
-        assert real_state()[:2] == OFF[:2]
-
-
-def test_r17_get_autocast_dtype_is_the_low_dtype_where_hmp_casts():
+def test_r17_torchs_questions_are_answered_by_the_policy_and_by_real_autocast_on_its_own_device():
     for each, low in ((LOW, BF16), (HALF, F16)):
-        with hmp.casts(each):
-            assert [torch.get_autocast_dtype(device) for device in ("cpu", "cuda", "xpu", "hpu")] == [low] * 4
-            assert torch.get_autocast_dtype(device_type="cpu") is low
-            for name in ("gpu", "cpu", "xla", "ipu"):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    assert getattr(torch, f"get_autocast_{name}_dtype")() is low, name
-
-
-def test_r17_real_autocast_has_the_last_word_on_its_own_device_only():
-    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
-        assert torch.get_autocast_dtype("cpu") is F16
-        assert torch.get_autocast_dtype("cuda") is BF16
-        with warnings.catch_warnings():
+        with hmp.casts(each), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, BF16)
+            assert torch.is_autocast_enabled() and torch.is_autocast_enabled(device_type="mps") is True
+            for device in ("cpu", "cuda", "xpu", "hpu", "xla"):
+                assert torch.is_autocast_enabled(device) is True, device
+            for device in ("cpu", "cuda", "xpu", "hpu"):
+                assert torch.get_autocast_dtype(device) is torch.get_autocast_dtype(device_type=device) is low, device
+            assert torch.is_autocast_cpu_enabled() is torch.is_autocast_xla_enabled() is torch.is_autocast_ipu_enabled() is True
+            for name in ("gpu", "cpu", "xla", "ipu"):
+                assert getattr(torch, f"get_autocast_{name}_dtype")() is low, name
+            assert real_state()[:2] == OFF[:2]
+            with torch.autocast("cpu", dtype=F16):
+                assert (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")) == (F16, low)
+                assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, low)
 
 
 def _ask() -> tuple[bool, torch.dtype]:
@@ -54,24 +39,6 @@ def _ask() -> tuple[bool, torch.dtype]:
 
 
 TORCHS_OWN = (False, F16)
-
-
-def test_r17_torchs_own_answers_where_hmp_does_not_cast():
-    answers = {}
-    with hmp.casts(LOW):
-        with hmp.disable_casts():
-            answers["disabled"] = _ask()
-            with hmp.enable_casts():
-                assert _ask() == (True, BF16)
-        with torch.autocast("cpu", enabled=False):
-            answers["autocast disabled"] = _ask()
-        in_thread(lambda: answers.setdefault("thread", _ask()))
-        w = torch.nn.Parameter(X.clone())
-        w.register_hook(lambda grad: answers.setdefault("hook", _ask()) and None)
-        (w * 1.0).sum().backward()
-        assert _ask() == (True, BF16)
-    answers["after"] = _ask()
-    assert answers == dict.fromkeys(("disabled", "autocast disabled", "thread", "hook", "after"), TORCHS_OWN)
 
 
 def test_r17_answers_follow_convert_and_apply():
@@ -89,25 +56,22 @@ def test_r17_answers_follow_convert_and_apply():
     assert _ask() == TORCHS_OWN
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: torch.is_autocast_enabled("nonsense"),
-        lambda: torch.is_autocast_enabled(1),
-        lambda: torch.is_autocast_enabled("cpu", "cpu"),
-        lambda: torch.get_autocast_dtype("meta"),
-        lambda: torch.get_autocast_dtype(),
-    ],
-)
-def test_r17_errors_of_the_questions_are_torchs_own(ask):
-    def error():
-        with pytest.raises((RuntimeError, TypeError)) as caught:
-            ask()
-        return type(caught.value), str(caught.value)
+def test_r17_errors_of_the_questions_are_torchs_own():
+    def errors():
+        for ask in (
+            lambda: torch.is_autocast_enabled("nonsense"),
+            lambda: torch.is_autocast_enabled(1),
+            lambda: torch.is_autocast_enabled("cpu", "cpu"),
+            lambda: torch.get_autocast_dtype("meta"),
+            lambda: torch.get_autocast_dtype(),
+        ):
+            with pytest.raises((RuntimeError, TypeError)) as caught:
+                ask()
+            yield type(caught.value), str(caught.value)
 
-    expected = error()
+    expected = list(errors())
     with hmp.casts(LOW):
-        assert error() == expected
+        assert list(errors()) == expected
 
 
 def test_r17_code_of_torch_gets_torchs_own_answer():
@@ -126,7 +90,7 @@ def test_r17_cuda_graphs_are_not_refused_because_of_hmp():
         torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1), (torch.ones(1),))
 
 
-def test_r17_hmp_casts_first_and_autocast_has_the_last_word(caplog):
+def test_r17_hmp_casts_first_and_autocast_has_the_last_word():
     # matmul is on autocast's low list, softmax on its float32 list
     mine = policy(bf16=["mul", "softmax"], fp32=["matmul"])
     a, b = torch.randn(3, 3), torch.randn(3, 3)
@@ -185,41 +149,37 @@ def _checkpointed(reentrant, region=contextlib.nullcontext, **kwargs):
     return runs
 
 
+def _off():
+    return torch.autocast("cpu", enabled=False)
+
+
+def _on():
+    return torch.autocast("cpu", dtype=BF16)
+
+
 @REENTRANT
-def test_r17_checkpoint_recomputes_without_real_autocast(reentrant):
+def test_r17_checkpoint_recomputes_under_the_autocast_of_its_forward_and_in_its_regions(reentrant):
     off = real_state()
     with hmp.casts(LOW):
-        assert _checkpointed(reentrant) == [(F32, BF16, off)] * 2
-        assert _checkpointed(reentrant, preserve_rng_state=False) == [(F32, BF16, off)] * 2
+        for options in ({}, {"preserve_rng_state": False}):
+            assert _checkpointed(reentrant, **options) == [(F32, BF16, off)] * 2
+        with torch.autocast("cpu", dtype=F16):
+            on = real_state()
+            assert on[0] == (True, F16)
+            assert _checkpointed(reentrant) == [(F16, BF16, on)] * 2
+            with _off():
+                assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
     assert real_state() == off
-
-
-@REENTRANT
-def test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled(reentrant):
-    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
-        on = real_state()
-        assert on[0] == (True, F16)
-        assert _checkpointed(reentrant) == [(F16, BF16, on)] * 2
-        with torch.autocast("cpu", enabled=False):
-            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
-
-
-@REENTRANT
-def test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them(reentrant):
-    def disabled():
-        return torch.autocast("cpu", enabled=False)
-
-    def enabled():
-        return torch.autocast("cpu", dtype=BF16)
-
     with hmp.casts(HALF):
-        assert [run[:2] for run in _checkpointed(reentrant, disabled)] == [(F32, F32)] * 2
-        assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
-        with disabled():
-            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
-            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
-        with hmp.disable_casts():
-            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F32)] * 2
+        for around, region, wanted in (
+            (contextlib.nullcontext, _off, (F32, F32)),
+            (contextlib.nullcontext, _on, (BF16, F16)),
+            (_off, contextlib.nullcontext, (F32, F32)),
+            (_off, _on, (BF16, F16)),
+            (hmp.disable_casts, _on, (BF16, F32)),
+        ):
+            with around():
+                assert [run[:2] for run in _checkpointed(reentrant, region)] == [wanted] * 2
 
 
 @REENTRANT

@@ -16,46 +16,20 @@ from trap_kit import policy, same
 # --- transformers.utils.generic.maybe_autocast
 
 
-def _maybe_autocast():
-    pytest.importorskip("transformers")
-    from transformers.utils.generic import maybe_autocast
-
-    return maybe_autocast
-
-
-def _rotary(positions, inv_freq, dtype):
-    """The rotary embedding of transformers' Llama-like models, with the island around its product."""
-    maybe_autocast = _maybe_autocast()
-    expanded = inv_freq[None, :, None].float().expand(positions.shape[0], -1, 1)
-    with maybe_autocast(device_type="cpu", enabled=False):
-        freqs = (expanded @ positions[:, None, :].float()).transpose(1, 2)
-        emb = torch.cat((freqs, freqs), dim=-1)
-        cos, sin = emb.cos() * 1.0, emb.sin() * 1.0
-    return cos.to(dtype), sin.to(dtype)
-
-
-def test_r17_rotary_phases_are_right_beyond_position_1000():
-    inv_freq = 1.0 / 10000 ** (torch.arange(0, 16, 2).float() / 16)
-    positions = torch.arange(1000, 4000, 7)[None]
-    angles = positions.double()[0, :, None] * inv_freq.double()
-    expected = torch.cat((angles, angles), -1)[None]
-    with hmp.casts("habana"):
-        cos, sin = _rotary(positions, inv_freq, F32)
-        rounded = (positions[..., None].float() * inv_freq).cos()  # outside the island Habana's list rounds the angles
-    assert (cos - expected.cos()).abs().max() < 1e-3
-    assert (sin - expected.sin()).abs().max() < 1e-3
-    assert (rounded - angles.cos()).abs().max() > 0.5
-
-
-def test_r17_transformers_finds_the_dtype_for_flash_attention():
+def test_r17_transformers_finds_the_dtype_for_flash_attention_and_its_islands_are_float32() -> None:
+    """Models beyond position 1000, whose rotary embedding stands in such an island: tests/models/test_models_positions.py."""
     pytest.importorskip("transformers")
     from transformers.integrations.flash_attention import get_target_dtype
+    from transformers.utils.generic import maybe_autocast
 
     query, module = torch.randn(1, 2, 3, 4), torch.nn.Linear(2, 2)
     module.config = object()
     for dtype in (BF16, F16):
         with hmp.casts(policy(bf16=["matmul"], dtype=dtype)):
             assert get_target_dtype(query, module) is dtype
+            with maybe_autocast(device_type="cpu", enabled=False):
+                assert torch.matmul(query, query.mT).dtype is F32
+            assert torch.matmul(query, query.mT).dtype is dtype
     assert get_target_dtype(query, module) is F32
 
 
@@ -122,21 +96,13 @@ def test_r17_custom_bwd_runs_under_the_casts_of_its_forward():
     assert not hmp.casts_enabled()
 
 
-@pytest.mark.parametrize("where", ["inside the region", "in disable_casts", "in another thread"])
-def test_r17_custom_bwd_wherever_backward_is_called(where):
-    x, w = _leaves()
+def test_r17_custom_bwd_wherever_backward_is_called():
     with hmp.convert(policy=MATMUL):
-        loss = PLAIN.apply(x, w).float().sum()
-        if where == "in disable_casts":
-            with hmp.disable_casts():
-                loss.backward()
-                assert not hmp.casts_enabled()
-        elif where == "in another thread":
-            in_thread(loss.backward)
-        else:
-            loss.backward()
-        assert hmp.casts_enabled()
-    assert [note[:3] for note in PLAIN.notes] == [("forward", F32, True), ("backward", BF16, True)]
+        for call in (lambda loss: loss.backward(), hmp.disable_casts(lambda loss: loss.backward()), lambda loss: in_thread(loss.backward)):
+            PLAIN.notes.clear()
+            call(PLAIN.apply(*_leaves()).float().sum())
+            assert hmp.casts_enabled()
+            assert [note[:3] for note in PLAIN.notes] == [("forward", F32, True), ("backward", BF16, True)]
 
 
 def test_r17_custom_bwd_without_casts_in_its_forward():
@@ -176,17 +142,17 @@ def test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it():
     assert [note[2] for note in PLAIN.notes] == [True, True]
 
 
-@pytest.mark.parametrize(("function", "dtype"), [(TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)])
-def test_r17_custom_fwd_with_cast_inputs_is_an_island(function, dtype):
-    x, w = _leaves(BF16)
+def test_r17_custom_fwd_with_cast_inputs_is_an_island():
     off = real_state()
-    with hmp.casts(MATMUL):
-        y = function.apply(x, w)
-        assert hmp.casts_enabled()
-        y.backward(torch.ones(3, 5, dtype=dtype))
-    assert function.notes == [("forward", dtype, False, off), ("backward", dtype, False, off)]
-    same(y, x.detach().to(dtype) @ w.detach().to(dtype))
-    same(x.grad, (torch.ones(3, 5, dtype=dtype) @ w.detach().to(dtype).t()).to(BF16))
+    for function, dtype in ((TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)):
+        x, w = _leaves(BF16)
+        with hmp.casts(MATMUL):
+            y = function.apply(x, w)
+            assert hmp.casts_enabled()
+            y.backward(torch.ones(3, 5, dtype=dtype))
+        assert function.notes == [("forward", dtype, False, off), ("backward", dtype, False, off)]
+        same(y, x.detach().to(dtype) @ w.detach().to(dtype))
+        same(x.grad, (torch.ones(3, 5, dtype=dtype) @ w.detach().to(dtype).t()).to(BF16))
 
 
 def test_r17_custom_fwd_with_cast_inputs_outside_hmp_is_torchs_own():

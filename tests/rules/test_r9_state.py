@@ -16,81 +16,62 @@ from trap_kit import policy, same
 LOW = torch.bfloat16
 NORMS = {
     "BatchNorm1d": (lambda: torch.nn.BatchNorm1d(4), (8, 4)),
-    "BatchNorm2d": (lambda: torch.nn.BatchNorm2d(4), (2, 4, 3, 3)),
-    "BatchNorm3d": (lambda: torch.nn.BatchNorm3d(4), (2, 4, 2, 2, 2)),
     "cumulative": (lambda: torch.nn.BatchNorm2d(4, momentum=None), (2, 4, 3, 3)),
-    "InstanceNorm1d": (lambda: torch.nn.InstanceNorm1d(4, affine=True, track_running_stats=True), (2, 4, 5)),
+    "BatchNorm3d": (lambda: torch.nn.BatchNorm3d(4), (2, 4, 2, 2, 2)),
     "InstanceNorm2d": (lambda: torch.nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (2, 4, 3, 3)),
-    "InstanceNorm3d": (lambda: torch.nn.InstanceNorm3d(4, affine=True, track_running_stats=True), (2, 4, 2, 2, 2)),
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [LOW, torch.float16], ids=str)
-@pytest.mark.parametrize("name", NORMS)
-def test_r9_running_statistics_are_updated_in_place_in_float32(name, dtype):
-    make, shape = NORMS[name]
-    norm = make()
-    alone, x = copy.deepcopy(norm), torch.rand(shape) + 2
-    mean, variance = norm.running_mean, norm.running_var
-    with hmp.casts(hmp.Policy.load("habana").replace(dtype=dtype)):
-        y = norm(x)
-        y.float().square().mean().backward()
-        norm.eval()
-        evaluated = norm(x)
-    assert norm.running_mean is mean and norm.running_var is variance
-    assert y.dtype == dtype
-    expected = alone(x.to(dtype))
-    expected.float().square().mean().backward()
-    same(y, expected)
-    same(mean, alone.running_mean)
-    same(variance, alone.running_var)
-    same(norm.weight.grad, alone.weight.grad)
-    same(evaluated, alone.eval()(x.to(dtype)))
+def test_r9_running_statistics_are_updated_in_place_in_float32(dtype):
+    for make, shape in NORMS.values():
+        norm = make()
+        alone, x = copy.deepcopy(norm), torch.rand(shape) + 2
+        mean, variance = norm.running_mean, norm.running_var
+        with hmp.casts(hmp.Policy.load("habana").replace(dtype=dtype)):
+            y = norm(x)
+            y.float().square().mean().backward()
+            norm.eval()
+            evaluated = norm(x)
+        assert norm.running_mean is mean and norm.running_var is variance
+        assert y.dtype == dtype
+        expected = alone(x.to(dtype))
+        expected.float().square().mean().backward()
+        same(y, expected)
+        same(mean, alone.running_mean)
+        same(variance, alone.running_var)
+        same(norm.weight.grad, alone.weight.grad)
+        same(evaluated, alone.eval()(x.to(dtype)))
 
 
-def test_r9_statistics_given_by_keyword_and_to_torchs_own_layout():
+def test_r9_statistics_given_to_torchs_own_layout():
+    """torch.batch_norm has its arguments in another order than F's, whose calls P1 draws."""
     x = torch.rand(4, 3) + 1
     for call in (
-        lambda mean, var: F.batch_norm(input=x, running_var=var, running_mean=mean, training=True),
         lambda mean, var: torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
         lambda mean, var: torch._VF.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
-        lambda mean, var: F.instance_norm(x[..., None].expand(4, 3, 5), mean, var),
         lambda mean, var: torch.instance_norm(x[..., None].expand(4, 3, 5), None, None, mean, var, True, 0.1, 1e-5, False),
     ):
         mean, variance = torch.zeros(3), torch.ones(3)
         with hmp.casts("habana"):
             assert call(mean, variance).dtype == LOW
         torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
-    weight = torch.rand(3)
-    with hmp.casts("habana"):
-        without_statistics = F.batch_norm(x, None, None, weight, None, True)
-    same(without_statistics, F.batch_norm(x.to(LOW), None, None, weight, None, True))
 
 
-def test_r9_float32_rule_leaves_low_precision_statistics_in_place():
-    norm = torch.nn.BatchNorm1d(3).to(LOW)
-    mean = norm.running_mean
-    with hmp.casts(policy(fp32=["batch_norm"])):
-        norm(torch.rand(8, 3, dtype=LOW) + 1)
-    assert norm.running_mean is mean and mean.dtype == LOW and (mean != 0).all()
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
-@pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-@pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
-def test_r9_max_norm_renormalises_the_real_weight(make, listed, dtype):
-    names = ["embedding", "embedding_bag"]
-    table = make(4, 16, max_norm=1.0).to(dtype)
-    torch.nn.init.constant_(table.weight, 5.0)
-    weight = table.weight
-    with hmp.casts(policy(**{listed: names}) if listed != "unlisted" else policy(bf16=["relu"])):
-        y = table(torch.tensor([[1, 2]]))
-    assert table.weight is weight and weight.dtype == dtype
-    torch.testing.assert_close(weight[1:3].float().norm(dim=1), torch.ones(2), rtol=1e-4 if dtype is not LOW else 0.02, atol=0)
-    assert (weight[0] == 5).all() and (weight[3] == 5).all()
-    assert y.dtype == {"bf16": LOW, "fp32": torch.float32, "unlisted": dtype}[listed]
+def test_r9_max_norm_renormalises_the_real_weight(listed):
+    lists = policy(**{listed: ["embedding", "embedding_bag"]}) if listed != "unlisted" else policy(bf16=["relu"])
+    for make in (torch.nn.Embedding, torch.nn.EmbeddingBag):
+        for dtype in (torch.float32, LOW):
+            table = make(4, 16, max_norm=1.0).to(dtype)
+            torch.nn.init.constant_(table.weight, 5.0)
+            weight = table.weight
+            with hmp.casts(lists):
+                y = table(torch.tensor([[1, 2]]))
+            assert table.weight is weight and weight.dtype == dtype
+            torch.testing.assert_close(weight[1:3].float().norm(dim=1), torch.ones(2), rtol=1e-4 if dtype is not LOW else 0.02, atol=0)
+            assert (weight[0] == 5).all() and (weight[3] == 5).all()
+            assert y.dtype == {"bf16": LOW, "fp32": torch.float32, "unlisted": dtype}[listed]
 
 
 def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
@@ -105,46 +86,37 @@ def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
         assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
 
 
-def test_r9_parameter_data_keeps_its_dtype():
+def test_r9_what_is_assigned_to_data_and_grad_takes_their_dtype():
     p = torch.nn.Parameter(torch.full((3,), 1.5))
+    p.grad = torch.full((3,), 2.0)
     with hmp.casts("habana"):
         p.data = p.data * 0.5
         assert p.dtype == torch.float32
         p.data = torch.mm(torch.ones(3, 3), p.data[:, None])[:, 0]
+        p.grad = p.grad * 0.5
+        same(p.grad, torch.ones(3))
+        p.grad = None
+        F.linear(torch.ones(2, 3), p[None]).sum().backward()
     same(p.data, torch.full((3,), 2.25))
+    same(p.grad, torch.full((3,), 2.0))
 
 
-def test_r9_a_vector_of_low_values_put_into_parameters_keeps_their_dtype():
-    model = torch.nn.Linear(2, 2)
-    with hmp.casts("habana"):
-        vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach() * 0.5
-        assert vector.dtype == LOW
-        torch.nn.utils.vector_to_parameters(vector, model.parameters())
-    same(torch.nn.utils.parameters_to_vector(model.parameters()), vector.float())
+LAZY = [(torch.nn.LazyBatchNorm1d, (2, 4)), (lambda: torch.nn.LazyLinear(3), (2, 4)), (lambda: torch.nn.LazyConv2d(3, 2), (2, 4, 3, 3))]
 
 
-LAZY = {
-    "LazyLinear": (lambda: torch.nn.LazyLinear(3), (2, 4)),
-    "LazyConv2d": (lambda: torch.nn.LazyConv2d(3, 2), (2, 4, 3, 3)),
-    "LazyBatchNorm1d": (lambda: torch.nn.LazyBatchNorm1d(), (2, 4)),
-}
-
-
-@pytest.mark.parametrize("name", LAZY)
-def test_r9_a_lazy_module_is_completed_in_float32(name):
-    make, shape = LAZY[name]
-    x = torch.randn(shape)
-    torch.manual_seed(8)
-    plain = make()
-    plain(x)
-    torch.manual_seed(8)
-    with hmp.casts("habana"):
-        lazy = make()
-        assert lazy(x).dtype == LOW
-        assert lazy(x.to(LOW)).dtype == LOW
-    assert [p.dtype for p in lazy.parameters()] == [torch.float32] * 2
-    for ours, theirs in zip(lazy.parameters(), plain.parameters(), strict=True):
-        same(ours, theirs)
+def test_r9_a_lazy_module_is_completed_in_float32():
+    for make, shape in LAZY:
+        x = torch.randn(shape)
+        torch.manual_seed(8)
+        plain = make()
+        plain(x)
+        torch.manual_seed(8)
+        with hmp.casts("habana"):
+            lazy = make()
+            assert lazy(x).dtype == lazy(x.to(LOW)).dtype == LOW
+        assert [p.dtype for p in lazy.parameters()] == [torch.float32] * 2
+        for ours, theirs in zip(lazy.parameters(), plain.parameters(), strict=True):
+            same(ours, theirs)
 
 
 def test_r9_an_explicit_change_of_dtype_still_works_under_convert():
@@ -159,17 +131,6 @@ def test_r9_an_explicit_change_of_dtype_still_works_under_convert():
     assert model[1].running_mean.dtype == LOW
     model.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
     assert {p.dtype for p in model.parameters()} == {LOW}
-
-
-def test_r9_gradients_keep_the_dtype_of_their_tensor():
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.full((3,), 2.0)
-    with hmp.casts("habana"):
-        p.grad = p.grad * 0.5
-        same(p.grad, torch.ones(3))
-        p.grad = None
-        torch.nn.functional.linear(torch.ones(2, 3), p[None]).sum().backward()
-    same(p.grad, torch.full((3,), 2.0))
 
 
 def test_r9_registered_buffers_keep_their_dtype_and_other_attributes_do_not():
@@ -192,15 +153,6 @@ def test_r9_registered_buffers_keep_their_dtype_and_other_attributes_do_not():
     same(holder.ids, torch.ones(2, dtype=torch.int64))
     assert holder.plain.dtype == LOW
     assert dict(holder.named_buffers())["count"].dtype == torch.float32
-
-
-def test_r9_aten_spellings_of_norms_keep_their_statistics():
-    mean, variance = torch.zeros(3), torch.ones(3)
-    with hmp.casts(hmp.Policy(bf16={"native_batch_norm"})):
-        out = torch.native_batch_norm(torch.randn(8, 3) + 5, torch.ones(3), torch.zeros(3), mean, variance, True, 0.5, 1e-5)[0]
-    assert out.dtype == torch.bfloat16
-    assert mean.dtype == torch.float32
-    assert (mean > 1).all()
 
 
 def test_r9_a_norms_bias_without_a_weight_has_its_gradient():
@@ -258,7 +210,6 @@ def test_r9_state_made_of_views_of_cast_views_is_the_view_too():
         assert parameter.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
 
 
-@pytest.mark.slow
 def test_r9_a_cast_view_keeps_nothing_alive_and_falls_back_to_its_copy():
     a, b, w = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 2)
     alive = weakref.ref(a)
@@ -267,7 +218,7 @@ def test_r9_a_cast_view_keeps_nothing_alive_and_falls_back_to_its_copy():
         product = copied @ w.requires_grad_()  # saves the copy for backward
         expected = a.t().float()
         del a
-        gc.collect()
+        gc.collect(0)
         assert alive() is None
         parameter = torch.nn.Parameter(copied)
         b.unsqueeze_(0)
@@ -290,14 +241,14 @@ UNDER_VMAP = {
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", UNDER_VMAP)
-def test_r9_norms_with_float32_weights_give_under_vmap_what_they_give_without(name: str, given: torch.dtype) -> None:
-    norm, x = UNDER_VMAP[name], torch.randn(3, 2, 4, 5).to(given)
-    for cast in ("bf16", "fp32"):
+@pytest.mark.parametrize("cast", ["bf16", "fp32"])
+def test_r9_norms_with_float32_weights_give_under_vmap_what_they_give_without(cast: str, given: torch.dtype) -> None:
+    x = torch.arange(120.0).mul(0.7).sin().mul(2).reshape(3, 2, 4, 5).to(given)
+    for norm in UNDER_VMAP.values():
         with hmp.casts(hmp.Policy("norms", **{cast: {"batch_norm", "group_norm", "instance_norm", "layer_norm"}})):
             found = torch.func.vmap(norm)(x)
             one_by_one = torch.stack([norm(each) for each in x])
-            torch.func.grad(lambda v: torch.func.vmap(norm)(v).float().sum())(x)
+            torch.func.grad(lambda v, norm=norm: torch.func.vmap(norm)(v).float().sum())(x)
         assert found.dtype is one_by_one.dtype is (torch.bfloat16 if cast == "bf16" else torch.float32)
         exact = torch.stack([norm(each) for each in x.to(torch.bfloat16 if cast == "bf16" else given).double().float()])
         torch.testing.assert_close(found.float(), exact, rtol=2**-7 if cast == "bf16" else 1e-5, atol=2**-6 if cast == "bf16" else 1e-5)

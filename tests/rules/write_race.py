@@ -77,14 +77,11 @@ def run(pace: float, seconds: float, serving: str) -> str:
     failed: list[BaseException] = []
 
     def guarded(function):
-        def guard() -> None:
-            try:
-                function()
-            except BaseException as error:
-                failed.append(error)
-                raise
-
-        return guard
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+            raise
 
     products = rounds = moved = 0
     end = time.monotonic() + seconds
@@ -92,7 +89,7 @@ def run(pace: float, seconds: float, serving: str) -> str:
         while time.monotonic() < end and not failed:
             this = Round(pace, min(2.0, seconds))
             serve = this.loop if serving == "loop" else this.requests
-            threads = [threading.Thread(target=guarded(f)) for f in (serve, serve, this.write)]
+            threads = [threading.Thread(target=guarded, args=(each,)) for each in (serve, serve, this.write)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -101,11 +98,10 @@ def run(pace: float, seconds: float, serving: str) -> str:
                 this.serve()
             products, rounds = products + this.products, rounds + 1
             moved += this.weight.data_ptr() != this.address
-        saved = hmp.cache_info().hits
-        refused = hmp.cache_info().refused
+        info = hmp.cache_info()
     assert not failed, failed
     assert not moved, f"{moved} weights have moved: a write met a mark half set"
-    return f"{rounds} rounds, {products} products, {saved} casts saved, refused {refused}"
+    return f"{rounds} rounds, {products} products, {info.hits} casts saved, refused {info.refused}"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
-"""Hypothesis strategies: tensors of every dtype and kind, and the ways in which a call may spell its arguments."""
+"""Tensors of every dtype and kind, made anew each time from what says which."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 
-from oracle import BF16, CASTABLE, F16, F32, F64
+from oracle import F32
 
 INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)
-NEVER_CAST = (F64, torch.complex64, *INTEGER)
-EVERY = (*CASTABLE, *NEVER_CAST)
 
 
 class Tagged(torch.Tensor):
@@ -72,61 +68,3 @@ def build(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: build(item) for key, item in tree.items()}
     return tree
-
-
-kinds = st.sampled_from(["plain", "plain", "parameter", "subclass", "transposed", "strided"])
-castable_dtypes = st.sampled_from(CASTABLE)
-# Mostly what a rule casts; now and then what it must leave alone.
-any_dtypes = st.one_of(castable_dtypes, castable_dtypes, castable_dtypes, st.sampled_from(NEVER_CAST))
-seeds = st.integers(0, 2**16)
-
-
-@st.composite
-def leaves(
-    draw: st.DrawFn,
-    shape: Sequence[int] | st.SearchStrategy[tuple[int, ...]],
-    dtypes: st.SearchStrategy[torch.dtype] = castable_dtypes,
-    values: str = "normal",
-    grad: bool = True,
-    subclass: bool = True,
-) -> Leaf:
-    """A leaf of this shape (a strategy draws one), of a drawn dtype, kind and content.
-
-    Where the identity of what is returned matters, no subclass: torch wraps what it returns once a subclass takes part.
-    """
-    size = draw(shape) if isinstance(shape, st.SearchStrategy) else tuple(shape)
-    return Leaf(
-        tuple(size),
-        draw(dtypes),
-        draw(kinds if subclass else kinds.filter(lambda k: k != "subclass")),
-        grad and draw(st.booleans()),
-        values,
-        draw(seeds),
-    )
-
-
-# Shapes that broadcast together: 0-dim, empty, one and two dimensions.
-broadcastable = st.sampled_from(
-    [((), ()), ((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 3), (3,)), ((0,), (0,)), ((2, 3), (2, 1)), ((0, 3), (3,))]
-)
-
-
-@st.composite
-def pairs(draw: st.DrawFn, dtypes: st.SearchStrategy[torch.dtype] = any_dtypes, values: str = "normal") -> list[Leaf]:
-    """Two leaves that broadcast, 0-dim and empty ones among them."""
-    one, other = draw(broadcastable)
-    return [draw(leaves(one, dtypes, values)), draw(leaves(other, dtypes, values))]
-
-
-@st.composite
-def spelled(draw: st.DrawFn, names: Sequence[str], values: Sequence[Any], positional: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as a caller may write them: the first few by position, the rest by keyword and in any order."""
-    first = draw(st.integers(positional, len(values)))
-    rest = draw(st.permutations(list(zip(names, values, strict=True))[first:]))
-    return tuple(values[:first]), dict(rest)
-
-
-__all__ = [
-    "BF16", "CASTABLE", "EVERY", "F16", "F32", "F64", "INTEGER", "NEVER_CAST", "Leaf", "Tagged", "any_dtypes",
-    "broadcastable", "build", "castable_dtypes", "kinds", "leaves", "pairs", "seeds", "spelled",
-]  # fmt: skip

@@ -1,12 +1,10 @@
-"""Where the sweep's oracle and hmp may differ, named one by one, each with its reason. An entry that no longer applies fails the sweep."""
+"""Where the sweep's oracle and hmp may differ, named one by one, each with its reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 # The release of torch that the table was made with: on others an entry may have nothing to except.
 TORCH = "2.13"
@@ -31,14 +29,6 @@ class Exempt:
             and finding.policy in _words(self.policies)
             and finding.mixture in _words(self.mixtures)
         )
-
-    def unused(self, policy: str, findings: Iterable[Any]) -> list[str]:
-        """What the entry names and nothing was found for under the policy."""
-        if policy not in _words(self.policies):
-            return []
-        found = [f for f in findings if self.covers(f)]
-        used = {word for f in found for word in (f.what, f.variant, f.mixture)}
-        return [word for word in _words(f"{self.what}, {self.variants}, {self.mixtures}") if word not in used]
 
     def __str__(self) -> str:
         return f"{self.op} [{self.variants}] under {self.policies}, {self.mixtures}: {self.what}. {self.reason}"
@@ -125,15 +115,6 @@ ROUGH = {"linalg.lstsq": 1e-5}
 def unexplained(findings: Iterable[Any]) -> list[Any]:
     """The findings that no entry covers."""
     return [f for f in findings if not any(entry.covers(f) for entry in EXCEPTIONS)]
-
-
-def stale(policy: str, ops: Iterable[str], findings: list[Any]) -> list[str]:
-    """The entries for these ops that except more than was found, each with what it excepts in vain."""
-    if not torch.__version__.startswith(TORCH + "."):
-        return []
-    swept = set(ops)
-    vain = ((entry, entry.unused(policy, findings)) for entry in EXCEPTIONS if entry.op in swept)
-    return [f"{entry.op}, {entry.what}: nothing found for {', '.join(unused)}" for entry, unused in vain if unused]
 
 
 def summary() -> list[str]:

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.native_kernels,
     pytest.mark.filterwarnings("ignore"),  # deprecated utilities are among them
 ]
-F32 = torch.float32
 
 
 def linear() -> nn.Linear:
@@ -172,25 +171,32 @@ REFUSED = {"parametrizations.orthogonal", "parametrizations.orthogonal by cayley
 WIDER = {"func.stack_module_state"}
 
 
-def outcome(run: Callable[[], Any], region: contextlib.AbstractContextManager[Any]) -> list[torch.Tensor] | str:
-    torch.manual_seed(0)
-    with region:
-        try:
-            return list(run())
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+def outcomes(names: list[str], region: Callable[[], contextlib.AbstractContextManager[Any]]) -> dict[str, list[torch.Tensor] | str]:
+    found: dict[str, list[torch.Tensor] | str] = {}
+    for name in names:
+        torch.manual_seed(0)
+        with region():
+            try:
+                found[name] = list(UTILITIES[name]())
+            except Exception as error:
+                found[name] = f"{name}: {type(error).__name__}: {error}"
+    return found
 
 
-@pytest.mark.parametrize("name", UTILITIES)
-def test_a_utility_of_torchs_runs_as_under_autocast(name: str) -> None:
-    wanted = outcome(UTILITIES[name], contextlib.nullcontext() if name in REFUSED else torch.autocast("cpu"))
-    found = outcome(UTILITIES[name], hmp.casts("torch-cpu"))
-    assert not isinstance(wanted, str), wanted
-    assert not isinstance(found, str), found
-    assert name in REFUSED | WIDER or [t.dtype for t in found] == [t.dtype for t in wanted]
-    for one, other in zip(found, wanted, strict=True):
+SLOW = ["func.linearize"]  # torch's own, which compiles
+
+
+@pytest.mark.parametrize("names", [[name for name in UTILITIES if name not in SLOW], pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_utilities_of_torchs_run_as_under_autocast(names: list[str]) -> None:
+    wanted = outcomes([name for name in names if name in REFUSED], contextlib.nullcontext)
+    wanted |= outcomes([name for name in names if name not in REFUSED], lambda: torch.autocast("cpu"))
+    found = outcomes(names, lambda: hmp.casts("torch-cpu"))
+    with hmp.convert(policy="habana"):
+        converted = outcomes(names, contextlib.nullcontext)
+    assert not [each for kind in (wanted, found, converted) for each in kind.values() if isinstance(each, str)]
+    for name in names:
+        assert name in REFUSED | WIDER or [t.dtype for t in found[name]] == [t.dtype for t in wanted[name]], name
         near = 0.1 if name in REFUSED else 0.02
-        torch.testing.assert_close(one.float(), other.float(), rtol=near, atol=near)
-    converted = outcome(UTILITIES[name], hmp.convert(policy="habana"))
-    assert not isinstance(converted, str), converted
-    assert [t.shape for t in converted] == [t.shape for t in wanted]
+        for one, other in zip(found[name], wanted[name], strict=True):
+            torch.testing.assert_close(one.float(), other.float(), rtol=near, atol=near, msg=lambda said, name=name: f"{name}: {said}")
+        assert [t.shape for t in converted[name]] == [t.shape for t in wanted[name]], name

@@ -1,0 +1,212 @@
+"""R5 and R6: what an op writes in place or into `out=` keeps its dtype and identity; errors are torch's; nothing overflows on the way.
+
+What mixtures of dtypes give in place and into out, P1 and P2 ask (tests/properties).
+"""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from oracle import BF16, F16, F32, F64, assert_identical, assert_same, outcome
+from strategies import INTEGER, Leaf, build
+
+EVERY = "add iadd sub subtract isub mul imul div itruediv pow ipow lerp addmm index_add scatter setitem log exp".split()
+POLICIES = ["habana", *(hmp.Policy(f"all {kind}", **{kind: set(EVERY)}) for kind in ("bf16", "fp32", "promote")), hmp.Policy("none")]
+
+
+def assigned(x, y):
+    x[...] = y
+    return x
+
+
+def by_statement(op):
+    """`x op= y` as the statement that users write."""
+
+    def run(x, y):
+        alias = x
+        x = op(x, y)
+        assert x is alias, "an augmented assignment must not rebind the name to a new tensor"
+        return x
+
+    return run
+
+
+IN_PLACE = {
+    "add_": lambda x, y: x.add_(y),
+    "mul_": lambda x, y: x.mul_(y),
+    "+=": by_statement(operator.iadd),
+    "/=": by_statement(operator.itruediv),
+    "pow_": lambda x, y: x.pow_(y),
+    "mul(out=x)": lambda x, y: torch.mul(x, y, out=x),
+    "addmm_": lambda x, y: x.addmm_(y, y),
+    "index_add_": lambda x, y: x.index_add_(0, torch.tensor([2, 0, 1]), y),
+    "lerp_": lambda x, y: x.lerp_(y, y),
+    "x[...] =": assigned,
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: getattr(p, "name", p))
+def test_r5_what_has_an_input_that_is_no_castable_tensor_is_left_to_torch(policy) -> None:
+    """Never truncated in silence (trap U3): an integer first input gets torch's own error."""
+    mixtures = [*((dtype, F32) for dtype in INTEGER), (F64, F32), (BF16, F64)]
+    trees = {
+        (name, mixture): [Leaf((3, 3), mixture[0], seed=1, grad=False), Leaf((3, 3), mixture[1], values="positive", grad=False)]
+        for name in IN_PLACE
+        for mixture in mixtures
+    }
+    expected = {key: outcome(IN_PLACE[key[0]], build(tree)) for key, tree in trees.items()}
+    assert expected["mul_", (torch.int64, F32)].error is RuntimeError
+    with hmp.casts(policy):
+        for key, tree in trees.items():
+            assert_same(outcome(IN_PLACE[key[0]], build(tree)), expected[key])
+
+
+def test_r5_a_leaf_that_needs_a_gradient_gets_torchs_own_error() -> None:
+    for op in (lambda x: x.mul_(2.0), lambda x: F.relu(x, True), lambda x: x.__setitem__(0, 1.0)):
+        with hmp.casts("habana"), pytest.raises(RuntimeError, match="leaf Variable"):
+            op(torch.ones(3, requires_grad=True))
+
+
+def test_r5_a_product_in_place_is_rounded_once() -> None:
+    """Casting y first would round twice."""
+    x, y = torch.rand(1000).to(BF16) + 1, torch.rand(1000) + 1
+    once = (x.float() * y).to(BF16)
+    assert not torch.equal(once, x * y.to(BF16))
+    with hmp.casts("habana"):
+        assert torch.equal(x.clone().mul_(y), once)
+
+
+ADDED_IN_PLACE = {
+    "add_(other=, alpha=)": lambda x, y: x.add_(other=y, alpha=2),
+    "subtract_": lambda x, y: x.subtract_(y),
+    "+=": by_statement(operator.iadd),
+    "-=": by_statement(operator.isub),
+    "add(out=x)": lambda x, y: torch.add(x, y, out=x),
+    "copy_": lambda x, y: x.copy_(y),
+    "x[...] =": assigned,
+}
+
+
+@pytest.mark.parametrize("rule", ["none", "bf16", "fp32", "promote"])
+def test_r5_an_operand_beyond_the_low_dtype_is_not_clamped_before_a_sum_in_place(rule: str) -> None:
+    """A GradScaler looks for the infinity; and what float32 adds to less than the limit is no infinity."""
+    lists = {} if rule == "none" else {rule: set(EVERY)}
+    cases = ((F16, -60000.0, [1e5, -1e6, 3e38]), (F16, 60000.0, [1e5, -1e5, 7e4]), (BF16, -3e38, [3.395e38, 1.0, -3e38]))
+    wanted = {
+        (name, n): add(torch.full((3,), c[1], dtype=c[0]), torch.tensor(c[2]))
+        for name, add in ADDED_IN_PLACE.items()
+        for n, c in enumerate(cases)
+    }
+    with hmp.casts(hmp.Policy("mine", dtype=F16, **lists)):
+        for (name, n), want in wanted.items():
+            dtype, start, values = cases[n]
+            assert_identical(
+                ADDED_IN_PLACE[name](torch.full((3,), start, dtype=dtype), torch.tensor(values)), want, f"{name}, {start}, {values}"
+            )
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_r5_a_mask_of_the_lowest_float32_stays_finite_in_place(dtype: torch.dtype) -> None:
+    """R12: that number is what masks are filled with. It is no result of a sum."""
+    mask = torch.tensor([0.0, torch.finfo(F32).min, float("-inf")])
+    with hmp.casts("habana"):
+        for add in (IN_PLACE["add_"], IN_PLACE["+="], assigned):
+            assert add(torch.zeros(3, dtype=dtype), mask).tolist() == [0.0, torch.finfo(dtype).min, float("-inf")]
+
+
+# --- R6: out=
+
+# name: (call, shapes)
+OUT = {
+    "mul": (lambda *a, **k: torch.mul(*a, **k), [(2, 3), (3,)]),
+    "mm": (lambda *a, **k: torch.mm(*a, **k), [(2, 3), (3, 4)]),
+    "div": (lambda *a, **k: torch.div(*a, **k), [(2, 3), (3,)]),
+    "add": (lambda *a, **k: torch.add(*a, **k), [(2, 3), (3,)]),
+    "log": (lambda *a, **k: torch.log(*a, **k), [(2, 3)]),
+}
+
+
+def args_of(name: str, grad: bool = False) -> list[torch.Tensor]:
+    return build([Leaf(shape, F32, values="positive", grad=grad, seed=i) for i, shape in enumerate(OUT[name][1])])
+
+
+def test_r6_an_out_of_another_shape_is_resized_with_torchs_warning() -> None:
+    for name, dtype in (("mul", BF16), ("mm", BF16), ("div", F32), ("log", F32)):
+        call, out = OUT[name][0], torch.ones(7)
+        want = call(*(t.to(dtype) for t in args_of(name))).to(F32)
+        with hmp.casts("habana"), pytest.warns(UserWarning, match="resized"):
+            assert call(*args_of(name), out=out) is out
+        assert_identical(out, want, name)
+
+
+MISUSES = {
+    "a result that does not fit an integer": lambda: torch.zeros(2, 3, dtype=torch.int64),
+    "one place for many values": lambda: torch.zeros(1).expand(2, 3),
+    "no tensor": lambda: "out",
+}
+
+
+def test_r6_errors_are_torchs_and_out_is_untouched() -> None:
+    def run(name: str, out) -> type | None:
+        try:
+            OUT[name][0](*args_of(name), out=out)
+        except (RuntimeError, TypeError) as error:
+            return type(error)
+        return None
+
+    cases = [(name, misuse) for name in ("mul", "div", "log", "add") for misuse in MISUSES]
+    expected = [run(name, MISUSES[misuse]()) for name, misuse in cases]
+    assert None not in expected
+    with hmp.casts("habana"):
+        for (name, misuse), error in zip(cases, expected, strict=True):
+            out = MISUSES[misuse]()
+            assert run(name, out) is error, (name, misuse)
+            assert not isinstance(out, torch.Tensor) or not out.any()
+
+
+@pytest.mark.parametrize("who", ["an input", "out"])
+def test_r6_out_has_no_gradient_as_in_torch(who: str) -> None:
+    for name in ("mul", "mm", "div", "add"):
+        call, out = OUT[name][0], torch.zeros(2, 4 if name == "mm" else 3, requires_grad=who == "out")
+        with pytest.raises(RuntimeError) as plain:
+            call(*args_of(name, who == "an input"), out=out)
+        with hmp.casts("habana"), pytest.raises(RuntimeError) as cast:
+            call(*args_of(name, who == "an input"), out=out)
+        assert str(cast.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (0,)], ids=["", "empty"])
+def test_r6_several_outs_come_back_in_torchs_tuple(shape: tuple[int, ...]) -> None:
+    for dtype in (F32, BF16, F16):
+        x = torch.randn(2, 5).to(dtype)
+        values, indices = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.int64)
+        want = torch.topk(x.float(), 2)
+        kind = type(torch.topk(x, 2, out=(values.clone(), indices.clone())))
+        with hmp.casts("habana"):
+            got = torch.topk(x, 2, out=(values, indices))
+        assert type(got) is kind and got[0] is values and got[1] is indices
+        assert_identical(values, want.values.to(dtype), "values")
+        assert_identical(indices, want.indices, "indices")
+
+
+def test_r6_out_none_is_no_out_and_what_is_left_to_torch_keeps_torchs_out() -> None:
+    x = torch.randn(3)
+    with hmp.casts("habana"):
+        assert torch.mul(x, x, out=None).dtype is BF16
+        assert torch.log(x.to(BF16).abs(), out=None).dtype is F32
+        for dtype in (F64, torch.complex64, torch.int64):
+            got, two = torch.zeros(3, dtype=dtype), torch.full((3,), 2, dtype=dtype)
+            assert torch.mul(two, two, out=got) is got and got.tolist() == [4] * 3
+
+
+def test_r6_an_unlisted_op_takes_an_out_of_one_of_its_inputs_dtypes() -> None:
+    a, b = torch.randn(2, 3, dtype=BF16), torch.randn(3, 4)
+    with hmp.casts(hmp.Policy("none")):
+        assert_identical(torch.mm(a, b, out=torch.empty(0)), (a @ b.to(BF16)).float(), "out")
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.mm(b.t(), a.t().float(), out=torch.empty(0, dtype=BF16))
