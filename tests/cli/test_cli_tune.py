@@ -17,6 +17,7 @@ import tune_result_kit
 from hmp.cli import main
 from hmp.cli.init import RECIPE
 from hmp.tune.result import TuneResult
+from process_kit import to_install
 
 TINY = """\
 import torch

@@ -1,14 +1,14 @@
 """Run scripts where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
 
 As a script it is that process: `torch_alone.py NAMES SCRIPT...`. An import finds the modules of NAMES, of the standard library, and no
-other. Each script runs in a fork, as fresh as a process of its own, without the seconds that torch takes to import.
+other. The scripts run one after the other, each as the main module and with nothing converted, so that torch and hmp are imported once.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import runpy
 import sys
+import traceback
+import types
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -61,22 +61,26 @@ class Only:
         return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
 
 
-def _script(path: str) -> None:
-    with open(f"{path}.printed", "w", encoding="utf-8") as sys.stdout:
-        runpy.run_path(path, run_name="__main__")
+def _fails(path: str) -> bool:
+    import hmp
+
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = path
+    try:
+        with open(f"{path}.printed", "w", encoding="utf-8") as sys.stdout:
+            exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec", dont_inherit=True), main.__dict__)
+    except BaseException:
+        traceback.print_exc()
+        return True
+    finally:
+        sys.stdout = sys.__stdout__
+        hmp.revert()
+    return False
 
 
 def _main(names: str, *scripts: str) -> int:
     sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
-    import torch  # noqa: F401  # once, for all scripts
-
-    failed = 0
-    for path in scripts:
-        process = multiprocessing.get_context("fork").Process(target=_script, args=(path,), name=path)
-        process.start()
-        process.join()
-        failed += process.exitcode != 0
-    return failed
+    return sum(map(_fails, scripts))
 
 
 if __name__ == "__main__":
