@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -63,22 +62,6 @@ def test_every_product_and_at_run_in_fp8() -> None:
         assert hmp.fallbacks() == {}
 
 
-def test_casts_off_is_torch() -> None:
-    model, x = layer()
-    with hmp.casts(LINEAR), hmp.disable_casts():
-        assert torch.equal(model(x), torch.nn.functional.linear(x, model.weight, model.bias))
-
-
-def test_fp8_wins_over_bf16_and_a_nearer_scope_over_both() -> None:
-    model = torch.nn.Sequential(OrderedDict(body=torch.nn.Linear(32, 32), head=torch.nn.Linear(32, 32)))
-    policy = hmp.Policy(fp8={"linear"}, bf16={"linear", "linear @ head"})
-    hmp.apply(model, policy)
-    x = torch.randn(16, 32)
-    with hmp.record() as report:
-        model(x)
-    assert {(row.module, row.rule, row.compute) for row in report.rows} == {("body", "fp8", "float8_e4m3fn"), ("head", "bf16", "bfloat16")}
-
-
 @pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
 def test_what_is_no_product_is_refused(name: str) -> None:
     with pytest.raises(
@@ -92,18 +75,6 @@ def test_an_op_on_the_fp8_and_the_fp32_list_is_refused_with_both_places(tmp_path
     (tmp_path / "fp32.txt").write_text("linear\n")
     with pytest.raises(hmp.OpListError, match=r"'linear' is on the FP8 list and on the FP32 list .*fp32.txt:1.; take it off one of them"):
         hmp.Policy.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"fp8_recipe": "columnwise"}, "fp8_recipe 'columnwise' is unknown; use 'tensorwise' or 'rowwise' or"),
-        ({"fp8_kernel": "fast"}, "fp8_kernel 'fast' is unknown; use 'auto' or 'emulate'"),
-    ],
-)
-def test_an_unknown_recipe_or_kernel_is_refused(field: dict[str, str], message: str) -> None:
-    with pytest.raises(hmp.HmpError, match=message):
-        hmp.Policy(fp8={"linear"}, **field)
 
 
 def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
@@ -122,11 +93,6 @@ def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
     (tmp_path / "recipe.txt").write_text("best\n")
     with pytest.raises(hmp.OpListError, match=r"holds 'best'; write tensorwise or rowwise or"):
         hmp.Policy.load(tmp_path)
-
-
-def test_a_policy_without_fp8_is_told_as_before_there_was_any() -> None:
-    policy = hmp.Policy(bf16={"mm"})
-    assert "fp8" not in str(policy) and not any("fp8" in key for key in policy.to_dict())
 
 
 def test_converts_file_wins_over_the_default_lists(tmp_path: Path) -> None:
@@ -161,38 +127,6 @@ def test_two_recipes_in_turns_do_not_share_a_wrapper() -> None:
     assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
 
 
-def test_the_preset_lists_without_fp8_keep_their_fingerprints() -> None:
-    assert hmp.Policy.load("torch-cpu@2.13").fingerprint == "832c952d98de"  # as README shows it
-
-
-SPELLINGS = {
-    "torch.matmul": lambda a, b: torch.matmul(a, b),
-    "Tensor.matmul": lambda a, b: a.matmul(b),
-    "@": lambda a, b: a @ b,
-    "torch.linalg.matmul": lambda a, b: torch.linalg.matmul(a, b),
-    "Tensor.__rmatmul__": lambda a, b: b.__rmatmul__(a),
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("batch", [(), (3,)])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_one_name_takes_every_spelling_of_the_product(spelling: str, batch: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    a, b = torch.randn(*batch, 16, 32), torch.randn(32, 48)
-
-    def quantised(tensor: torch.Tensor) -> torch.Tensor:
-        scale = tensor.abs().max().double() / 448
-        return (tensor.double() / scale).to(torch.float8_e4m3fn).double() * scale
-
-    with hmp.convert(policy=hmp.Policy(fp8={"matmul"})), hmp.record() as report:
-        found = SPELLINGS[spelling](a, b)
-    assert {row.compute for row in report.rows} == {"float8_e4m3fn"}
-    exact = quantised(a) @ quantised(b)
-    assert found.dtype is torch.bfloat16
-    assert torch.all((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5)
-
-
 def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_does() -> None:
     with pytest.raises(hmp.OpListError, match=r"'addmm_' writes into its input, whose dtype it keeps \(R5\); the FP8 list may hold linear"):
         hmp.Policy(fp8={"addmm_"})
@@ -202,16 +136,6 @@ def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_do
     with hmp.casts(policy):
         got = into.clone().addmm_(left, right)
     assert torch.equal(got, torch.addmm(into, left, right))
-
-
-def test_the_recipe_is_told_and_is_a_difference() -> None:
-    rowwise = LINEAR.replace(name="custom", fp8_recipe="rowwise", fp8_kernel="emulate")
-    assert ", low dtype bfloat16, FP8 recipe tensorwise, " in str(LINEAR)
-    assert ", FP8 recipe rowwise, emulated on every device, " in str(rowwise)
-    why = hmp.explain("linear", rowwise).why.partition("; on the CPU it computes in float32")[0]
-    assert why.endswith("(FP8 recipe rowwise, emulated on every device)")
-    assert LINEAR.diff(rowwise) == {"(FP8 recipe)": ("tensorwise", "rowwise"), "(FP8 kernel)": ("auto", "emulate")}
-    assert LINEAR.diff(LINEAR.replace(dtype=torch.float16)) == {"(low dtype)": ("bfloat16", "float16")}
 
 
 def test_the_preset_is_itself_after_it_was_saved_and_a_line_of_ones_own_must_match(tmp_path: Path) -> None:
@@ -230,10 +154,9 @@ class Forwarding(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@pytest.mark.parametrize("product", [lambda x, w: torch.nn.functional.linear(x, w), lambda x, w: torch.matmul(x, w), lambda x, w: x @ w])
-def test_a_subclass_is_counted_once_a_call(product: object) -> None:
+def test_a_subclass_is_counted_once_a_call() -> None:
     x, weight = torch.randn(16, 32).as_subclass(Forwarding), torch.randn(32, 32)
     with hmp.convert(policy=hmp.Policy(fp8={"linear", "matmul"})):
         for calls in (1, 2):
-            product(x, weight)
+            torch.nn.functional.linear(x, weight)
             assert list(hmp.fallbacks().values()) == [calls]

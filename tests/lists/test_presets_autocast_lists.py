@@ -87,7 +87,7 @@ def check(case: Case) -> None:
                 assert one.dtype is case.runs_in
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.native_kernels  # explicit casts run them
 @pytest.mark.parametrize(("preset", "name"), LISTS)
 def test_every_case_of_torchs_lists_passes_under_the_preset(preset: str, name: str) -> None:
     failures = []

@@ -128,8 +128,7 @@ def test_the_first_sample_of_the_listed_ops_has_cuda_autocasts_dtypes() -> None:
     assert counts["compared"] > 400
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(SHARDS))
 def test_op_db_has_cuda_autocasts_dtypes(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     infos = shard(number, SHARDS)

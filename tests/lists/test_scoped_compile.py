@@ -96,9 +96,9 @@ def test_scope_a_part_that_is_compiled_follows_the_application_that_it_is_called
     assert dtypes(model(X)) == UNDER_P
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-@pytest.mark.parametrize("compiled", ["", "decoder.0", "decoder.0.linear"])
+@pytest.mark.parametrize(
+    ("compiled", "prefix"), [("", "_orig_mod."), ("decoder.0", ""), ("decoder.0", "_orig_mod."), ("decoder.0.linear", "")]
+)
 def test_scope_a_compiled_wrapper_is_no_part_of_a_path_unless_a_line_spells_it(compiled: str, prefix: str):
     model = Net()
     if compiled:
@@ -114,8 +114,7 @@ def test_scope_a_compiled_wrapper_is_no_part_of_a_path_unless_a_line_spells_it(c
         hmp.apply(model, hmp.Policy(fp32={"softmax @ decodr"}))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=BRIDGED)])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=[BRIDGED, pytest.mark.slow])])
 def test_scope_exported_programs_hold_it(strict: bool):
     model = hmp.apply(Net(), P)
     wanted = model(X)

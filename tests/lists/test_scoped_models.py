@@ -69,33 +69,6 @@ def marks(model: torch.nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if "_hmp_applied" in vars(module)]
 
 
-def test_scope_apply_and_remove():
-    model = Net()
-    assert hmp.apply(model, P) is model
-    assert ran(model) == UNDER_P
-    assert not hmp.casts_enabled()
-    hmp.remove(model)
-    assert ran(model) == UNCAST and marks(model) == []
-
-
-def test_scope_marks_are_where_another_policy_may_be_in_force():
-    model = Net()
-    hmp.apply(model, hmp.Policy(bf16={"linear"}, fp32={"softmax @ decoder.1"}))
-    assert marks(model) == ["", "decoder.1", "decoder.1.linear"]
-    hmp.apply(model, hmp.Policy(fp32={"softmax @ decoder"}, bf16={"softmax @ decoder.0.linear"}))
-    assert marks(model) == ["", "decoder", *(f"decoder.{i}{rest}" for i in range(2) for rest in ("", ".linear"))]
-    hmp.apply(model, P.unscoped)
-    assert marks(model) == [""] and ran(model) == [(LOW, LOW)] * 4
-
-
-def test_scope_costs_models_without_scoped_lines_nothing():
-    model = Net()
-    hmp.apply(model, P.unscoped)
-    with hmp.convert(policy=P.unscoped, model=model), hmp.casts(P.unscoped, model=model):
-        assert marks(model) == [""]
-        assert "_call_impl" not in vars(Block) and "_call_impl" not in vars(torch.nn.Linear)
-
-
 def test_scope_a_container_that_is_reached_past_and_a_module_that_calls_its_uncle():
     model = Net()
     model.encoder[1].reach = lambda: model.decoder[0].linear  # a grandchild of another branch
@@ -143,14 +116,6 @@ def test_scope_convert_takes_paths_and_revert_takes_marks_off(tmp_path, torch_di
     with hmp.casts(P, model=model):
         hmp.revert()
         assert ran(model) == UNCAST and marks(model) == [] and torch_differences() == []
-
-
-def test_scope_the_outer_handle_takes_the_inner_conversions_marks_off():
-    model = Net()
-    outer = hmp.convert()
-    hmp.convert(policy=P, model=model)
-    outer.revert()
-    assert marks(model) == [] and not hmp.is_converted()
 
 
 @pytest.mark.slow
@@ -296,43 +261,6 @@ def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: b
             block.seen = None
         loss.backward()
     assert model.seen() == UNDER_P  # as the recomputation had it
-
-
-def test_scope_an_exception_in_a_scoped_module_leaves_no_trace():
-    model = Net()
-    hmp.apply(model, P)
-
-    def fail() -> torch.nn.Module:
-        raise KeyError
-
-    model.decoder[0].reach = fail
-    with pytest.raises(KeyError):
-        model(X)
-    assert not hmp.casts_enabled() and F.linear(X, X).dtype == WIDE
-
-
-@hmp.bf16_function
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-def test_scope_decorated_functions_know_the_policy_of_the_module_they_are_called_in():
-    class Calls(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = rounded(x).dtype, torch.softmax(x, -1).dtype
-            return x
-
-    model = torch.nn.Sequential(Calls(), Calls())
-    hmp.apply(model, hmp.Policy(bf16={"softmax"}, fp32={"softmax @ 1"}))
-    model(X)
-    assert [block.seen for block in model] == [(LOW, LOW), (LOW, WIDE)]
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of a category that is another from release to release
-def test_scope_a_scripted_part_is_no_module_that_a_line_reaches():
-    scripted = torch.jit.script(torch.nn.Linear(4, 4))
-    with pytest.raises(hmp.OpListError, match=r"'softmax @ 0' matches no module"):
-        hmp.apply(torch.nn.Sequential(scripted, Block()), hmp.Policy(fp32={"softmax @ 0"}))
 
 
 def test_scope_a_class_that_cannot_be_followed_leaves_no_marks():

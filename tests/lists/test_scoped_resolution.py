@@ -143,18 +143,6 @@ def test_scope_a_line_takes_synonyms_and_forms_along_and_leaves_the_rest_of_a_na
     assert source("mul").text == "multiply @ decoder"
 
 
-def test_scope_a_scoped_star_is_every_op_that_is_on_no_list_there():
-    policies = scopes.resolve(hmp.Policy(bf16={"linear", "*"}, fp32={"* @ decoder"}), TREE)
-    there = Listed(policies[TREE.decoder])  # type: ignore[index]
-    assert there.star.text == "* @ decoder" and there.source("linear").cast == "bf16"
-    assert Listed(policies[TREE]).star.text == "*"
-
-
-def test_scope_modules_with_the_same_lines_share_a_policy():
-    policies = scopes.resolve(hmp.Policy(fp32={"softmax @ *.block"}), TREE)
-    assert len({id(policy) for policy in policies.values()}) == 2
-
-
 def test_scope_all_wrappers_around_a_model_are_no_part_of_its_paths():
     wrapped = torch.nn.DataParallel(torch.nn.DataParallel(torch.nn.DataParallel(Node(decoder=torch.nn.ReLU()))))
     low = hmp.Policy("low", bf16={"softmax @ decoder"})
