@@ -84,18 +84,15 @@ def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> b
     return all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_the_table_has_no_op_without_a_form() -> None:
-    assert [op for wide in int32.WIDE + int32.ONCE_WIDE for op in wide.ops] == list(FORMS)
-
-
-@pytest.mark.parametrize("op", IN_FORCE)
-def test_without_a_device_map_torchs_own_error_stays(op: str) -> None:
-    refusals = []
+def test_without_a_device_map_torchs_own_error_stays() -> None:
+    refusals: dict[str, set[str]] = {op: set() for op in IN_FORCE}
     for shim in (contextlib.nullcontext(), habana.install(None), contextlib.nullcontext()):
-        with shim, pytest.raises((RuntimeError, IndexError)) as error:
-            results(FORMS[op], INDEX.int())
-        refusals.append(str(error.value))
-    assert len(set(refusals)) == 1
+        with shim:
+            for op, said in refusals.items():
+                with pytest.raises((RuntimeError, IndexError)) as error:
+                    results(FORMS[op], INDEX.int())
+                said.add(str(error.value))
+    assert {op for op, said in refusals.items() if len(said) > 1} == set()
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
@@ -109,20 +106,10 @@ def test_under_a_device_map_int32_is_int64_by_hand(policy: str | None) -> None:
                 assert same(results(FORMS[op], INDEX), wanted[op]), op
 
 
-def test_an_applied_model_and_a_region_take_it() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Linear(4, 4), torch.randn(4, 4)
-    for policy in ("habana", "habana-o2"):
-        with hmp.casts(policy):
-            wanted = F.cross_entropy(model(x), INDEX)
-            with habana.install("cpu"):
-                assert torch.equal(F.cross_entropy(model(x), INDEX.int()), wanted)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_code_takes_it(policy: str | None) -> None:
+def test_compiled_code_takes_it() -> None:
+    policy = "habana-o2"
     several = (
         "cross_entropy_loss nll_loss_nd one_hot max_unpool2d take take_along_dim index_copy index_copy_ index_fill_ index_reduce_".split()
     )
@@ -135,18 +122,6 @@ def test_compiled_code_takes_it(policy: str | None) -> None:
         with habana.install("cpu"):
             torch.compiler.reset()
             assert same(results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX.int()), wanted)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_what_was_compiled_first_under_a_map_compiles_without_one() -> None:
-    """Dynamo fills its tables of torch's functions once, from what stands under their names."""
-    with habana.install("cpu"):
-        torch.compile(torch.take, backend="eager", fullgraph=True)(torch.ones(4), INDEX)
-    assert (
-        torch.compile(lambda x, i: torch.take(x, i) * F.one_hot(i, 4).sum(1), backend="eager", fullgraph=True)(torch.ones(4), INDEX).sum()
-        == 4
-    )
 
 
 def test_other_types_and_other_arguments_are_left_alone() -> None:

@@ -63,12 +63,6 @@ def test_accelerate(lists, order):
 
 
 @ORDERS
-def test_accelerate_with_ddp(lists, order, group):
-    model = Head()
-    assert_by_the_lists(model, prepared(model, lists, order, DistributedDataParallel))
-
-
-@ORDERS
 def test_fsdp2_in_a_region(lists, order, group):
     model, plain = Head(), Head()
     plain.load_state_dict(model.state_dict())
@@ -95,19 +89,8 @@ def test_lines_speak_of_the_model_inside_a_wrapper(lists, group):
         hmp.apply(other, lists)
 
 
-@ORDERS
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
-@pytest.mark.filterwarnings("ignore")
-def test_fabric(lists, order, package):
-    fabric = importlib.import_module(package).Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    model = Head()
-    call = fabric.setup(hmp.apply(model, lists)) if order == "before" else hmp.apply(fabric.setup(model), lists)
-    assert torch.equal(call(X), by_hand(model)[0])
-
-
-def fit(module: Any, home: str = "lightning.pytorch", **arguments: Any) -> None:
-    lightning = importlib.import_module(home)
+def fit(module: Any, **arguments: Any) -> None:
+    lightning = importlib.import_module("lightning.pytorch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(
@@ -117,8 +100,8 @@ def fit(module: Any, home: str = "lightning.pytorch", **arguments: Any) -> None:
         trainer.fit(module, DataLoader(TensorDataset(X), batch_size=1))
 
 
-def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
-    class Module(importlib.import_module(home).LightningModule):
+def lightning_module(model: nn.Module) -> Any:
+    class Module(importlib.import_module("lightning.pytorch").LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -133,12 +116,10 @@ def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
     return Module()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightnings_bf16_mixed_around_an_applied_model(lists, home):
+def test_lightnings_bf16_mixed_around_an_applied_model(lists):
     model = Head()
-    module = lightning_module(hmp.apply(model, lists), home)
-    fit(module, home, precision="bf16-mixed")
+    module = lightning_module(hmp.apply(model, lists))
+    fit(module, precision="bf16-mixed")
     torch.testing.assert_close(module.out.detach(), by_hand(model)[0][1:2], rtol=0, atol=1e-6)
 
 
@@ -154,7 +135,6 @@ def test_hmp_precision_verifies_the_first_step():
     from hmp.compat.lightning import HMPPrecision
 
     lists = hmp.Policy(bf16={"linear"})
-    fit(lightning_module(Head()), plugins=[HMPPrecision(lists, verify=True)])
     with pytest.raises(hmp.ViolationError, match=r"linear \(linear\) in model\.body|by disable_casts"):
         fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True)])
     assert torch._C._len_torch_function_stack() == 0
@@ -191,11 +171,10 @@ def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tied", [False, True])
-def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path, tied):
+def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path):
     from hmp.compat.transformers import HMPCallback
 
+    tied = True
     wanted = trained(llama(tie_word_embeddings=tied), tmp_path, HMPCallback(lists))
     assert wanted[1] == {F32}
     for arguments in ({"bf16": True}, {"fp16": True}, {"bf16": True, "gradient_checkpointing": True}):
@@ -218,20 +197,6 @@ def test_hmp_callback_verifies_the_first_step(tmp_path):
     trained(model, tmp_path, HMPCallback(lists, verify=True, allow=["disable_casts"]))
 
 
-@pytest.mark.slow
-def test_a_step_that_ends_in_an_exception_is_not_recorded_for_good(tmp_path):
-    from hmp.compat.transformers import HMPCallback
-
-    model = llama()
-    handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
-    callback = HMPCallback(hmp.Policy(bf16={"linear"}), verify=True)
-    with pytest.raises(ZeroDivisionError):
-        trained(model, tmp_path, callback)
-    handle.remove()
-    callback.detach()
-    assert torch._C._len_torch_function_stack() == 0
-
-
 # --- hmp run --verify
 
 SCRIPT = """
@@ -248,7 +213,6 @@ for step in range(5):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["holds", "void"])
 def test_hmp_run_verifies_the_first_steps(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -293,8 +257,7 @@ def assert_same(found: tuple[list[float], nn.Module], wanted: tuple[list[float],
     assert_same_weights(found[1], wanted[1])
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("late", [False, True], ids=["converted before", "converted after prepare"])
+@pytest.mark.parametrize(("accumulate", "late"), [(1, False), (2, True)], ids=["converted before", "converted after prepare"])
 def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, late: bool):
     if not late:
         hmp.convert()
@@ -302,15 +265,6 @@ def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, lat
     hmp.revert()
     assert_same(found, train_by_hand(lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.05), accumulate))
     assert found[0] != train(gradient_accumulation_steps=accumulate)[0], "the precision makes no difference here"
-
-
-def test_with_its_bf16_a_policy_of_torchs_lists_changes_nothing(forget_accelerator: Callable[[], None]):
-    wanted = train("bf16")
-    with hmp.convert(policy="torch-cpu"):
-        found = train("bf16")
-    assert_same(found, wanted)
-    forget_accelerator()
-    assert wanted[0] != train("no")[0]
 
 
 def test_with_its_bf16_hmp_casts_first_and_autocast_has_the_last_word(caplog: pytest.LogCaptureFixture):
@@ -340,26 +294,6 @@ def test_its_float32_block_is_float32():
             with accelerator.autocast(AutocastKwargs(enabled=False)):
                 assert layer(x).dtype is F32
         assert layer(x).dtype is BF16
-
-
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_its_optimizer_steps_without_casts(precision: str):
-    seen = []
-
-    class Noting(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            seen.append(hmp.casts_enabled())
-            return super().step(closure)
-
-    accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=True)
-    model = net()
-    with hmp.convert():
-        model, optimizer = accelerator.prepare(model, Noting(model.parameters(), lr=0.1))
-        accelerator.backward(model(torch.randn(2, 8)).float().square().sum())
-        optimizer.step()
-        assert hmp.casts_enabled()
-    assert seen == [False]
-    assert {parameter.grad.dtype for parameter in model.parameters()} == {F32}
 
 
 def test_its_saved_state_is_float32_and_goes_on(tmp_path: Path):

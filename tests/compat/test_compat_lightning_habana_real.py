@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from command_kit import HABANA, ROOT, python
-from test_compat_lightning_habana import GUIDE, TEN
+from test_compat_lightning_habana import GUIDE
 
 ITSELF = "lightning-habana==1.6.0"
 MADE_FOR = ("lightning==2.3.3", "setuptools<81")  # that Lightning imports pkg_resources
 OF_1_9 = ("pytorch_lightning==1.9.5", "torchmetrics==0.11.4", "setuptools<81")
-STATISTICS = str(sorted(TEN))
+TEN = """Limit InUse MaxInUse NumAllocs NumFrees ActiveAllocs MaxAllocSize TotalSystemAllocs TotalSystemFrees TotalActiveAllocs"""
+STATISTICS = str(sorted(TEN.split()))
 # A model whose forward is under autocast, and the guide's lines, in one process or in two.
 SCRIPT = f"""\
 import os, sys, warnings

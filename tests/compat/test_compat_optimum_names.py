@@ -15,7 +15,6 @@ import pytest
 
 from command_kit import HABANA, ROOT, python
 from hmp.compat import habana
-from process_kit import to_install
 
 NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
 optimum.habana.transformers.trainer_seq2seq optimum.habana.transformers.training_args optimum.habana.transformers.training_args_seq2seq
@@ -101,17 +100,6 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     assert not hasattr(optimum.habana, "__wrapped__") and inspect.unwrap(optimum.habana) is optimum.habana
 
 
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_beside_a_real_optimum_without_habana_only_that_is_hmps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packages(tmp_path, {"optimum/onnx/__init__.py": "HERE = True\n", "optimum/habana/notes.txt": ""}, monkeypatch)
-    import optimum.onnx
-    from optimum.habana import GaudiConfig
-
-    assert optimum.onnx.HERE is True
-    assert list(optimum.__path__) == [str(tmp_path / "optimum")]
-    assert GaudiConfig.__module__ == "hmp.compat.optimum_habana.configuration"
-
-
 def test_a_real_one_wins_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"optimum/habana/__init__.py": "from .part import GaudiTrainer\n", "optimum/habana/part.py": "GaudiTrainer = 'real'\n"}
     packages(tmp_path, files, monkeypatch)
@@ -173,13 +161,6 @@ def test_nothing_is_imported_before_it_is_asked_for_and_transformers_puts_nothin
     (tmp_path / "script.py").write_text(IN_A_FRESH_PROCESS)
     done = python(*HABANA, "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer")
-    done = python(*HABANA, "script.py", cwd=tmp_path)
-    assert done.returncode == 1 and to_install("transformers") in done.stderr
 
 
 def test_each_release_of_transformers_that_was_run_has_the_same_losses_and_dtypes() -> None:

@@ -74,11 +74,9 @@ def real_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", ["", "use_hpu_graphs=True, ", "gradient_checkpointing=True, pipelining_fwd_bwd=True, "])
-def test_the_real_package_runs_on_hmps_habana_frameworks(tmp_path: Path, real_packages: Path, options: str) -> None:
-    (tmp_path / "guide.py").write_text(GUIDE.replace("OPTIONS", options))
+def test_the_real_package_runs_on_hmps_habana_frameworks(tmp_path: Path, real_packages: Path) -> None:
+    (tmp_path / "guide.py").write_text(GUIDE.replace("OPTIONS", "use_hpu_graphs=True, gradient_checkpointing=True, "))
     done = python(*HABANA, "guide.py", cwd=tmp_path, before=real_packages)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "real\n" in done.stdout and "memory True\n" in done.stdout
@@ -107,7 +105,7 @@ def test_the_real_package_goes_on_from_its_checkpoint_and_trains_in_two_processe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_same_script_runs_on_the_stand_in_and_processes_train_as_one(tmp_path: Path, processes: int) -> None:
     script = GUIDE.replace("OPTIONS", "use_hpu_graphs=True, ")
     (tmp_path / "guide.py").write_text(script + (LAST if processes == 2 else ""))

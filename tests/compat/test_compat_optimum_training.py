@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
@@ -65,23 +64,6 @@ def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit
     own.train()
     assert_trained_alike(ours, own, exact)
     assert ours.evaluate()["eval_loss"] == own.evaluate()["eval_loss"]
-
-
-@pytest.mark.slow
-def test_use_habana_false_is_transformers_own_trainer(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
-
-    arguments = GaudiTrainingArguments(str(tmp_path), **ON_CPU, **settings())
-    config = GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True)
-    ours = GaudiTrainer(model(), config, arguments, train_dataset=examples())
-    seen = outputs_of(ours)
-    ours.train()
-    own = plain(tmp_path)
-    own.train()
-    assert losses(ours) == losses(own)
-    assert set(seen) == {F32}
-    assert not isinstance(own_optimizer(ours), FusedAdamW)
-    assert not any("GB" in name for entry in ours.state.log_history for name in entry)
 
 
 @pytest.mark.slow
@@ -163,44 +145,16 @@ class Steps(TrainerCallback):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("length", [{"max_steps": 6}, {"max_steps": -1, "num_train_epochs": 2}])
-def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: dict[str, int]) -> None:
+def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = {"max_steps": -1, "num_train_epochs": 2}
     monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
     trainer = gaudi(tmp_path, BERT, Steps(clock), throughput_warmup_steps=2, **length)
     trainer.train_dataset = examples(14)  # four batches an epoch, the last of two
     metrics = trainer.train().metrics
     assert metrics["train_steps_per_second"] == 1.0
-    per_step = 4 if length["max_steps"] > 0 else 28 / 8
+    per_step = 28 / 8
     assert metrics["train_samples_per_second"] == per_step
     assert trainer.state.log_history[-1]["train_samples_per_second"] == per_step
-
-
-@pytest.mark.slow
-def test_the_throughput_of_a_run_that_goes_on_leaves_its_own_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gaudi(tmp_path, BERT, save_strategy="steps", save_steps=2).train()
-    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
-    trainer = gaudi(tmp_path / "on", BERT, Steps(clock), throughput_warmup_steps=2, max_steps=8)
-    metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")).metrics
-    assert (metrics["train_steps_per_second"], metrics["train_samples_per_second"]) == (1.0, 4.0)
-
-
-@pytest.mark.slow
-def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hmp"):
-        metrics = gaudi(tmp_path, BERT, throughput_warmup_steps=4).train().metrics
-    assert "throughput_warmup_steps is 4 and no step came after them: the speeds are those of all steps" in caplog.text
-    assert metrics["train_samples_per_second"] > 0
-
-
-@pytest.mark.slow
-def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "hmp"):
-        gaudi(tmp_path, {**BERT, "hmp_is_verbose": True}).train()
-    lines = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith("  bf16: add, addmm") for line in lines)
-    casts = [line for line in lines if line.startswith("linear (bf16) at ") and line.endswith("float32 -> bfloat16")]
-    assert len(casts) == len(set(casts)) >= 6  # query, key, value, the attention's output and the two of the feed-forward net
 
 
 @pytest.mark.native_kernels
@@ -225,29 +179,6 @@ def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> 
     assert losses(back) == losses(own)
     for mine, theirs in zip(back.model.parameters(), on.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-@pytest.mark.slow
-def test_a_configuration_by_name_a_tokenizer_and_the_old_word_for_evaluation(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
-
-    GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True).save_pretrained(tmp_path / "config")
-    arguments = GaudiTrainingArguments(
-        str(tmp_path / "out"),
-        use_habana=True,
-        gaudi_config_name=str(tmp_path / "config"),
-        evaluation_strategy="steps",
-        eval_steps=2,
-        **settings(),
-    )
-    tokenizer = object.__new__(type("Tokenizer", (), {}))
-    trainer = GaudiTrainer(model(), None, arguments, default_data_collator, examples(), examples(), tokenizer)
-    assert getattr(trainer, "processing_class", None) is tokenizer or trainer.tokenizer is tokenizer
-    seen = outputs_of(trainer)
-    trainer.train()
-    assert trainer.gaudi_config.use_fused_adam is True
-    assert set(seen) == {BF16}
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2, 4]
 
 
 def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:

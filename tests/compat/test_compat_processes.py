@@ -56,17 +56,20 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 WAYS = {
     "ddp": ("ddp", ()), "ddp_spawn": ("ddp_spawn", ()), "lightning_habana": ("hpu", HABANA),
-    "lightning_habana under torchrun": ("hpu", (*TORCHRUN, *HABANA)), "lightning_habana on two nodes": ("hpu on two nodes", HABANA),
+    "lightning_habana on two nodes": ("hpu on two nodes", HABANA),
     "ddp under hmp run": ("policy", POLICY),
     **{f"{way} under torchrun": (way, TORCHRUN) for way in ("ddp", "fabric", "accelerate", "torch")},
 }  # fmt: skip
 
 
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in WAYS if name != "lightning_habana"]
+
+
 @pytest.mark.slow
-@pytest.mark.sampled(12)
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("way", "launcher"), WAYS.values(), ids=WAYS)
-def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize("name", ["lightning_habana", *NIGHTLY])
+def test_two_processes_train_as_one(name: str, tmp_path: Path):
+    way, launcher = WAYS[name]
     one, other = run(way, tmp_path, *launcher)
     # every process converts: linear and tanh in bfloat16, softmax in float32
     assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
