@@ -56,25 +56,6 @@ def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, c
     ]
 
 
-def test_diff_sums_up_by_family_which_ops_get_fewer_bits_and_which_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    hmp.Policy(bf16={"mm", "conv2d"}, fp32={"log", "exp"}, promote={"cat"}).save(one)
-    hmp.Policy(bf16={"conv2d", "exp"}, fp32={"mm", "softmax", "l1_loss"}, dtype=torch.float16).save(other)
-    assert main(["diff", str(one), str(other), "--summary"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"{one} -> {other}: 7 differences",
-        "             lower  higher  left to inputs",
-        "  losses         0       1               0",
-        "  products       0       1               0",
-        "  other ops      2       1               1",
-        "  all            2       3               1",
-        "  (low dtype)  bfloat16 -> float16",
-    ]
-    assert main(["diff", "habana", "torch-cpu@2.7"]) == 1
-    long = capsys.readouterr().out
-    assert "\n  convolutions " in long and "\n  batch_norm " in long, "where there are many, the sums stand before the ops"
-
-
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()

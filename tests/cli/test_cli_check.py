@@ -113,24 +113,6 @@ def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.
         assert main(["check", "--problems", str(tmp_path / preset)]) == 0
 
 
-def test_a_folder_with_one_list_is_a_policy_whose_other_lists_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for cast in ("bf16", "fp32", "promote"):
-        folder = tmp_path / cast
-        folder.mkdir()
-        (folder / f"{cast}.txt").write_text("linear\n")
-        empty = [each for each in ("bf16", "fp32", "promote") if each != cast]
-        assert main(["check", str(folder)]) == 0
-        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")] == [
-            f"note   {folder}: no {each}.txt: the {each} list is empty" for each in empty
-        ]
-        loaded = hmp.Policy.load(folder)
-        lists = {each: getattr(loaded, each) for each in ("bf16", "fp32", "promote")}
-        assert lists == {cast: {"linear"}, **{each: set() for each in empty}}
-    a, b = torch.nn.Linear(3, 3), torch.randn(2, 3)
-    with hmp.casts(hmp.Policy.load(tmp_path / "bf16")):
-        assert torch.equal(a(b), F.linear(b.bfloat16(), a.weight.bfloat16(), a.bias.bfloat16()))
-
-
 def test_a_misspelt_preset_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("lists", "explain mul --policy", "diff bert"):
         assert main([*command.split(), "habanna"]) == 2

@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -203,22 +202,6 @@ def test_doctor_finds_another_hmp_on_the_path(tmp_path: Path) -> None:
     assert f"problem: {tmp_path / 'hmp'}: another hmp, which an import may find in this one's place; take it away\n" in done.stdout
     assert "problem: distribution hmp 9.0: another hmp" in done.stdout
     assert done.stdout.endswith("2 problems\n")
-
-
-def test_the_pre_commit_hook_runs_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hook = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
-    (entry,) = re.findall(r"^  entry: hmp (.+)$", hook, re.MULTILINE)
-    (files,) = re.findall(r"^  files: (.+)$", hook, re.MULTILINE)
-    for name in ("bf16.txt", "my/fp32.txt", "lists/my_bf16_ops.txt", "promote.txt", "my/fp8.txt", "saved.txt", "my_fp8_ops.txt"):
-        assert re.search(files, name), name
-    marks = [file.name for file in (ROOT / "op_lists" / "fp8").iterdir()] + [file.name for file in (ROOT / "op_lists" / "saved8").iterdir()]
-    words = {"base.txt", "dtype.txt", "saved_recipe.txt"}  # of a folder, and no lists
-    assert {name for name in marks if not re.search(files, name)} == words
-    for name in ("requirements.txt", "bf16.py", "notes.txt", "recipe.txt"):
-        assert not re.search(files, name), name
-    (tmp_path / "bf16.txt").write_text("liner\n")
-    assert main([*entry.split(), str(tmp_path / "bf16.txt")]) == 1
-    assert "did you mean 'linear'" in capsys.readouterr().out
 
 
 @pytest.mark.slow

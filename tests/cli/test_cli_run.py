@@ -232,31 +232,6 @@ def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_
     assert done.stdout.splitlines() == ["torch.bfloat16 __main__ ['--bf16', '--no-python']"] * processes
 
 
-HINT = (
-    "hmp run: the script is written for Habana's software, which is not installed here; run it with --habana, and it runs on the device "
-    "that there is: hmp run --habana --device-map hpu=auto"
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("statement", "is_for_gaudi"),
-    [
-        ("import habana_frameworks.torch.core as htcore", True),
-        ("import sys; sys.path.insert(0, 'installed'); from optimum.habana import GaudiConfig", True),
-        ("import optimum.onnxruntime", False),
-    ],
-)
-def test_a_script_for_gaudi_is_told_of_habana(statement: str, is_for_gaudi: bool, tmp_path: Path) -> None:
-    (tmp_path / "installed" / "optimum").mkdir(parents=True)
-    (tmp_path / "installed" / "optimum" / "__init__.py").touch()
-    (tmp_path / "old.py").write_text(f"{statement}\n")
-    ran = python(*RUN, "old.py", cwd=tmp_path)
-    missing, *said = ran.stderr.splitlines()[-2:] if is_for_gaudi else ran.stderr.splitlines()[-1:]
-    assert ran.returncode == 1 and missing.startswith("ModuleNotFoundError: No module named ")
-    assert said == ([HINT] if is_for_gaudi else [])
-
-
 def test_what_lightning_starts_anew_is_started_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     launchers = []
     for name in ("lightning.fabric", "lightning_fabric"):

@@ -138,14 +138,6 @@ def test_what_the_search_refuses_is_two(arguments: str, capsys: pytest.CaptureFi
     assert not Path("tuned").exists()
 
 
-def test_an_error_after_the_search_began_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    given["result"] = hmp.HmpError("no policy was within the tolerance")
-    assert main(["tune", "recipe.py"]) == 1
-    assert capsys.readouterr().err == "hmp tune: no policy was within the tolerance\n"
-    given["runs"] = False
-    assert main(["tune", "recipe.py"]) == 2
-
-
 def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1)[:3]"))
     assert main(["tune", "recipe.py"]) == 1

@@ -86,21 +86,6 @@ def test_every_call_lands_on_the_mapped_device_while_there_is_one() -> None:
     all_are_refused()
 
 
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_values_are_those_of_the_same_call_on_the_mapped_device() -> None:
-    torch.manual_seed(3)
-    found = torch.randn(4, device="hpu"), torch.arange(2, 9, 3, device="hpu"), torch.tril_indices(3, 4, -1, device="hpu")
-    seeded = torch.rand(3, generator=torch.Generator("hpu").manual_seed(5), device="hpu")
-    torch.manual_seed(3)
-    wanted = torch.randn(4), torch.arange(2, 9, 3), torch.tril_indices(3, 4, -1)
-    assert all(map(torch.equal, found, wanted))
-    assert torch.equal(seeded, torch.rand(3, generator=torch.Generator().manual_seed(5)))
-    strided = torch.empty_strided((2, 3), (1, 2), dtype=torch.float16, device="hpu")
-    assert (strided.stride(), strided.dtype) == ((1, 2), torch.float16)
-    channels = torch.empty(1, 2, 3, 4, device="hpu", memory_format=torch.channels_last)
-    assert channels.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "hpu:3")
@@ -145,17 +130,6 @@ def test_torch_device_stays_the_type_that_it_is() -> None:
     assert moved.device != HPU
     assert not moved.is_hpu
     assert moved is X
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_to_that_names_no_hpu_is_torchs_own() -> None:
-    assert X.to(torch.float64).dtype is torch.float64
-    assert X.to("meta").device.type == "meta"
-    assert X.to(torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    assert X.to(device=None, dtype=torch.float16).dtype is torch.float16
-    assert X.to("cpu", torch.float64, copy=True).dtype is torch.float64
-    with pytest.raises(RuntimeError, match="Expected one of"):
-        X.to("gpu")
 
 
 def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
@@ -216,21 +190,3 @@ def test_uninstall_leaves_all_of_torch_as_it_was() -> None:
     hpu.uninstall()
     assert before.differences() == []
     hpu.uninstall()
-
-
-def test_a_patch_on_top_is_left_standing_and_maps_nothing() -> None:
-    torchs, shim = torch.as_tensor, habana.install("cpu")
-    ours = torch.as_tensor
-
-    def theirs(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs)
-
-    torch.as_tensor = theirs
-    try:
-        with pytest.warns(RuntimeWarning, match=r"torch\.as_tensor was patched by somebody else on top of hmp\.compat\.habana"):
-            shim.uninstall()
-        assert torch.as_tensor is theirs
-        with pytest.raises(RuntimeError):
-            torch.as_tensor([1.0], device="hpu")
-    finally:
-        torch.as_tensor = torchs

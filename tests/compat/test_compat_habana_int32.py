@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,16 +135,6 @@ def test_other_types_and_other_arguments_are_left_alone() -> None:
         assert torch.index_copy(x.int(), 0, INDEX.int(), x.int()).dtype is torch.int32  # values are not widened
         with pytest.raises(RuntimeError, match="same dtype"):
             torch.index_copy(x.long(), 0, INDEX.int(), x.int())
-
-
-def test_the_functions_have_torchs_names_and_pickle_by_them() -> None:
-    with habana.install("cpu"):
-        for function in (torch.take, torch.Tensor.take, F.one_hot):
-            assert pickle.loads(pickle.dumps(function)) is function
-        scripted = torch.jit.script(F.cross_entropy)
-        stored = pickle.dumps(torch.take)
-    assert pickle.loads(stored) is torch.take
-    assert scripted(torch.eye(4), INDEX) == F.cross_entropy(torch.eye(4), INDEX)
 
 
 SQUAD = """\

@@ -94,23 +94,6 @@ def test_fused_lamb_takes_the_steps_computed_by_hand(options: dict[str, Any]) ->
     assert torch.equal(params[0].grad, gradients(3, scale)[0])  # the gradients are the user's
 
 
-def test_fused_lamb_computes_in_float32_and_goes_on_from_its_state() -> None:
-    from habana_frameworks.torch.hpex.optimizers import FusedLamb
-
-    dtype = torch.bfloat16
-    params, twins = parameters(dtype), parameters(dtype)
-    ours = FusedLamb(params, lr=0.05)
-    take(params, ours)
-    assert all(each.dtype is torch.float32 for state in ours.state.values() for each in state.values())
-    first = FusedLamb(twins, lr=0.05)
-    take(twins, first)
-    second = FusedLamb(twins, lr=0.05)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    take(params, ours, steps=1)
-    take(twins, second, steps=1)
-    torch.testing.assert_close(params, twins, rtol=2e-2, atol=1e-2)  # state_dict() has the parameters' dtype
-
-
 def lars_by_hand(mask: list[int], decay: float, lr: float, momentum: float, eeta: float, eps: float, steps: int = 4) -> list[torch.Tensor]:
     values = [each.detach().clone() for each in parameters()]
     accumulated = [torch.zeros_like(each) for each in values]
@@ -136,22 +119,6 @@ def test_fused_lars_takes_the_steps_computed_by_hand(mask: list[int], decay: flo
     for found, by_hand in zip(params, lars_by_hand(mask, decay, 0.5, 0.9, 0.02, 1e-4), strict=True):
         torch.testing.assert_close(found.detach(), by_hand, rtol=1e-12, atol=1e-14)
     assert inner.param_groups[0]["weight_decay"] == decay
-
-
-def test_fused_lars_scales_what_is_added_and_wants_a_value_for_every_parameter() -> None:
-    from habana_frameworks.torch.hpex.optimizers import FusedLars
-
-    params = parameters()
-    inner = torch.optim.SGD(params[:1], lr=0.5, momentum=0.9)
-    ours = FusedLars(inner, [0], eeta=0.02, eps=1e-4)
-    ours.add_param_group({"params": params[1:]})
-    take(params, ours)
-    for found, by_hand in zip(params, lars_by_hand([0, 1, 1], 0.0, 0.5, 0.9, 0.02, 1e-4), strict=True):
-        torch.testing.assert_close(found.detach(), by_hand, rtol=1e-12, atol=1e-14)
-    inner.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    for wrong in (ours.step, lambda: FusedLars(inner, [0, 1, 1])):
-        with pytest.raises(ValueError, match="FusedLars: skip_mask has 3 values for 4 parameters; give one for each, in their order"):
-            wrong()
 
 
 ALL = policy(bf16=["mul", "add", "div", "sqrt", "norm", "sub", "copy_", "linalg.vector_norm", "stack", "where"])

@@ -118,22 +118,6 @@ def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")
-def test_random_state_of_hpu_is_that_of_the_mapped_device() -> None:
-    torch.hpu.manual_seed(7)
-    assert torch.hpu.initial_seed() == 7
-    state, states = torch.hpu.get_rng_state(), torch.hpu.get_rng_state_all()
-    first = torch.rand(3, device="hpu")
-    torch.hpu.set_rng_state(state, "hpu:0")
-    assert torch.equal(torch.rand(3, device="hpu"), first)
-    torch.hpu.set_rng_state_all(states)
-    assert torch.equal(torch.rand(3), first)
-    torch.hpu.manual_seed_all(7)
-    assert torch.equal(torch.rand(3), first)
-    torch.hpu.seed_all()
-    assert torch.hpu.initial_seed() != 7
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
 def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
     before = torch.hpu.memory_stats()
     assert {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize"} <= before.keys()

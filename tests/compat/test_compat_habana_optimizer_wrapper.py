@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -164,18 +163,6 @@ def test_it_is_treated_as_the_one_within(treat: Callable[..., Treated]) -> None:
     assert type(ours).__name__ == "FusedLars"
     assert seen(ours.state_dict()) == seen(theirs.state_dict())
     assert seen([group["params"] for group in ours.param_groups]) == seen([group["params"] for group in theirs.param_groups])
-
-
-@pytest.mark.parametrize(
-    "how", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "deepcopy", "pickle"]
-)
-def test_copies_step_as_the_original_with_its_mask_and_factor(how: Callable[[Any], Any]) -> None:
-    ours = wrapped(torch.optim.SGD(parameters(), 0.1, 0.9, weight_decay=0.1), mask=1)
-    start = how(wrapped(torch.optim.SGD(parameters(), 0.1, 0.9, weight_decay=0.1), mask=1))
-    assert start.skip_mask == [True, True]
-    take(ours)
-    take(start)
-    assert seen(start.param_groups) == seen(ours.param_groups)
 
 
 def test_hooks_and_scalers_meet_gradients_before_lars_has_scaled_them() -> None:

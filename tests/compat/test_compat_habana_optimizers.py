@@ -11,7 +11,6 @@ from torch.nn import functional
 
 import hmp
 from hmp.compat import habana
-from hmp.torch_private import TORCH
 from low_kernels_kit import as_computed
 
 pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
@@ -146,35 +145,6 @@ def test_the_rms_norm_is_torchs_and_cast_as_the_op_is() -> None:
     torch.testing.assert_close(torch.autograd.grad(found.sum(), (x, weight)), expected, rtol=1e-4, atol=1e-5)
     with hmp.casts(hmp.Policy(bf16=["rms_norm"])):
         assert torch.equal(FusedRMSNorm.apply(x, weight, 1e-5), functional.rms_norm(x.to(LOW), (8,), weight.to(LOW), 1e-5))
-
-
-def test_adagrad_is_torchs() -> None:
-    from habana_frameworks.torch.hpex.optimizers import FusedAdagrad
-
-    options = {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}
-    models = []
-    for kind in (torch.optim.Adagrad, FusedAdagrad):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        later = [*model[2].parameters()] if TORCH >= (2, 13) else []  # until torch 2.11 a group that is added later has no sum: KeyError
-        optimizer = kind(model[0].parameters() if later else model.parameters(), lr=0.1, **options)
-        if later:
-            optimizer.add_param_group({"params": later})
-        for _ in range(5):
-            optimizer.zero_grad()
-            functional.mse_loss(model(torch.randn(6, 4)), torch.randn(6, 2)).backward()
-            optimizer.step()
-        models.append(model)
-    for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_autocast_and_the_scaler_of_hpu_are_those_of_the_mapped_device() -> None:
-    with torch.hpu.amp.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is LOW
-    with torch.hpu.amp.autocast(enabled=False):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
-    assert torch.hpu.amp.GradScaler(init_scale=8.0).scale(torch.ones(1)).item() == 8
 
 
 @pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")

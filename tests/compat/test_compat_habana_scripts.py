@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hmp
 from command_kit import RUN, python
 from hmp.compat import habana
-from process_kit import alone
 from published import LISTS, needs_corpus
 
 # The usage example that Habana published for HMP.
@@ -122,44 +121,6 @@ def test_a_training_script_with_hccl_runs(size: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size} done" for rank in range(size)]
     assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"
-
-
-# In a process of its own: the compilers change torch for good.
-COMPILED = """\
-import torch
-from torch.jit import _builtins
-import hmp
-from hmp.compat import habana
-
-def fresh():
-    def added(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tensor([1.0, 2.0]) + torch.as_tensor(1.0)
-    return added
-
-def check(function):
-    assert torch.equal(torch.jit.script(function)(torch.ones(2)), torch.tensor([3.0, 4.0]))
-
-before = dict(_builtins._get_builtin_table())
-shim = habana.install("cpu")
-check(fresh())
-import torch.distributed.optim
-with hmp.convert():
-    check(fresh())
-x = torch.ones(3)
-compiled = torch.compile(lambda x: x.to("hpu") * 2 + torch.tensor([1.0], device="hpu"), backend="eager", fullgraph=True)
-assert torch.equal(compiled(x), x * 2 + 1)
-assert torch.jit.script(torch.nn.Linear(3, 2)).to("hpu")(x.to("hpu")).shape == (2,)
-shim.uninstall()
-after = _builtins._get_builtin_table()
-assert before.items() <= after.items()
-assert [key for key, op in after.items() if op == "aten::tensor"] == [id(torch.tensor)]
-check(fresh())
-"""
-
-
-@pytest.mark.slow
-def test_torch_compile_and_torch_jit_see_through_the_mapped_calls_and_torchs_own_is_imported(tmp_path: Path) -> None:
-    alone(tmp_path, COMPILED)
 
 
 def trained() -> tuple[list[float], torch.dtype]:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
@@ -24,7 +23,6 @@ from innermost_kit import Head, X, assert_by_the_lists, autocast, by_hand, write
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 accelerate = pytest.importorskip("accelerate")
-from accelerate.utils import AutocastKwargs  # noqa: E402
 
 BF16, F32 = torch.bfloat16, torch.float32
 ORDERS = pytest.mark.parametrize("order", ["before", "behind"])
@@ -80,15 +78,6 @@ def test_fsdp2_in_a_region(lists, order, group):
     torch.testing.assert_close((out.detach(), model.lm_head.weight.grad.full_tensor()), wanted, rtol=0, atol=1e-6)
 
 
-def test_lines_speak_of_the_model_inside_a_wrapper(lists, group):
-    """`lm_head`, which is `module.lm_head` there; a module of that name that is no wrapper's keeps it."""
-    model = Head()
-    assert_by_the_lists(model, hmp.apply(DistributedDataParallel(model), lists))
-    other = nn.ModuleDict({"module": Head(), "head": nn.Linear(3, 3)})
-    with pytest.raises(hmp.OpListError, match="matches no module"):
-        hmp.apply(other, lists)
-
-
 def fit(module: Any, **arguments: Any) -> None:
     lightning = importlib.import_module("lightning.pytorch")
     with warnings.catch_warnings():
@@ -114,13 +103,6 @@ def lightning_module(model: nn.Module) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
     return Module()
-
-
-def test_lightnings_bf16_mixed_around_an_applied_model(lists):
-    model = Head()
-    module = lightning_module(hmp.apply(model, lists))
-    fit(module, precision="bf16-mixed")
-    torch.testing.assert_close(module.out.detach(), by_hand(model)[0][1:2], rtol=0, atol=1e-6)
 
 
 class Disables(Head):
@@ -282,18 +264,6 @@ def test_with_its_bf16_hmp_casts_first_and_autocast_has_the_last_word(caplog: py
     assert seen == {"linear": BF16, "gelu": F32, "mul": BF16}
     said = [record.message for record in caplog.records if "is enabled where hmp casts" in record.message]
     assert len(said) == 1
-
-
-def test_its_float32_block_is_float32():
-    layer, x = nn.Linear(8, 8), torch.randn(2, 8)
-    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-    with hmp.convert():
-        assert layer(x).dtype is BF16
-        with accelerator.autocast():
-            assert layer(x).dtype is BF16
-            with accelerator.autocast(AutocastKwargs(enabled=False)):
-                assert layer(x).dtype is F32
-        assert layer(x).dtype is BF16
 
 
 def test_its_saved_state_is_float32_and_goes_on(tmp_path: Path):

@@ -58,14 +58,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(home: str, tmp_path: Pat
 
 
 @both_homes
-def test_the_scale_is_restored(home: str, tmp_path: Path):
-    path, _ = saved(home, tmp_path, plugin(FLOAT16, scaler=torch.amp.GradScaler("cpu", init_scale=128.0)))
-    fresh = plugin(FLOAT16)
-    resumed(home, path, fresh)
-    assert fresh.scaler.get_scale() == 128.0
-
-
-@both_homes
 def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path):
     path, _ = saved(home, tmp_path, plugin("bert"))
     with pytest.warns(UserWarning, match="was written under policy 'bert' .* goes on under policy 'habana' .* give HMPPrecision"):

@@ -107,14 +107,6 @@ def test_lightnings_registries_know_the_names_until_the_shim_is_taken_away(home:
         its()
 
 
-@both_homes
-def test_nothing_is_changed_for_other_devices(home: str):
-    assert type(trainer(home, accelerator="cpu").accelerator).__name__ == "CPUAccelerator"
-    one = trainer(home, accelerator="cpu", precision="bf16-mixed")
-    assert type(one.precision_plugin).__name__ == "MixedPrecision"
-    assert type(trainer(home, accelerator="auto", strategy="ddp", devices=2).accelerator).__name__ == "CPUAccelerator"
-
-
 # What is computed.
 
 
@@ -150,19 +142,6 @@ def test_a_checkpoint_goes_to_plain_lightning_and_back(home: str, tmp_path: Path
         trainer(home, precision="bf16-mixed", **second).fit(model, batches(), ckpt_path=str(tmp_path / "one.ckpt"))
         assert model.losses == wanted.losses[4:]
         assert_same_weights(model.net, wanted.net)
-
-
-def test_a_checkpoint_holds_the_policy_and_another_one_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    begun = trainer("lightning.pytorch", precision="bf16-mixed", max_epochs=1)
-    begun.fit(module("lightning.pytorch"), batches())
-    begun.save_checkpoint(tmp_path / "one.ckpt")
-    saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["HPUPrecisionPlugin"]
-    assert hmp.Policy.from_dict(saved["policy"]) == hmp.Policy.load("habana")
-    lists_of_torch(monkeypatch)
-    with pytest.warns(UserWarning, match=r"give HMPPrecision\(hmp\.Policy\.from_dict\(checkpoint\[\"HPUPrecisionPlugin\"\]\[\"policy\"\]"):
-        trainer("lightning.pytorch", precision="bf16-mixed").fit(
-            module("lightning.pytorch"), batches(), ckpt_path=str(tmp_path / "one.ckpt")
-        )
 
 
 # What is refused.

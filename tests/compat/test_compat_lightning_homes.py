@@ -96,19 +96,3 @@ def test_it_waits_for_the_import_and_sees_the_whole_module():
     assert seen == [module] and module.value == 2
     importlib.reload(module)
     assert seen == [module] and module.value == 1
-
-
-@pytest.mark.usefixtures("late")
-def test_two_may_wait_for_one_module_and_an_import_that_fails_calls_nobody(tmp_path: Path):
-    (tmp_path / "late_one.py").write_text("raise ValueError('not yet')\n")
-    seen: list[str] = []
-    calls = [after_import("late_one", lambda module, name=name: seen.append(name)) for name in ("first", "second")]  # type: ignore[misc]
-    with pytest.raises(ValueError, match="not yet"):
-        importlib.import_module("late_one")
-    assert not seen
-    (tmp_path / "late_one.py").write_text("value = 10\n")
-    importlib.invalidate_caches()
-    importlib.import_module("late_one")
-    for call_off in calls:
-        call_off()
-    assert sorted(seen) == ["first", "second"]

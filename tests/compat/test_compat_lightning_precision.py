@@ -55,37 +55,6 @@ def test_every_step_is_cast(home: str):
         assert model.dtypes == [(step, BF16)] * 4
 
 
-class Hooks(Steps):
-    """Notes whether casts are in force in what a Trainer calls around the steps."""
-
-    def prepare(self, **kwargs: Any) -> None:
-        super().prepare(**kwargs)
-        self.cast_in: dict[str, bool] = {}
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.cast_in["batch start"] = hmp.casts_enabled()
-
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        self.cast_in["step"] = hmp.casts_enabled()
-        return super().training_step(batch, index)
-
-    def on_before_backward(self, loss: torch.Tensor) -> None:
-        self.cast_in["before backward"] = hmp.casts_enabled()
-
-    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self.cast_in["clipping"] = hmp.casts_enabled()
-
-    def on_train_epoch_end(self) -> None:
-        self.cast_in["epoch end"] = hmp.casts_enabled()
-
-
-@both_homes
-def test_only_the_step_is_cast_and_not_the_hooks_around_it(home: str):
-    model = fit(home, plugin(), model=module(home, Hooks))
-    uncast = dict.fromkeys(("batch start", "before backward", "clipping", "epoch end"), False)
-    assert model.cast_in == {"step": True, **uncast}
-
-
 def test_one_plugin_serves_trainers_of_both_packages():
     shared = plugin()
     losses, network = train_by_hand()
@@ -206,23 +175,3 @@ def test_a_lightning_module_runs_in_fabric(home: str):
     losses, _ = train(fabric(home, plugin()), lightning_module, naming=True)
     assert losses == train_by_hand()[0]
     assert_same_weights(lightning_module.net, train_by_hand()[1])
-
-
-@both_fabrics
-def test_a_checkpoint_holds_float32_and_the_policy_that_it_is_given(home: str, tmp_path: Path):
-    used = plugin("bert")
-    run = fabric(home, used)
-    network = net()
-    model, optimizer = run.setup(network, sgd(network.parameters()))
-    run.backward(model(torch.randn(2, 8)).square().sum())
-    optimizer.step()
-    run.save(tmp_path / "state.ckpt", {"model": model, "optimizer": optimizer, "precision": used})
-    state = torch.load(tmp_path / "state.ckpt", weights_only=True)
-    assert {weight.dtype for weight in state["model"].values()} == {torch.float32}
-    assert hmp.Policy.from_dict(state["precision"]["policy"]) == hmp.Policy.load("bert")
-    fresh = net()
-    again = fabric(home, plugin())
-    loaded, _ = again.setup(fresh, sgd(fresh.parameters()))
-    with pytest.warns(UserWarning, match="written under policy 'bert' .* goes on under policy 'habana'"):
-        again.load(tmp_path / "state.ckpt", {"model": loaded, "precision": again.strategy.precision})
-    assert_same_weights(fresh, network)

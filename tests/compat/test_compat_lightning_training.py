@@ -141,17 +141,3 @@ def test_float16_scales_the_loss_as_16_mixed_does(home: str):
     assert found.losses == wanted.losses
     assert_same_weights(found.net, wanted.net)
     assert ours.scaler.get_scale() == theirs.scaler.get_scale() == 65536.0
-
-
-@both_homes
-def test_gradients_too_small_for_float16_survive_by_the_scale(home: str):
-    class Tiny(Steps):
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return self.net[0](batch[0]).float().sum() * 1e-9  # type: ignore[index]
-
-    def moved(*plugins: Any, **kwargs: Any) -> bool:
-        model = fit(home, *plugins, model=module(home, Tiny, optimizer=lambda p: torch.optim.SGD(p, lr=1e6)), max_steps=1, **kwargs)
-        return not torch.equal(model.net[0].weight, net()[0].weight)
-
-    assert moved(plugin(FLOAT16))
-    assert not moved(plugin(FLOAT16, scaler=torch.amp.GradScaler("cpu", init_scale=1.0)))

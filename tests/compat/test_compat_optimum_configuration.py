@@ -39,22 +39,6 @@ def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
     assert '"use_fused_adam": false' in repr(again)
 
 
-def test_a_name_on_the_hub_is_known_or_an_error_with_what_to_give() -> None:
-    known = GaudiConfig.from_pretrained("Habana/bert-base-uncased")
-    assert known.policy == GaudiConfig(use_habana_mixed_precision=True).policy
-    assert known.use_fused_adam and known.use_fused_clip_norm
-    albert = [file for file in CONFIGS if file.stem == "albert-large-v2"]
-    for file in albert:
-        published, ours = GaudiConfig.from_pretrained(file), GaudiConfig.from_pretrained("Habana/albert-large-v2")
-        assert published.policy == ours.policy
-        assert (published.use_fused_adam, published.use_fused_clip_norm) == (ours.use_fused_adam, ours.use_fused_clip_norm)
-    with pytest.raises(
-        hmp.HmpError,
-        match=r"'Habana/gpt2': there is no such file or folder .* nothing is downloaded; give the path .* Habana/bert-base-uncased",
-    ):
-        GaudiConfig.from_pretrained("Habana/gpt2")
-
-
 def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "gaudi_config.json").write_text("{")
     with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON"):

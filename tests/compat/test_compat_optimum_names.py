@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import HABANA, ROOT, python
 from hmp.compat import habana
 
 NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
@@ -134,38 +132,3 @@ def test_one_that_does_not_import_gives_way_and_that_is_told(
     assert "does not import here (ImportError: cannot import name 'not_there'" in caplog.text
     assert "hmp's stand-in takes its place" in caplog.text
     assert [name for name in imported() if name != "optimum"] == []
-
-
-IN_A_FRESH_PROCESS = """\
-import sys
-import torch
-from hmp.compat import habana
-found = [name for name in sys.modules if name.split(".")[0] in ("transformers", "accelerate", "optimum")]
-assert not found, found
-assert "hmp.compat.optimum_habana.trainer" not in sys.modules
-before = {name: getattr(torch, name) for name in ("gather", "scatter", "take_along_dim", "compile")}
-cholesky = torch.linalg.cholesky
-import transformers.utils
-from optimum.habana import GaudiTrainer
-assert {name: getattr(torch, name) for name in before} == before
-assert torch.linalg.cholesky is cholesky
-if hasattr(transformers.utils, "is_torch_hpu_available"):  # transformers before 4.49 asks for no Gaudi
-    assert transformers.utils.is_torch_hpu_available() is True
-    habana.uninstall()
-    assert transformers.utils.is_torch_hpu_available() is False
-"""
-
-
-@pytest.mark.slow
-def test_nothing_is_imported_before_it_is_asked_for_and_transformers_puts_nothing_into_torch(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(IN_A_FRESH_PROCESS)
-    done = python(*HABANA, "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_each_release_of_transformers_that_was_run_has_the_same_losses_and_dtypes() -> None:
-    """That each was run and nothing failed asks tests/project/test_site.py."""
-    found = json.loads((ROOT / "docs" / "releases" / "optimum.json").read_text(encoding="utf-8"))
-    assert len({row["dtypes"] for row in found.values()}) == 1
-    for step in zip(*([float(loss) for loss in row["losses"].split(", ")] for row in found.values()), strict=True):
-        assert max(step) - min(step) < 2**-10  # transformers 5 writes BERT otherwise, which rounds otherwise in bfloat16

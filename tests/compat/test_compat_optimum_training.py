@@ -13,7 +13,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
-from hmp.compat.optimum_habana import throughput
 from optimum_kit import ON_CPU, OUTSIDE, assert_trained_alike, examples, go_on, losses, model, own_optimizer, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -45,12 +44,6 @@ def plain(folder: Path, *, of: Any = None, **more: Any) -> Trainer:
 def lists_of_torch() -> dict[str, Any]:
     own = hmp.Policy.load("torch-cpu")
     return {"use_habana_mixed_precision": True, "hmp_bf16_ops": own.entries("bf16"), "hmp_fp32_ops": own.entries("fp32")}
-
-
-def outputs_of(trainer: Any, place: str = "bert.encoder.layer.0.attention.self.query") -> list[torch.dtype]:
-    seen: list[torch.dtype] = []
-    trainer.model.get_submodule(place).register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    return seen
 
 
 @pytest.mark.native_kernels
@@ -124,39 +117,6 @@ def test_the_memory_is_logged_every_logging_steps(tmp_path: Path) -> None:
         assert round(used, 2) == used
 
 
-class Clock:
-    """Says how late it is: 100 seconds a step in the first two of a training, one second in the others."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.steps = 0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Steps(TrainerCallback):
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.clock.steps += 1
-        self.clock.now += 100 if self.clock.steps <= 2 else 1
-
-
-@pytest.mark.slow
-def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    length = {"max_steps": -1, "num_train_epochs": 2}
-    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
-    trainer = gaudi(tmp_path, BERT, Steps(clock), throughput_warmup_steps=2, **length)
-    trainer.train_dataset = examples(14)  # four batches an epoch, the last of two
-    metrics = trainer.train().metrics
-    assert metrics["train_steps_per_second"] == 1.0
-    per_step = 28 / 8
-    assert metrics["train_samples_per_second"] == per_step
-    assert trainer.state.log_history[-1]["train_samples_per_second"] == per_step
-
-
 @pytest.mark.native_kernels
 @pytest.mark.slow
 def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> None:
@@ -188,27 +148,3 @@ def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
         GaudiTrainer(model=model(), args=TrainingArguments(str(tmp_path), **ON_CPU))
     with pytest.raises(hmp.HmpError, match=r"without a Gaudi configuration; give the trainer gaudi_config=GaudiConfig\(\.\.\.\)"):
         GaudiTrainer(model=model(), args=GaudiTrainingArguments(str(tmp_path), use_habana=True))
-
-
-@pytest.mark.slow
-def test_generation_is_cast_and_a_sequence_to_sequence_model_trains(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    t5 = T5ForConditionalGeneration(
-        T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0)
-    )
-    data = [{"input_ids": torch.randint(1, 50, (6,)), "labels": torch.randint(1, 50, (5,))} for _ in range(8)]
-    arguments = GaudiSeq2SeqTrainingArguments(
-        str(tmp_path), use_habana=True, predict_with_generate=True, generation_max_length=4, **settings(max_steps=2)
-    )
-    trainer = GaudiSeq2SeqTrainer(t5, GaudiConfig(**BERT), arguments, train_dataset=data, eval_dataset=data)
-    seen = outputs_of(trainer, "decoder.block.0.layer.0.SelfAttention.q")
-    trainer.train()
-    trained, _ = len(seen), seen.clear()
-    found = trainer.predict(data)
-    assert trained == 2
-    assert len(seen) > 2
-    assert set(seen) == {BF16}
-    assert found.predictions.shape[0] == 8

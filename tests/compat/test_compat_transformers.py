@@ -91,13 +91,6 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
     assert f"written under policy 'mine' ({policy.fingerprint}), this run goes on under 'bert' ({bert.fingerprint})" in caplog.text
 
 
-def test_a_callback_that_comes_too_late_for_an_evaluation_says_so(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    made.add_callback(HMPCallback())
-    with pytest.raises(hmp.HmpError, match=r"added after the Trainer was made.*call attach\(trainer\.model\) first"):
-        made.evaluate()
-
-
 def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     callback = HMPCallback()

@@ -51,12 +51,6 @@ def test_what_is_saved_has_no_base(tmp_path: Path) -> None:
     assert not (tmp_path / "base.txt").exists()
 
 
-def test_a_base_that_is_no_preset_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(hmp.OpListError, match=r"holds 'brt'; write apex-o1 or autocast or bert or .* and nothing else") as raised:
-        hmp.Policy.load(folder(tmp_path, base="brt", fp32="gelu"))
-    assert raised.value.path == str(tmp_path / "base.txt")
-
-
 class Model(torch.nn.Module):
     def __init__(self, head: str) -> None:
         super().__init__()

@@ -57,46 +57,6 @@ def test_shapes_may_be_dynamic() -> None:
 
 @pytest.mark.slow
 @BRIDGED
-@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-def test_a_net_compiled_by_inductor_trains_as_in_eager() -> None:
-    losses = []
-    for compiles in (False, True):
-        torch.manual_seed(0)
-        net = hmp.apply(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)), "fp8")
-        step = torch.compile(net) if compiles else net
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        x, y = torch.randn(64, 64), torch.randn(64, 32)
-        for _ in range(20):
-            loss = (step(x).float() - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-
-
-@pytest.mark.nightly
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-def test_inductor_compiles_a_product_of_a_result_with_itself() -> None:
-    """One bfloat16 tensor is quantised along both of its axes there, for which inductor once wrote C++ that no compiler takes."""
-    model, x = layer(4, 32, 64)
-
-    def scores(x: torch.Tensor) -> torch.Tensor:
-        y = model(x)
-        return y @ y.transpose(-1, -2)
-
-    reference = model(x).detach()
-    reference = reference @ reference.mT
-    with hmp.casts(ALL):
-        for each in (torch.compile(scores, fullgraph=True), scores):
-            found, *gradients = run(each, model, x)
-            assert float((found.float() - reference).norm() / reference.norm()) < 0.06
-            assert all(gradient.isfinite().all() and float(gradient.norm()) > 0 for gradient in gradients)
-
-
-@pytest.mark.slow
-@BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_checkpoint() -> None:
     model, x = layer(2, 48, 64)

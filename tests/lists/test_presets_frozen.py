@@ -82,18 +82,6 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
 
 
-def test_what_is_laid_over_autocast_is_laid_over_that_of_the_models_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _pretend_cuda(monkeypatch, True)
-    (tmp_path / "base.txt").write_text("autocast\n")
-    (tmp_path / "fp32.txt").write_text("linear\n")
-    for policy in ("saved8", tmp_path):
-        with hmp.record() as report:
-            hmp.apply(torch.nn.Linear(2, 2), policy)(torch.ones(1, 2))
-        (ran_under,) = report.policies
-        assert set(ran_under["fp32"]) - {"linear"} == hmp.Policy.load("torch-cpu").fp32
-        assert set(hmp.Policy.load(policy).entries("fp32")) - {"linear"} == hmp.Policy.load("torch-cuda").fp32
-
-
 @pytest.mark.parametrize(
     ("kind", "said"), [("mtia", []), ("mps", ["hmp keeps no autocast lists of mps; those of CUDA, torch-cuda, stand for them here"])]
 )

@@ -8,7 +8,6 @@ import torch
 import hmp
 from autocast_differences import EXCEPTIONS, PAGE, counts_in, counts_of, page
 from autocast_sweep import Sweep
-from oracle import BF16
 from preset_sweep import OPS, RELEASE, named, shard, title
 
 SHARDS = 8
@@ -94,14 +93,3 @@ def test_what_torch_binds_under_two_names_is_one_op(binding: str) -> None:
     with hmp.casts(hmp.Policy("all", fp32={"*"})):
         apart = [a for a, b in twins.items() if getattr(private, a) is not getattr(public, b)]
     assert apart == []
-
-
-@pytest.mark.native_kernels
-def test_the_private_names_of_products_are_cast() -> None:
-    x = torch.randn(4, 4)
-    with torch.autocast("cpu", dtype=BF16):
-        want = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
-    with hmp.casts("torch-cpu"):
-        got = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
-    assert [t.dtype for t in got] == [t.dtype for t in want] == [BF16, BF16]
-    assert all(map(torch.equal, got, want))

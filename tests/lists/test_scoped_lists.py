@@ -74,17 +74,6 @@ def test_scope_entries_travel_with_the_policy(tmp_path: Path, again):
     assert found == SCOPED and found.fingerprint == SCOPED.fingerprint and len(found.scoped) == 3
 
 
-def test_scope_entries_are_written_as_they_are_spelled(tmp_path: Path):
-    assert (SCOPED.save(tmp_path) / "bf16.txt").read_text() == "linear\nsoftmax\ngelu @ a.?\n"
-    assert (tmp_path / "fp32.txt").read_text() == "*\nsoftmax @ decoder.*\n"
-    assert SCOPED.to_dict()["fp32"] == ["*", "softmax @ decoder.*"]
-    assert str(SCOPED).startswith("policy 'mine': bf16 2, fp32 1, promote 0 ops, 3 for single modules, low dtype bfloat16, ")
-    assert "softmax @ decoder.*" in SCOPED._repr_html_()
-    assert SCOPED.diff(SCOPED.unscoped) == {
-        "add @ *": ("promote", None), "gelu @ a.?": ("bf16", None), "softmax @ decoder.*": ("fp32", None),
-    }  # fmt: skip
-
-
 def test_scope_lists_in_the_environment_and_in_gaudi_configurations(tmp_path: Path):
     low, wide = tmp_path / "lower.txt", tmp_path / "fp32.txt"
     low.write_text("linear\nsoftmax @ decoder\n")

@@ -100,24 +100,6 @@ def test_scope_convert_with_a_model_and_nested_conversions():
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
 
 
-def test_scope_convert_takes_paths_and_revert_takes_marks_off(tmp_path, torch_differences):
-    model = Net()
-    (tmp_path / "fp32.txt").write_text("softmax @ decoder.1\n")
-    (tmp_path / "bf16.txt").write_text("linear\nsoftmax\n")
-    outer = hmp.convert("O1", tmp_path / "bf16.txt", tmp_path / "fp32.txt", model=model)
-    inner = hmp.convert(policy=P, model=model)
-    assert ran(model) == UNDER_P
-    inner.revert()
-    assert ran(model) == [*[(LOW, LOW)] * 3, (LOW, WIDE)]
-    outer.revert()
-    assert marks(model) == [] and torch_differences() == []
-    hmp.convert(policy=P, model=model)
-    hmp.apply(model, P)
-    with hmp.casts(P, model=model):
-        hmp.revert()
-        assert ran(model) == UNCAST and marks(model) == [] and torch_differences() == []
-
-
 @pytest.mark.slow
 def test_scope_a_region_with_a_model():
     model = Net()
@@ -146,25 +128,6 @@ def test_scope_a_region_does_not_keep_its_model():
     assert seen() is None
     with pytest.raises(hmp.HmpError, match="the model whose modules policy 'scoped' speaks of is gone; make another region"), region:
         pass
-
-
-def test_scope_what_is_entered_inside_wins_as_without_scopes():
-    model = Net()
-    hmp.apply(model, P)
-    with hmp.convert(policy=HALVES), hmp.casts(HALVES):
-        assert ran(model) == UNDER_P
-    with hmp.disable_casts():
-        assert ran(model) == UNCAST
-    hmp.remove(model)
-    with hmp.convert(policy=P, model=model):
-        with hmp.casts(HALVES):
-            assert ran(model) == [(HALF, HALF)] * 4
-        with hmp.disable_casts():
-            assert ran(model) == UNCAST
-            with hmp.enable_casts():
-                assert ran(model) == UNDER_P
-        hmp.apply(model, HALVES)
-        assert ran(model) == [(HALF, HALF)] * 4
 
 
 @pytest.mark.parametrize("inner_first", [True, False])
@@ -261,13 +224,3 @@ def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: b
             block.seen = None
         loss.backward()
     assert model.seen() == UNDER_P  # as the recomputation had it
-
-
-def test_scope_a_class_that_cannot_be_followed_leaves_no_marks():
-    class Odd(Block):
-        __call__ = staticmethod(lambda x: x)  # type: ignore[assignment]
-
-    model = torch.nn.Sequential(Block(), Odd())
-    with pytest.raises(hmp.HmpError, match=r"apply\(\) cannot follow Odd.__call__"):
-        hmp.apply(model, hmp.Policy(fp32={"softmax @ ?"}))
-    assert marks(model) == []

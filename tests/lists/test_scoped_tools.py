@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -91,16 +90,6 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
         assert line in told
 
 
-def test_scope_lists_diff_and_explain_of_the_shell(folder: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["lists", str(folder)]) == 0
-    assert "fp32:\n  exp\n  softmax @ *.linear\n  softmax @ decoder\n" in capsys.readouterr().out
-    other = hmp.Policy.load(folder).unscoped.save(folder.parent / "other")
-    assert cli.main(["diff", str(folder), str(other)]) == 1
-    assert "softmax @ decoder   fp32     -> unlisted" in capsys.readouterr().out
-    assert cli.main(["explain", "softmax", "--policy", str(folder), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["scoped"][1].startswith("softmax @ decoder, on the fp32 list")
-
-
 SCRIPT = """
 import copy, sys
 import torch
@@ -157,19 +146,6 @@ def test_scope_run_has_the_lines_in_the_outermost_modules_that_the_script_calls(
         "bfloat16 float32 bfloat16 float32 bfloat16 float32",
         "bfloat16 float32",
     ]
-
-
-@pytest.mark.slow
-def test_scope_run_tells_what_matched_nothing_and_where_nothing_was_called(folder: Path, script: Path):
-    (folder / "fp32.txt").write_text("exp\nsoftmax @ decoder\nsoftmax @ decodr.*\n")
-    unmatched = f"hmp run: {folder / 'fp32.txt'}:3: 'softmax @ decodr.*' matched no module"
-    assert ran(folder, script).stderr == f"{unmatched} of Linear, Net, Outer, which the script called\n"
-    script.write_text("import torch; raise SystemExit(3)")
-    told = ran(folder, script)
-    assert told.returncode == 3 and f"{unmatched}: this process called none\n" in told.stderr
-    script.write_text("import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))")
-    told = ran("fp8", script)  # a preset speaks of what some models have
-    assert told.returncode == 0 and told.stderr == ""
 
 
 def test_scope_the_report_names_the_line_of_each_row(folder: Path):

@@ -114,14 +114,6 @@ def test_a_scope_names_modules_as_the_model_itself_does(name: str, scope: str, o
     assert [block.seen for block in blocks] == [LOW, WIDE]
 
 
-@pytest.mark.parametrize("scope", ["layers.0._checkpoint_wrapped_module.fc", "module.layers.0.fc", "module.*._checkpoint_wrapped_module"])
-def test_a_scope_with_the_names_of_wrappers_holds_as_before(scope: str) -> None:
-    model = torch.nn.DataParallel(inside("layers.0", checkpoint_wrapper)(Net()))
-    blocks = [model.module.layers[0]._checkpoint_wrapped_module, model.module.layers[1]]
-    hmp.apply(model, hmp.Policy("scoped", bf16={f"linear @ {scope}"}))(torch.ones(2, 4))
-    assert [block.seen for block in blocks] == [LOW, WIDE]
-
-
 def test_a_module_of_the_users_with_a_child_of_such_a_name_is_no_wrapper() -> None:
     """Its child has a path of its own: `linear @ module` is not `linear` of the whole model."""
 

@@ -11,12 +11,11 @@ import torch
 
 import hmp
 from autocast_kit import needs_autocasts_lstm
-from benchmarks.cost import calls, floor, interleaved, memory, saved, step_rows
+from benchmarks.cost import calls, floor, memory, saved
 from benchmarks.harness import alive, results, sides, stats, verify
-from benchmarks.workloads import by_op, known, models
+from benchmarks.workloads import known, models
 from command_kit import ROOT, python
 from hmp import torch_private
-from hmp.ops import op_facts, sites
 
 
 @pytest.mark.nightly
@@ -57,25 +56,6 @@ def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
     case = models.build("lstm", "tiny")
     with pytest.raises(verify.Mismatch, match="lstm tiny, training: mkldnn_rnn_layer"):
         verify.same_in_each(case, sides.autocast("cpu"), sides.under_hmp("habana"), known.TOLERANCE, {})
-
-
-def measured(of_hmp: list[float], pure: list[float] | None = None, apart: float = 0.001) -> step_rows.Measured:
-    """A model whose step takes torch.autocast one second in every round."""
-    seconds = {"autocast": [1.0] * len(of_hmp), "hmp": of_hmp, "best": [0.9] * len(of_hmp), "float32": [2.0] * len(of_hmp)}
-    samples = {task: seconds | {"pure": pure or [1.0] * len(of_hmp)} for task in interleaved.TASKS}
-    return step_rows.Measured("tiny", samples, "habana", {"best": apart, "autocast": 0.002})
-
-
-def test_none_above_means_by_more_than_noise() -> None:
-    def verdict(*seconds: list[float]) -> str:
-        found = results.Found("steps")
-        step_rows.training(found, {f"m{at} tiny": measured(each) for at, each in enumerate(seconds)})
-        return found.rows[1].verdict
-
-    assert verdict([0.9] * 5) == "met"
-    assert verdict([0.9] * 5, [0.95, 1.01, 1.1, 0.97, 1.05]) == "met, within noise"
-    assert verdict([0.9] * 5, [1.1] * 5) == "missed"
-    assert verdict([1.1]) == "-"
 
 
 def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:
@@ -135,13 +115,6 @@ def test_above_means_by_more_than_noise() -> None:
     assert stats.Estimate(1.05, 0.06, 5).text(2) == "1.05 ± 0.06"
 
 
-def test_noise_of_a_quotient() -> None:
-    # 3/4 and, relative to each, 10 % and 10 %: 14 % of 0.75
-    found = stats.ratio_of(stats.Estimate(3, 0.3, 5), stats.Estimate(4, 0.4, 5))
-    assert found.value == 0.75
-    assert found.noise == pytest.approx(0.75 * 0.1 * math.sqrt(2))
-
-
 def test_the_floor_stands_in_torch_s_places_and_goes_again() -> None:
     before = calls._places()
     with floor.in_place():
@@ -159,11 +132,3 @@ def test_saved_bytes_count_a_storage_once_and_no_parameter() -> None:
     # the labels, and one number
     case = models.Case("one", "tiny", torch.nn.Linear(32, 10), {"x": torch.randn(4, 32), "target": torch.arange(4)}, computes_loss=False)
     assert memory.saved_bytes(case, sides.plain()) == 4 * 32 * 4 + 4 * 10 * 4 + 4 * 8 + 4
-
-
-def test_the_table_of_low_precision_kernels_has_every_op_on_a_presets_low_list() -> None:
-    measured = {call.op for call in by_op.calls()}
-    assert by_op.listed() - by_op.LEFT_OUT <= measured
-    assert measured.isdisjoint(by_op.LEFT_OUT)
-    slow = {op for op in measured if not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op))}
-    assert {"linear", "conv2d", "lstm", "gru_cell", "scaled_dot_product_attention"} <= slow

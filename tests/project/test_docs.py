@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -93,17 +92,6 @@ def test_every_page_is_in_the_navigation() -> None:
     """mkdocs tells of a page that there is not, and not of one that nobody finds."""
     config = (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page for page in FILES if str(page.relative_to(PAGES)) not in config] == []
-
-
-def test_ci_calls_the_test_command() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    (extraction,) = re.findall(r"^test_command=.*$", script, re.MULTILINE)
-    extracted = subprocess.run(
-        ["bash", "-c", f'{extraction}\nprintf %s "$test_command"'], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    (shown,) = [text for text in blocks("sh") if "pytest" in text]
-    assert extracted == shown.rstrip("\n")
-    assert re.search(r'^bash .*-c "\$test_command"', script, re.MULTILINE)
 
 
 def test_every_rule_and_every_preset_has_a_line() -> None:

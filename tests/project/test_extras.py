@@ -12,7 +12,6 @@ import pytest
 import hmp
 from hmp.cli import main
 from hmp.extras import EXTRAS
-from hmp.tune import solver
 from process_kit import to_install
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
@@ -99,15 +98,3 @@ def test_a_command_asks_for_its_extra_before_the_work(
         said = f"{who} {package} {EXTRAS[extra][package]} or later, and {TOO_OLD[package]} is installed: {to_install(extra)}\n"
     assert main(command.split()) == 2
     assert capsys.readouterr().err == said
-
-
-def test_doctor_and_the_solver_tell_them_apart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, "scipy", "1.10.1")
-    monkeypatch.setitem(sys.modules, "rich", None)
-    main(["doctor"])
-    wanted = "rich, not installed here; scipy 1.11 or later, and 1.10.1 is installed"
-    assert f"  extra tune: needs {wanted}: {to_install('tune')}\n" in capsys.readouterr().out
-    with pytest.raises(ImportError, match=r"^hmp\.tune needs scipy 1\.11 or later, and 1\.10\.1 is installed: pip install"):
-        solver.scipy()

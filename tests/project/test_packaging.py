@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,21 +82,3 @@ def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: M
     run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel], tmp_path)
     assert (target / "hmp" / "op_lists" / "habana" / "bf16.txt").is_file()
     assert policies_of(sys.executable, tmp_path, target, PYTHONPATH=str(target)) == from_checkout
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_editable_install_comes_before_a_folder_of_its_name(
-    copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path
-) -> None:
-    run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
-    python = tmp_path / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
-    # This environment's packages as a plain path: torch and setuptools are found, the .pth files there are not read again.
-    (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = [sys.executable, "-m", "pip", "--python", python, "install"]
-    run([*install, "--no-deps", "--no-build-isolation", "--no-index", "-e", copy], tmp_path)
-    (tmp_path / "hmp" / "hmp").mkdir(parents=True)  # as beside a clone in a folder called hmp
-    assert policies_of(python, tmp_path, copy) == from_checkout
-    script = python.with_name("hmp.exe" if os.name == "nt" else "hmp")
-    assert "another hmp" not in run([script, "doctor"], tmp_path)  # which exits with 1 where it finds one

@@ -11,7 +11,7 @@ import torch
 
 import doc_blocks
 import hmp
-from making import api, command_line, errors, json_forms, presets, releases
+from making import api, errors, presets, releases
 
 DOCS = doc_blocks.ROOT / "docs"
 
@@ -63,24 +63,6 @@ def test_the_page_of_errors_has_those_that_are_raised(wrong: Callable[[], object
         if words and all(part in said for part in words):
             return
     raise AssertionError(said)
-
-
-def test_the_keys_of_a_json_are_those_of_all_elements() -> None:
-    found = dict(json_forms._keys({"rows": [{"a": None}, {"a": 1, "b": [True]}], "changes": {"mul": ["bf16", "fp32"]}}))
-    assert found == {
-        "rows": "list of objects",
-        "rows[].a": "number",
-        "rows[].b": "list of truth values",
-        "changes": "object",
-        "changes.OP": "list of texts",
-    }
-
-
-def test_every_command_with_json_has_its_keys_on_the_page() -> None:
-    printed = command_line.page()
-    commands = {part.partition("\n")[0] for part in printed.split("## hmp ")[1:] if "--json" in part}
-    shown = {name for _, source in json_forms._FORMS.values() for name in re.findall(r"`hmp ([\w-]+)[^`]* --json FILE`", source)}
-    assert shown == commands, "the forms stand in docs/making/json_forms.py, the command that makes each in docs/making/samples.py"
 
 
 def test_every_environment_variable_is_on_its_page() -> None:

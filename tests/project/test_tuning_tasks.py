@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 import torch
 
 import hmp
-from benchmarks.tuning import __main__ as command
-from benchmarks.tuning import cost, evidence, exhaustive, in_fp8, report
+from benchmarks.tuning import cost, evidence, in_fp8, report
 from benchmarks.tuning.search import low_ops, search
 from benchmarks.tuning.task import Task
 from benchmarks.tuning.tasks import LARGE, MODELS, PLANTED, TASKS
@@ -63,18 +60,6 @@ def test_a_policy_without_the_culprits_trains_as_float32_does() -> None:
     repaired = start.replace(bf16=start.bf16 - task.culprits)
     base, found = train(task, FLOAT32, 0), train(task, under("repaired", repaired), 0)
     assert change(task.measure, found.figure, base.figure) < next(iter(task.tolerance.values()))
-
-
-def test_subsets_are_all_and_their_policies_decide_these_ops_only() -> None:
-    found = list(exhaustive.subsets(("a", "b", "c")))
-    assert len(found) == len(set(found)) == 8
-    start = TASKS["low-loss"].start()
-    policy = exhaustive.policy_with(start, ("linear", "div", "gelu"), {"gelu"})
-    assert {"gelu"} == set(policy.casts_by_op("bf16")) & {"linear", "div", "gelu"}
-    assert {"linear", "div"} <= set(policy.casts_by_op("fp32"))
-    untouched = {"linear", "gelu", "div", "divide", "truediv", "true_divide"}
-    for cast in ("bf16", "fp32", "promote"):
-        assert getattr(policy, cast) - untouched == getattr(start, cast) - untouched
 
 
 def made_up(**changes: float) -> dict[str, Any]:
@@ -129,21 +114,6 @@ def test_a_search_is_within_the_tolerance_in_a_run_of_plain_torch(tmp_path: Path
     assert cost.saved_bytes(task, under("tuned", result.policy)) < cost.saved_bytes(task, FLOAT32)
     assert not task.culprits & set(low_ops(result.policy, task.culprits))
     assert hmp.Policy.load(tmp_path) == result.policy
-
-
-@pytest.mark.nightly
-def test_the_command_writes_its_page_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["--quick", "--only", "low-loss", "--out", str(tmp_path)]
-    command.main(arguments)
-    page = (tmp_path / "TUNING.md").read_text(encoding="utf-8")
-    assert "planted failure low-loss: recovered" in page
-    written = json.loads((tmp_path / "tuning.json").read_text(encoding="utf-8"))
-    assert [found["name"] for found in written["tasks"]] == ["low-loss"]
-    monkeypatch.setattr(command, "measured", lambda *_: pytest.fail("measured again"))
-    command.main(arguments)
-    again = (tmp_path / "TUNING.md").read_text(encoding="utf-8")
-    found, before = (re.sub(r"takes [\d.]+ times", "takes", text.split("## The tasks")[1]) for text in (again, page))
-    assert found == before  # but for the processor, which is measured each time
 
 
 def test_positions_times_frequencies_in_bfloat16_lose_their_phase() -> None:
