@@ -192,19 +192,6 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_doctor_finds_another_hmp_on_the_path(tmp_path: Path) -> None:
-    (tmp_path / "hmp").mkdir()
-    (tmp_path / "hmp" / "__init__.py").write_text("")
-    (tmp_path / "hmp-9.0.dist-info").mkdir()
-    (tmp_path / "hmp-9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hmp\nVersion: 9.0\n")
-    done = command("doctor", PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
-    assert done.returncode == 1
-    assert f"problem: {tmp_path / 'hmp'}: another hmp, which an import may find in this one's place; take it away\n" in done.stdout
-    assert "problem: distribution hmp 9.0: another hmp" in done.stdout
-    assert done.stdout.endswith("2 problems\n")
-
-
-@pytest.mark.slow
 def test_the_fixture_records_and_pytest_starts_without_torch(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n\n"

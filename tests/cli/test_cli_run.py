@@ -202,36 +202,6 @@ def test_options_do_what_convert_does_with_them_and_the_scripts_own_replaces_tha
         assert "policy '" in done.stderr
 
 
-RANKS = """\
-import os, sys, torch
-if "RANK" in os.environ:
-    torch.distributed.init_process_group("gloo")
-    ranks = torch.ones(1) * torch.distributed.get_rank()
-    torch.distributed.all_reduce(ranks)
-    assert ranks == 1
-    torch.distributed.destroy_process_group()
-dtype = torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype
-os.write(1, f"{dtype} {__name__} {sys.argv[1:]}\\n".encode())  # whole lines, whoever else writes
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "processes"),
-    [
-        (f"torch.distributed.run --standalone --nproc-per-node 2 --no-python {sys.executable}", 2),
-        # on CPUs accelerate starts several through MPI alone
-        ("accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no", 1),
-    ],
-)
-def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_path: Path) -> None:
-    pytest.importorskip(launcher.partition(".")[0])
-    (tmp_path / "ranks.py").write_text(RANKS)
-    done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", "--bf16", "--no-python", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["torch.bfloat16 __main__ ['--bf16', '--no-python']"] * processes
-
-
 def test_what_lightning_starts_anew_is_started_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     launchers = []
     for name in ("lightning.fabric", "lightning_fabric"):

@@ -40,18 +40,6 @@ def observe(model: nn.Module, x: torch.Tensor, around_forward=nullcontext) -> St
 # -- what it observes
 
 
-def test_a_product_in_float32_counts_as_bfloat16_if_its_inputs_are_bfloat16_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
-    layer, x = nn.Linear(4, 3), torch.rand(2, 4)
-    with hmp.convert(policy="habana"):
-        assert observe(layer, x).dtypes("addmm") == {BF16}
-    assert observe(layer, x).dtypes("addmm") == {FP32}
-    with torch.no_grad():
-        layer.weight.copy_(layer.weight.bfloat16())
-        layer.bias.copy_(layer.bias.bfloat16())
-    assert observe(layer, x).dtypes("addmm") == {FP32}, "its input is not one"
-
-
 def test_a_step_keeps_what_it_keeps_unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
     with hmp.convert(policy="habana"):

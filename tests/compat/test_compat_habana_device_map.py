@@ -14,7 +14,6 @@ from torch import nn
 
 import hmp
 from hmp.compat import habana
-from hmp.compat.habana import device_map
 from torch_snapshot import Snapshot, all_of_torch
 
 HPU = torch.device("hpu")
@@ -95,27 +94,6 @@ def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monke
     file.seek(0)
     with pytest.raises(REFUSALS):
         torch.load(file)
-
-
-@pytest.mark.parametrize(
-    ("target", "device", "wanted"),
-    [
-        ("cuda", "hpu", "cuda"),
-        ("cuda", "hpu:1", "cuda:1"),
-        ("cuda", torch.device("hpu", 2), "cuda:2"),
-        ("cuda:1", "hpu:2", "cuda:1"),
-        ("cpu", "hpu:2", "cpu"),
-        ("cuda", torch.device("meta"), torch.device("meta")),
-        ("cuda", None, None),
-    ],
-    ids=str,
-)
-def test_an_index_is_kept_where_the_mapped_device_has_several(
-    target: str, device: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_map, "_target", torch.device(target))
-    found = device_map.mapped(device)
-    assert found is device if device == wanted else found == torch.device(wanted)
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")

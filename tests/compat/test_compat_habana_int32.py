@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,40 +133,3 @@ def test_other_types_and_other_arguments_are_left_alone() -> None:
         assert torch.index_copy(x.int(), 0, INDEX.int(), x.int()).dtype is torch.int32  # values are not widened
         with pytest.raises(RuntimeError, match="same dtype"):
             torch.index_copy(x.long(), 0, INDEX.int(), x.int())
-
-
-SQUAD = """\
-import torch, transformers
-import habana_frameworks.torch.core as htcore
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-config = transformers.DistilBertConfig(vocab_size=64, dim=16, hidden_dim=32, n_layers=2, n_heads=2, max_position_embeddings=16, dropout=0.0,
-    attention_dropout=0.0, qa_dropout=0.0)
-model = transformers.DistilBertForQuestionAnswering(config).to("hpu").train()
-optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-ids, spans = torch.randint(64, (32, 16)), torch.randint(16, (2, 32))
-features = [torch.IntTensor(each.tolist()) for each in (ids, torch.ones_like(ids), *spans)]
-for batch in DataLoader(TensorDataset(*features), batch_size=8):
-    ids, mask, start, end = (each.to("hpu", non_blocking=True) for each in batch)
-    if LONG:
-        ids, mask, start, end = ids.long(), mask.long(), start.long(), end.long()
-    loss = model(input_ids=ids, attention_mask=mask, start_positions=start, end_positions=end).loss
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    htcore.mark_step()
-    losses.append(loss.item())
-"""
-
-
-@pytest.mark.slow
-def test_a_question_answering_script_with_int_tensors_trains(tmp_path: Path) -> None:
-    losses = {}
-    (tmp_path / "squad.py").write_text(SQUAD)
-    for name, policy, long in (("by hand", None, True), ("int32", None, False), ("O1", "habana", False)):
-        with habana.install("cpu"), under(policy):
-            losses[name] = torch.tensor(runpy.run_path(str(tmp_path / "squad.py"), {"LONG": long})["losses"])
-    assert len(losses["int32"]) == 4
-    assert torch.equal(losses["int32"], losses["by hand"])
-    assert torch.allclose(losses["O1"], losses["by hand"], rtol=0.01)

@@ -100,39 +100,6 @@ def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement:
     assert said in str(caught.value)
 
 
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    import habana_frameworks.torch as ht
-    import habana_frameworks.torch.utils.debug as htdebug
-
-    model = torch.nn.Linear(2, 2)
-    with caplog.at_level(logging.WARNING, "hmp"):
-        for _ in range(3):
-            ht.core.mark_step()
-            ht.core.mark_step(sync=True)
-            assert ht.hpu.wrap_in_hpu_graph(model, disable_tensor_cache=True) is model
-            assert ht.hpu.ModuleCacher()(model=model, inplace=True) is model
-            htdebug.dump_something("x")
-    said = [record.getMessage().partition("()")[0] for record in caplog.records]
-    assert said == ["mark_step", "wrap_in_hpu_graph", "ModuleCacher", "dump_something"]
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
-    before = torch.hpu.memory_stats()
-    assert {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize"} <= before.keys()
-    large = torch.ones(40_000_000)
-    assert torch.hpu.memory_allocated() > before["InUse"] + 100_000_000
-    del large
-    assert torch.hpu.memory_stats("hpu")["MaxInUse"] == torch.hpu.max_memory_allocated(0) > before["InUse"] + 100_000_000
-    assert 0 < torch.hpu.memory_allocated() < torch.hpu.max_memory_allocated() < before["Limit"]
-    assert torch.hpu.memory_summary().startswith("Limit ")
-    if sys.platform == "linux":
-        high = torch.hpu.max_memory_allocated()
-        torch.hpu.reset_peak_memory_stats()
-        assert torch.hpu.max_memory_allocated() < high - 100_000_000
-
-
 def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -> None:
     backend = torch.distributed.Backend
     tables = ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins")

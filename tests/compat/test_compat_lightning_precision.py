@@ -16,7 +16,6 @@ from lightning_kit import (
     FABRICS,
     HOMES,
     HMPPrecision,
-    Steps,
     assert_same_weights,
     batches,
     both_homes,
@@ -69,26 +68,6 @@ def write(folder: Path, **lists: str) -> dict[str, str]:
     for name, ops in lists.items():
         (folder / name).write_text(ops)
     return {name: str(folder / name) for name in lists}
-
-
-def test_the_environment_names_the_lists_when_the_plugin_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lower, fp32 = "LOWER_LIST", "FP32_LIST"
-    for name, path in write(tmp_path, **{lower: "softmax\nrelu\n", fp32: "linear\nrelu\ntanh\n"}).items():
-        monkeypatch.setenv(name, path)
-    made = HMPPrecision()
-    monkeypatch.delenv(lower), monkeypatch.delenv(fp32)
-    assert (made.policy.bf16, made.policy.fp32) == ({"softmax", "relu"}, {"linear", "tanh"}), "the lower list wins"
-    seen: dict[str, torch.dtype] = {}
-
-    class Noting(Steps):
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            x, y = batch
-            out = self.net(x)
-            seen.update(linear=self.net[0](x.bfloat16()).dtype, softmax=out.dtype, relu=torch.relu(x).dtype)  # type: ignore[index]
-            return (out.float() - y).square().mean()
-
-    fit("lightning.pytorch", made, model=module("lightning.pytorch", Noting), max_steps=1)
-    assert seen == {"linear": FP32, "softmax": BF16, "relu": BF16}
 
 
 @pytest.fixture(autouse=True)

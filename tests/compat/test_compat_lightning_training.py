@@ -23,7 +23,6 @@ from lightning_kit import (
     plugin,
     quiet,
     train_by_hand,
-    trainer,
 )
 
 pytestmark = quiet
@@ -43,24 +42,6 @@ def test_gradients_are_clipped_and_accumulated(home: str, algorithm: str | None,
     losses, network = train_by_hand(clip=CLIPS.get(algorithm), accumulate=accumulate)
     assert model.losses == losses != train_by_hand()[0]
     assert_same_weights(model.net, network)
-
-
-class Noting(torch.optim.SGD):
-    """Descends by `*`, which Habana's list has in bfloat16, and notes whether casts are in force."""
-
-    cast: set[bool]
-
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.cast = getattr(self, "cast", set()) | {hmp.casts_enabled()}
-        with torch.no_grad():
-            for parameter in self.param_groups[0]["params"]:
-                if parameter.grad is not None:
-                    parameter += parameter.grad * torch.tensor(-0.3)
-        return loss
 
 
 def by_hand_with(optimizer: Any, closure: bool = False) -> nn.Sequential:
@@ -108,16 +89,6 @@ def test_manual_optimization_steps_and_clips_without_casts(home: str):
     losses, network = train_by_hand(clip=clip and CLIPS["norm"])
     assert model.losses == losses
     assert_same_weights(model.net, network)
-
-
-@both_homes
-@pytest.mark.parametrize("body", [Steps, Manual], ids=["the trainer's", "within the training step"])
-def test_the_optimizers_step_is_not_cast(home: str, body: type[Steps]):
-    model = module(home, body, optimizer=lambda parameters: Noting(parameters, lr=1.0))
-    run = trainer(home, plugin())
-    run.fit(model, batches())
-    assert run.optimizers[0].cast == {False}
-    assert_same_weights(model.net, by_hand_with(lambda parameters: Noting(parameters, lr=1.0)))
 
 
 @both_homes

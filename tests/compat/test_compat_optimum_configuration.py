@@ -15,7 +15,6 @@ from hmp.compat import gaudi_config
 from hmp.compat.habana.optimizers import FusedAdamW
 from hmp.compat.optimum_habana.arguments import GaudiTrainingArguments
 from hmp.compat.optimum_habana.configuration import GaudiConfig
-from optimum_kit import ON_CPU
 from oracle import BF16, F32
 from published import gaudi_files
 
@@ -49,24 +48,6 @@ def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Pat
     with caplog.at_level(logging.WARNING, "hmp"):
         assert GaudiConfig(use_magic=3).policy is None
     assert "unknown Gaudi configuration keys: use_magic" in caplog.text
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_arguments_place_the_training_on_the_mapped_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # earlier releases of transformers write it
-    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
-    known = GaudiTrainingArguments.__dataclass_fields__
-    asked = {"ddp_backend": "hccl", "torch_compile_backend": "hpu_backend"}
-    arguments = GaudiTrainingArguments(str(tmp_path), use_habana=True, **{name: asked[name] for name in asked if name in known})
-    assert arguments.device.type == "cpu"
-    assert all(getattr(arguments, name) for name in ON_CPU)
-    assert getattr(arguments, "ddp_backend", None) is None
-    if "torch_compile" in known:
-        assert arguments.torch_compile_backend == "inductor"
-        assert GaudiTrainingArguments(str(tmp_path), use_habana=True, torch_compile=True).torch_compile_backend == "inductor"
-    defaults = GaudiTrainingArguments(str(tmp_path), use_habana=True)
-    found = (defaults.adam_epsilon, defaults.ddp_bucket_cap_mb, defaults.ddp_find_unused_parameters, defaults.logging_nan_inf_filter)
-    assert found == (1e-6, 230, False, False)
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")

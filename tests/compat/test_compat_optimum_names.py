@@ -51,36 +51,6 @@ def test_every_name_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_idioms_of_scripts_find_what_they_ask_for() -> None:
-    import optimum.habana
-    import optimum.habana.transformers
-    import transformers
-    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments
-    from optimum.habana.transformers import GaudiTrainer as Again
-    from optimum.habana.transformers.gaudi_configuration import GAUDI_CONFIG_NAME
-    from optimum.habana.transformers.trainer import GaudiTrainer as Once_more
-    from optimum.habana.utils import get_hpu_memory_stats, set_seed
-
-    assert GaudiTrainer is Again is Once_more is optimum.habana.transformers.GaudiTrainer
-    assert issubclass(GaudiTrainer, transformers.Trainer) and issubclass(GaudiSeq2SeqTrainer, transformers.Seq2SeqTrainer)
-    assert issubclass(GaudiTrainingArguments, transformers.TrainingArguments)
-    assert issubclass(GaudiSeq2SeqTrainingArguments, transformers.Seq2SeqTrainingArguments)
-    assert GAUDI_CONFIG_NAME == "gaudi_config.json"
-    assert GaudiConfig().use_fused_adam is False
-    assert get_hpu_memory_stats()["memory_allocated (GB)"] > 0
-    import random
-
-    import numpy
-    import torch
-
-    def drawn() -> tuple[float, float, float]:
-        set_seed(5)
-        return random.random(), float(numpy.random.rand()), torch.rand(1).item()
-
-    assert drawn() == drawn()
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
 def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     with pytest.raises(ImportError, match=r"habana has no 'GaudiDDIMScheduler' in hmp's .* GaudiTrainer, .* install optimum-habana"):
         exec("from optimum.habana import GaudiDDIMScheduler")

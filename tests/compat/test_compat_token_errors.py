@@ -73,11 +73,6 @@ def test_a_trainer_logs_them_and_trains_as_without_them(tmp_path: Path) -> None:
     assert (metric.latest.tokens, metric.latest.of) == (24, "labels, shifted by one as in the model's loss")
 
 
-def test_what_it_cannot_measure_under_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(hmp.HmpError, match=r"TokenErrors calls the model in float32, which bf16=True puts out of reach"):
-        trained(tmp_path, 3, bf16=True)
-
-
 class Classifier(nn.Module):
     """All that draws, counts and averages in training."""
 

@@ -101,16 +101,6 @@ def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
     assert set(seen) == {BF16}
 
 
-def test_detach_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    made = trainer(tmp_path, callback := HMPCallback())
-    callback.detach()
-    seen = dtypes_of(made.model)
-    made.model(**{name: value[None] for name, value in examples()[0].items()})
-    assert seen == [F32]
-    assert len(made.model._forward_hooks) == 0
-    callback.detach()  # nothing more to do
-
-
 class Pair(NamedTuple):
     low: torch.Tensor
     count: int

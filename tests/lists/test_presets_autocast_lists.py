@@ -15,8 +15,6 @@ from oracle import BF16, F16, F32, assert_identical, cast, flat, left_to_torch
 
 # Where torch's own tests call the cases of a list, besides the method.
 MODULES = {"torch": torch, "nn": torch._C._nn, "linalg": torch.linalg, "methods": None, "banned": torch._C._nn}
-# torch.autocast("cuda") refuses to run it and asks for float32 inputs: under the preset it runs in float32.
-REFUSED = {"binary_cross_entropy"}
 # The arguments of this case are no arguments, and torch's own test skips it.
 MALFORMED = {"einsum"}
 # The cases of the CUDA lists that plain torch cannot run on CPU tensors.
@@ -98,15 +96,3 @@ def test_every_case_of_torchs_lists_passes_under_the_preset(preset: str, name: s
             except Exception as error:  # one failure must not hide the others
                 failures.append(f"{case}: {type(error).__name__}: {error}")
     assert not failures, "\n".join(failures)
-
-
-def test_the_cuda_cases_left_out_are_those_that_a_cpu_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
-    cuda = [case for case in CASES if case.preset == "torch-cuda"]
-    left_out = [case for case in cuda if case.op in NO_CPU_KERNEL]
-    for case in left_out:
-        for _, call in case.calls():
-            with pytest.raises((RuntimeError, NotImplementedError), match=r"CUDA|cuda|cudnn|not compiled"):
-                call(*case.args, **case.kwargs)
-    assert {case.op for case in cuda if case.list == "banned"} == REFUSED
-    with capsys.disabled():
-        print(f"\n{len(left_out)} of {len(cuda)} cases of the CUDA lists have no CPU kernel: {', '.join(sorted(c.op for c in left_out))}")

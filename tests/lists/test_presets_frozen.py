@@ -83,21 +83,6 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("mtia", []), ("mps", ["hmp keeps no autocast lists of mps; those of CUDA, torch-cuda, stand for them here"])]
-)
-def test_autocast_is_cudas_list_on_another_accelerator_and_a_warning_where_torch_has_others_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, said: list[str]
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
-    presets._of_another.cache_clear()
-    low = torch.bfloat16 if kind == "mtia" else torch.float16  # torch.mtia says that it has bfloat16, torch.mps does not say
-    lists = hmp.Policy.load("torch-cuda").replace(dtype=low)
-    assert hmp.Policy.load("autocast") == lists == hmp.Policy.load("autocast")
-    assert [record.getMessage() for record in caplog.records if "stand for them" in record.getMessage()] == said
-
-
-@pytest.mark.parametrize(
     ("version", "release", "warned"),
     [
         ("2.13.0+cpu", "2.13", False),

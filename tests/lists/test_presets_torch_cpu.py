@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 import hmp
-from autocast_differences import EXCEPTIONS, PAGE, counts_in, counts_of, page
 from autocast_sweep import Sweep
-from preset_sweep import OPS, RELEASE, named, shard, title
+from preset_sweep import OPS, RELEASE, shard, title
 
 SHARDS = 8
 
-NAMED = named(EXCEPTIONS)
+PAGE = (Path(__file__).resolve().parents[2] / "docs/pages/explain/differences-from-autocast.md").read_text(encoding="utf-8")
+# Its first table: ops of op_db that give another dtype or other bits, and on which releases of torch. One that no longer differs fails.
+EXCEPTIONS = dict(re.findall(r"^\| `([\w.]+)` \| ([\d. ]+|all) \| ", PAGE, re.MULTILINE))
+NAMED = {op for op, releases in EXCEPTIONS.items() if releases == "all" or RELEASE in releases.split()}
 
 
 def _check(sweep: Sweep) -> None:
@@ -62,17 +67,14 @@ def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.Capture
         )
 
 
-def test_the_page_of_differences_has_the_rows_of_the_tables() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(counts_in(text)), "PYTHONPATH=tests/support python tests/lists/autocast_differences.py writes the page"
-
-
 @pytest.mark.native_kernels
 @pytest.mark.nightly
-@pytest.mark.skipif(f"torch {RELEASE}" not in PAGE.read_text(encoding="utf-8"), reason="the page was written with another torch")
-def test_the_page_of_differences_is_what_the_sweep_writes() -> None:
+@pytest.mark.skipif(f"torch {RELEASE}:" not in PAGE, reason="the page has the numbers of another torch")
+def test_the_numbers_of_the_page_of_differences_are_those_of_the_sweep() -> None:
     sweep = Sweep().run(OPS)
-    assert counts_in(PAGE.read_text(encoding="utf-8")) == counts_of(sweep)
+    counts = sweep.counts()
+    assert f"With torch {RELEASE}: {counts['cases']} calls by {counts['spellings']} names, and {counts['refused']} more" in PAGE
+    assert f"{len(sweep.differing)} ops differ, besides {counts['empty']} calls without elements" in PAGE
 
 
 BINDINGS = {"_linalg": "linalg", "_special": "special", "_fft": "fft", "_sparse": "sparse"}

@@ -83,19 +83,6 @@ def test_scope_what_is_in_force_is_guarded_on():
         assert len(graphs) == count
 
 
-def test_scope_a_part_that_is_compiled_follows_the_application_that_it_is_called_in():
-    model = Net()
-    block = model.decoder[0]
-    hmp.apply(model, P)
-    block.forward = torch.compile(block.forward, backend="eager", fullgraph=True)
-    assert dtypes(model(X)) == UNDER_P
-    with hmp.casts(P.unscoped):  # the same policy, and another application
-        assert dtypes(block(X)) == [BF16, BF16]
-    with hmp.casts(P.replace(fp32=frozenset(), scoped=()), model=model):
-        assert dtypes(block(X)) == [BF16, BF16]
-    assert dtypes(model(X)) == UNDER_P
-
-
 @pytest.mark.parametrize(
     ("compiled", "prefix"), [("", "_orig_mod."), ("decoder.0", ""), ("decoder.0", "_orig_mod."), ("decoder.0.linear", "")]
 )

@@ -74,16 +74,6 @@ def test_scope_entries_travel_with_the_policy(tmp_path: Path, again):
     assert found == SCOPED and found.fingerprint == SCOPED.fingerprint and len(found.scoped) == 3
 
 
-def test_scope_lists_in_the_environment_and_in_gaudi_configurations(tmp_path: Path):
-    low, wide = tmp_path / "lower.txt", tmp_path / "fp32.txt"
-    low.write_text("linear\nsoftmax @ decoder\n")
-    wide.write_text("softmax\nsoftmax @ decoder\nsoftmax @ encoder\n")
-    policy = hmp.Policy.from_env({"LOWER_LIST": str(low), "FP32_LIST": str(wide)})
-    assert [(rule.text, rule.cast) for rule in policy.scoped] == [("softmax @ decoder", "bf16"), ("softmax @ encoder", "fp32")]
-    policy = hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "hmp_fp32_ops": ["softmax @ decoder", "nll_loss"]})
-    assert policy.fp32 == {"nll_loss"} and [rule.text for rule in policy.scoped] == ["softmax @ decoder"]
-
-
 def test_scope_needs_a_model(tmp_path: Path):
     (tmp_path / "fp32.txt").write_text("softmax @ decoder\n")
     policy = hmp.Policy("mine", fp32={"softmax @ decoder"})

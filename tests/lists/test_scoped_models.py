@@ -100,23 +100,6 @@ def test_scope_convert_with_a_model_and_nested_conversions():
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
 
 
-@pytest.mark.slow
-def test_scope_a_region_with_a_model():
-    model = Net()
-    region = hmp.casts(P, model=model)
-    assert marks(model) == []
-    with region:
-        assert ran(model) == UNDER_P and F.linear(X, X).dtype == LOW
-    assert ran(model) == UNCAST
-    hmp.revert()
-    with region:
-        assert ran(model) == UNDER_P
-    assert ran(model, region(lambda x: model(x))) == UNDER_P
-    del region
-    gc.collect()
-    assert marks(model) == []
-
-
 def test_scope_a_region_does_not_keep_its_model():
     model = Net()
     region, seen = hmp.casts(P, model=model), weakref.ref(model)
@@ -128,22 +111,6 @@ def test_scope_a_region_does_not_keep_its_model():
     assert seen() is None
     with pytest.raises(hmp.HmpError, match="the model whose modules policy 'scoped' speaks of is gone; make another region"), region:
         pass
-
-
-@pytest.mark.parametrize("inner_first", [True, False])
-def test_scope_a_model_inside_another_keeps_its_own_policy(inner_first: bool):
-    inner = Net()
-    model = torch.nn.Sequential(inner)
-    outer = hmp.Policy(fp32={"linear @ 0.encoder.0"}, bf16={"softmax"})
-    for each in sorted([(model, outer), (inner, P)], key=lambda pair: (pair[0] is model) == inner_first):
-        hmp.apply(*each)
-    model(X)
-    assert inner.seen() == UNDER_P
-    hmp.remove(inner)
-    model(X)
-    assert inner.seen() == [(WIDE, LOW)] * 4
-    hmp.remove(model)
-    assert marks(model) == []
 
 
 def test_scope_copies_carry_it_and_pickles_do_not():

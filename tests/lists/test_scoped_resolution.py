@@ -131,14 +131,3 @@ def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
     )
     fp32.write_text("gelu\nsoftmax @ e*.block\nsoftmax @ encoder.block\n")  # settled
     assert on(hmp.Policy.load(tmp_path))["encoder.block"] == "fp32"
-
-
-def test_scope_all_wrappers_around_a_model_are_no_part_of_its_paths():
-    wrapped = torch.nn.DataParallel(torch.nn.DataParallel(torch.nn.DataParallel(Node(decoder=torch.nn.ReLU()))))
-    low = hmp.Policy("low", bf16={"softmax @ decoder"})
-    assert listed(wrapped, low)["module.module.module.decoder"]["softmax"] == "bf16"
-    wrapped.module.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))  # a model of its own by that
-    with pytest.raises(hmp.HmpError, match="matches no module"):
-        listed(wrapped, low)
-    low = hmp.Policy("low", bf16={"softmax @ module.module.decoder"})
-    assert listed(wrapped, low)["module.module.module.decoder"]["softmax"] == "bf16"

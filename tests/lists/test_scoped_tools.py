@@ -13,7 +13,6 @@ import torch
 import hmp
 from command_kit import ROOT, RUN, python
 from hmp import cli
-from hmp.compat import gaudi_config
 from hmp.diagnostics import check_lists
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -183,29 +182,7 @@ def test_scope_compare_follows_the_lines(folder: Path):
         hmp.compare(model, X, policy.unscoped)
 
 
-def test_scope_gaudi_configurations_speak_of_the_model():
-    model = Net()
-    config = {"use_habana_mixed_precision": True, "hmp_bf16_ops": ["linear", "softmax"], "hmp_fp32_ops": ["softmax @ decoder"]}
-    applied = gaudi_config.apply(config, model)
-    model(X)
-    assert model.seen == (LOW, WIDE)
-    applied.revert()
-    assert not any("_hmp_applied" in vars(module) for module in model.modules())
-
-
 POLICY = hmp.Policy("mine", bf16={"linear", "softmax"}, fp32={"softmax @ *decoder"})
-
-
-def test_scope_a_trainers_callback_speaks_of_its_model():
-    pytest.importorskip("transformers")
-    from hmp.compat.transformers import HMPCallback
-
-    model, callback = Net(), HMPCallback(POLICY.to_dict())
-    callback.attach(model)
-    model(X)
-    assert model.seen == (LOW, WIDE)
-    callback.detach()
-    assert not any("_hmp_applied" in vars(module) for module in model.modules())
 
 
 def test_scope_fabric_speaks_of_the_module_that_it_sets_up():

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import hmp
-from benchmarks.tuning import cost, evidence, in_fp8, report
+from benchmarks.tuning import cost, in_fp8
 from benchmarks.tuning.search import low_ops, search
 from benchmarks.tuning.task import Task
-from benchmarks.tuning.tasks import LARGE, MODELS, PLANTED, TASKS
+from benchmarks.tuning.tasks import MODELS, PLANTED, TASKS
 from benchmarks.tuning.training import FLOAT32, change, in_regions, train, under
 
 
@@ -60,45 +60,6 @@ def test_a_policy_without_the_culprits_trains_as_float32_does() -> None:
     repaired = start.replace(bf16=start.bf16 - task.culprits)
     base, found = train(task, FLOAT32, 0), train(task, under("repaired", repaired), 0)
     assert change(task.measure, found.figure, base.figure) < next(iter(task.tolerance.values()))
-
-
-def made_up(**changes: float) -> dict[str, Any]:
-    """Evidence as `collect()` gives it, with these changes for the worse."""
-    sides = ["float32", "torch-cpu", "habana", "start", report.TIME, report.MEMORY, evidence.NUDGED]
-    found = {"name": "task", "about": "a task", "measure": "loss", "bound": 0.02, "start": "habana", "broken": "mul", "culprits": ["mul"]}
-    found |= {"steps": 20, "steps of the search": 10, "seeds": [1], "searched": {"float32": 1.0, "start": 2.0, "change": 1.0}}
-    of = {"low": ["linear"], "taken off": ["mul"], "evaluations": 9}
-    return found | {
-        "searches": {"time": of, "memory": of},
-        "trained": {"float32": [{"loss": 1.0, "metric": None}]},
-        "figures": dict.fromkeys(sides, 1.0),
-        "changes": dict.fromkeys(sides, 0.0) | {"start": math.inf} | changes,
-        "seconds a step": {side: [1.0, 1.1, 0.9] for side in ("autocast", *sides)},
-        "bytes": dict.fromkeys(["autocast", *sides], 100),
-    }
-
-
-def test_a_list_outside_the_tolerance_shows() -> None:
-    found = made_up(**{report.TIME: 0.05})
-    aims = report.rows([found], [])
-    assert [aim.met for aim in aims if "outside the tolerance" in aim.what or "planted" in aim.what] == [False, False]
-    page = report.report([found], [], {}, "the command", 1.0)
-    assert "**1.0000 (+5.0 %) outside**" in page
-    assert "**1.0000 (NaN) outside**" in page
-
-
-def test_larger_tasks_are_searched_only_where_low_precision_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    task = next(iter(LARGE.values()))
-    times = {"float32": [1.0, 1.1, 0.9], "autocast": [1.25, 1.375, 1.125]}
-    monkeypatch.setattr(cost, "step_times", lambda *_: times)
-    monkeypatch.setattr(evidence, "timed_search", lambda *_: pytest.fail("searched"))
-    found = evidence.collect(task, evidence.QUICK, tmp_path, lambda _: None)
-    (row,) = report.rows([found], [])
-    assert (row.met, row.result) == (None, "cannot be shown here: torch.autocast takes 1.25 to 1.25 of float32's time")
-    assert row.result in report.report([found], [], {}, "the command", 1.0)
-    times["autocast"] = [0.7, 0.77, 0.63]  # 1.43 times as fast
-    with pytest.raises(pytest.fail.Exception, match="searched"):
-        evidence.collect(task, evidence.QUICK, tmp_path, lambda _: None)
 
 
 @pytest.mark.slow
