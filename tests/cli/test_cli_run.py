@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 
 import hmp
 from command_kit import ROOT, RUN, python
-from hmp.cli import main, relaunched
+from hmp.cli import main
 from hmp.compat import habana
 
 # Shows what a script can see of how it is run, and ends as it is told to.
@@ -200,18 +199,3 @@ def test_options_do_what_convert_does_with_them_and_the_scripts_own_replaces_tha
         done = python(*RUN, *options.split(), "--verbose", "casts.py", cwd=tmp_path)
         assert (done.returncode, done.stdout.replace("torch.", "").splitlines()) == (0, [seen, "float32 float32 bfloat16"])
         assert "policy '" in done.stderr
-
-
-def test_what_lightning_starts_anew_is_started_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    launchers = []
-    for name in ("lightning.fabric", "lightning_fabric"):
-        launcher = types.ModuleType(name)
-        launcher._basic_subprocess_cmd = lambda: ["python", "script.py", "--bf16"]  # type: ignore[attr-defined]
-        launcher._hydra_subprocess_cmd = lambda local_rank: (["python", "-m", "module"], "folder")  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"{name}.strategies.launchers.subprocess_script", launcher)
-        launchers.append(launcher)
-    relaunched.pass_on({"policy": None, "bf16": "low.txt", "opt_level": "O1", "verbose": False, "habana": True, "device_map": "hpu=cpu"})
-    options = ["--bf16", "low.txt", "--opt-level", "O1", "--habana", "--device-map", "hpu=cpu"]
-    for launcher in launchers:
-        assert launcher._basic_subprocess_cmd() == ["python", "-m", "hmp", "run", *options, "script.py", "--bf16"]
-        assert launcher._hydra_subprocess_cmd(local_rank=1) == (["python", "-m", "hmp", "run", *options, "-m", "module"], "folder")

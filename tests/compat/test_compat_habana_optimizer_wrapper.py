@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -69,15 +68,6 @@ def group_added_with_other_defaults(optimizer: Optimizer, within: Optimizer) -> 
     with pytest.raises(ValueError, match="appear in more than one parameter group") as refused:
         optimizer.add_param_group({"params": list(group["params"])})
     return optimizer, [within.defaults["lr"], within.param_groups[-1] is group, str(refused.value)]
-
-
-def copied(optimizer: Optimizer, within: Optimizer) -> Treated:
-    take(optimizer)
-    other = copy.copy(optimizer)
-    shared = [other.state is optimizer.state, other.param_groups is optimizer.param_groups]
-    other.state = defaultdict(dict)
-    take(other)
-    return optimizer, [type(other) is type(optimizer), *shared, len(within.state), other.state_dict()]
 
 
 def deep_copied(optimizer: Optimizer, within: Optimizer) -> Treated:
@@ -149,7 +139,7 @@ def loaded(optimizer: Optimizer, within: Optimizer) -> Treated:
     return optimizer, [kept, str(refused.value)]
 
 
-TREATMENTS = [state_put_back, group_added_with_other_defaults, copied, deep_copied, scheduled, scaled, hooked, loaded]
+TREATMENTS = [state_put_back, group_added_with_other_defaults, deep_copied, scheduled, scaled, hooked, loaded]
 
 
 @pytest.mark.filterwarnings("error")

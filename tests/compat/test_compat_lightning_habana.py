@@ -18,7 +18,6 @@ from lightning_kit import HOMES, Steps, assert_same_weights, batches, both_homes
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
-TORCHS = Path(hmp.__file__).resolve().parents[1] / "op_lists" / "torch-cpu@2.13"
 # The lines of the guide, each with what keeps it silent; test_compat_lightning_habana_real.py trains by them.
 GUIDE = """\
 import torch
@@ -63,12 +62,6 @@ def trained(home: str, body: type[Steps] = Steps, **kwargs: Any) -> Any:
     model = module(home, body)
     trainer(home, **kwargs).fit(model, batches())
     return model
-
-
-def lists_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy `torch-cpu`, as Gaudi's autocast is told it."""
-    monkeypatch.setenv("LOWER_LIST", str(TORCHS / "bf16.txt"))
-    monkeypatch.setenv("FP32_LIST", str(TORCHS / "fp32.txt"))
 
 
 @both_homes
@@ -124,23 +117,6 @@ def test_without_a_precision_it_trains_as_plain_lightning_does(home: str):
     for given in ({}, {"precision": "32-true"}, {"plugins": [its().HPUPrecisionPlugin()]}, {"accelerator": "hpu", "precision": 32}):
         model = trained(home, **given)
         assert model.losses == wanted.losses and model.dtypes == [("train", FP32)] * 8
-        assert_same_weights(model.net, wanted.net)
-
-
-@both_homes
-def test_a_checkpoint_goes_to_plain_lightning_and_back(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lists_of_torch(monkeypatch)
-    plain = {"accelerator": "cpu"}
-    wanted = fit(home, precision="bf16-mixed")
-    for first, second in (({}, plain), (plain, {})):
-        begun = trainer(home, precision="bf16-mixed", max_epochs=1, **first)
-        begun.fit(module(home), batches())
-        begun.save_checkpoint(tmp_path / "one.ckpt")
-        saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
-        assert {(tensor.dtype, tensor.device.type) for tensor in saved.values()} == {(FP32, "cpu")}
-        model = module(home)
-        trainer(home, precision="bf16-mixed", **second).fit(model, batches(), ckpt_path=str(tmp_path / "one.ckpt"))
-        assert model.losses == wanted.losses[4:]
         assert_same_weights(model.net, wanted.net)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 
 import doc_blocks
 import hmp
+import torch_alone
 from hmp import cli
-from hmp.torch_private import TORCH
 from making import command_line
 
 PAGES = doc_blocks.ROOT / "docs" / "pages"
@@ -23,26 +24,19 @@ SLOW = ("transformers", "lightning", "optimum", "hmp.tune(", "hmp.benchmark(", "
 HELP = {each.partition("\n")[0]: each for each in command_line.page().split("## hmp ")[1:]}
 
 
-def _cases() -> list[object]:
-    found = []
-    for page in FILES:
-        for number, block in enumerate(doc_blocks.blocks(page.read_text(encoding="utf-8"))):
-            marks = [pytest.mark.nightly] if any(word in block for word in SLOW) else []
-            found.append(pytest.param(page, block, id=f"{page.relative_to(PAGES).with_suffix('')}-{number}", marks=marks))
-    return found
-
-
-CASES = _cases()
+ALL = {
+    f"{page.relative_to(PAGES).with_suffix('')}-{number}".replace("/", "."): block
+    for page in FILES
+    for number, block in enumerate(doc_blocks.blocks(page.read_text(encoding="utf-8")))
+}
+TAKES_LONG = {name: block for name, block in ALL.items() if any(word in block for word in SLOW)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "block"), CASES)
-def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
-    if "torch.export.export(model, (x,))" in block and TORCH < (2, 9):
-        pytest.skip("torch.export of torch 2.7 is strict unless told otherwise, which hmp refuses there: tested-versions.md")
-    if "from recipe import" in block:
-        assert cli.main(["init", str(tmp_path / "recipe.py")]) == 0
-    doc_blocks.run(block, tmp_path)
+@pytest.mark.parametrize("blocks", [ALL.keys() - TAKES_LONG, pytest.param(TAKES_LONG.keys(), marks=pytest.mark.nightly)], ids=["", "long"])
+def test_every_block_runs(blocks: Collection[str], tmp_path: Path) -> None:
+    assert cli.main(["init", str(tmp_path / "recipe.py")]) == 0  # which some import
+    torch_alone.run({name: ALL[name] for name in sorted(blocks)}, tmp_path, alone=False)
 
 
 def commands() -> list[str]:

@@ -1,7 +1,8 @@
-"""Run scripts where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
+"""Run scripts in one process, maybe where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
 
 As a script it is that process: `torch_alone.py NAMES SCRIPT...`. An import finds the modules of NAMES, of the standard library, and no
-other. The scripts run one after the other, each as the main module and with nothing converted, so that torch and hmp are imported once.
+other; of all where NAMES is "". The scripts run one after the other, each as the main module and with nothing converted, so that torch
+and hmp are imported once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from types import ModuleType
 from typing import Any
 
 
-def run(scripts: Mapping[str, str], folder: Path) -> dict[str, str]:
+def run(scripts: Mapping[str, str], folder: Path, *, alone: bool = True) -> dict[str, str]:
     """Return what each script prints in `folder`, by its name. Fails with the traceback of those that raise."""
     from command_kit import python
 
     for name, code in scripts.items():
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    done = python(Path(__file__), ",".join(sorted(names())), *(f"{name}.py" for name in scripts), cwd=folder)
+    done = python(Path(__file__), ",".join(sorted(names())) if alone else "", *(f"{name}.py" for name in scripts), cwd=folder)
     assert done.returncode == 0, done.stderr
     return {name: (folder / f"{name}.py.printed").read_text(encoding="utf-8") for name in scripts}
 
@@ -75,11 +76,14 @@ def _fails(path: str) -> bool:
     finally:
         sys.stdout = sys.__stdout__
         hmp.revert()
+        if "hmp.compat.habana" in sys.modules:
+            sys.modules["hmp.compat.habana"].uninstall()
     return False
 
 
 def _main(names: str, *scripts: str) -> int:
-    sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
+    if names:
+        sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
     return sum(map(_fails, scripts))
 
 
