@@ -55,6 +55,7 @@ def trained(folder: Path, every: int | None, **arguments: Any) -> tuple[Trainer,
     return trainer, metric
 
 
+@pytest.mark.slow
 def test_a_trainer_logs_them_and_trains_as_without_them(tmp_path: Path) -> None:
     (without, _), (trainer, metric) = trained(tmp_path / "without", None), trained(tmp_path / "with", 3)
     logged = [entry for entry in trainer.state.log_history if METRICS[0] in entry]

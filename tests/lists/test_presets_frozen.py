@@ -21,7 +21,7 @@ kept_here = pytest.mark.skipif(RELEASE not in FROZEN, reason=f"no lists of torch
 
 
 @kept_here
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_the_lists_are_what_this_torch_answers_when_it_is_asked(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists", f"torch-{device}", "--ask", str(tmp_path / "asked")]) == 0
     asked, kept = hmp.Policy.load(tmp_path / "asked"), hmp.Policy.load(f"torch-{device}")

@@ -83,7 +83,8 @@ def test_scope_what_is_in_force_is_guarded_on():
         assert len(graphs) == count
 
 
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=[BRIDGED, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=BRIDGED)])
 def test_scope_exported_programs_hold_it(strict: bool):
     model = hmp.apply(Net(), P)
     wanted = model(X)

@@ -100,6 +100,7 @@ def test_scope_convert_with_a_model_and_nested_conversions():
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
 
 
+@pytest.mark.slow
 def test_scope_a_region_does_not_keep_its_model():
     model = Net()
     region, seen = hmp.casts(P, model=model), weakref.ref(model)

@@ -83,8 +83,10 @@ def fx() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("prepare", "convert", "policy"),
-    [(eager, ao.convert, "habana"), (fx, ao_fx.convert_fx, hmp.Policy("all", bf16={"*"}))],
-    ids=["eager", "fx"],
+    [
+        pytest.param(eager, ao.convert, "habana", id="eager"),
+        pytest.param(fx, ao_fx.convert_fx, hmp.Policy("all", bf16={"*"}), id="fx", marks=pytest.mark.slow),
+    ],
 )
 def test_a_prepared_model_trains_and_converts(prepare, convert, policy) -> None:
     torch.manual_seed(0)
