@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import hmp
-from benchmarks.tuning import cost, in_fp8
+from benchmarks.tuning import cost
 from benchmarks.tuning.search import low_ops, search
 from benchmarks.tuning.task import Task
-from benchmarks.tuning.tasks import MODELS, PLANTED, TASKS
+from benchmarks.tuning.tasks import TASKS
 from benchmarks.tuning.training import FLOAT32, change, in_regions, train, under
 
 
@@ -75,26 +75,3 @@ def test_a_search_is_within_the_tolerance_in_a_run_of_plain_torch(tmp_path: Path
     assert cost.saved_bytes(task, under("tuned", result.policy)) < cost.saved_bytes(task, FLOAT32)
     assert not task.culprits & set(low_ops(result.policy, task.culprits))
     assert hmp.Policy.load(tmp_path) == result.policy
-
-
-def test_positions_times_frequencies_in_bfloat16_lose_their_phase() -> None:
-    task = TASKS["rotary"]
-    _, positions, _ = task.batches(0)[0]
-    frequencies = task.model(0).attention.frequencies
-    exact = positions.unsqueeze(-1) * frequencies
-    with hmp.casts(task.start()):
-        low = positions.unsqueeze(-1) * frequencies
-    assert low.dtype is torch.bfloat16
-    assert (low.float() - exact).abs().max() > math.pi
-
-
-def test_padded_classes_give_products_that_fp8_takes() -> None:
-    name = next(iter(in_fp8.PADDED))
-    task = in_fp8.TASKS[name]
-    batch = next(iter(task.batches(0)))
-    in_fp8_there = {}
-    for side, made in (("padded", task), ("as written", (MODELS | PLANTED)[name])):
-        with hmp.casts(hmp.Policy(fp8=["linear", "matmul"])), hmp.record() as report:
-            task.loss(made.model(0), batch)
-        in_fp8_there[side] = any("float8" in row.compute for row in report.rows)
-    assert in_fp8_there == {"padded": True, "as written": False}
