@@ -1,4 +1,4 @@
-"""The demo: what it observes, that its check is real, and that it passes."""
+"""The demo: that its check is real, how it looks, and that it passes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ from hmp.cli.demo.step_report import StepObserver, StepReport
 from hmp.cli.demo.training import AUTOCAST, FLOAT32, HMP, Outcome
 
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-# -- what it observes
-
-
-# -- its plan
 
 
 # -- its check

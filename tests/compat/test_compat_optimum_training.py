@@ -1,4 +1,4 @@
-"""GaudiTrainer beside transformers' own: the same numbers where the lists are torch's, the configuration's casts, optimizer and logs."""
+"""GaudiTrainer beside transformers' own: the same numbers where the lists are torch's, the configuration's casts and optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two gloo processes train as one: Lightning's ddp, Fabric, accelerate and torch's own DistributedDataParallel, on the CPU."""
+"""Two gloo processes train as one: Lightning's ddp, Fabric and accelerate, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scoped lines on a transformer and on a shared module, beside plain torch with explicit casts."""
+"""Scoped lines on a transformer, beside plain torch with explicit casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark runs, its statistics are right, and it refuses to compare what is not the same. How fast anything is, no test says."""
+"""The benchmark runs (nightly), its statistics are right, and it refuses to compare what is not the same. How fast anything is, no test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The op lists and the package are found from an installed wheel, an editable install and a plain checkout."""
+"""The op lists and the package are found from an installed wheel and a plain checkout."""
 
 from __future__ import annotations
 

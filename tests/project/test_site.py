@@ -1,4 +1,4 @@
-"""The site's navigation holds every page, and what its made pages show is what the code has, Gaudi's page every place that looks for it."""
+"""What the made pages of the site show is what the code has."""
 
 from __future__ import annotations
 

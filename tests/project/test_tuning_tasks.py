@@ -1,4 +1,4 @@
-"""Tasks for tuned lists can be learnt, planted failures are failures, a search gets out of them; and the evidence on FP8."""
+"""Tasks for tuned lists can be learnt, planted failures are failures, and a search gets out of them."""
 
 from __future__ import annotations
 

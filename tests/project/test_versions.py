@@ -1,4 +1,4 @@
-"""What is said of releases is what `.ci/versions` noted of its runs; workflows are right by actionlint, and do what .ci/ does."""
+"""What is said of releases is what `.ci/versions` noted of its runs; workflows are right by actionlint."""
 
 from __future__ import annotations
 
