@@ -1,4 +1,4 @@
-"""The benchmark runs (nightly), its statistics are right, and it refuses to compare what is not the same. How fast anything is, no test says."""
+"""The statistics of the benchmark are right, and it refuses to compare what is not the same. How fast anything is, no test says."""
 
 from __future__ import annotations
 
