@@ -29,16 +29,11 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
-        (["--policy", "habana", "train.py", "--epochs", "3", "-m"], f"{HABANA} ['--epochs', '3', '-m']"),
         (["--policy", "habana", "--", "train.py", "--policy", "ppo"], f"{HABANA} ['--policy', 'ppo']"),
-        (["--policy", "habana", "train.py", "--bf16", "--html", "a", "--habana"], f"{HABANA} ['--bf16', '--html', 'a', '--habana']"),
-        (["--", "train.py", "--policy", "ppo"], f"{FLOAT32} ['--policy', 'ppo']"),
-        (["train.py", "--", "--policy", "ppo"], f"{FLOAT32} ['--', '--policy', 'ppo']"),
-        (["train.py", "--verbose", "-h", "--version"], f"{FLOAT32} ['--verbose', '-h', '--version']"),
+        (["train.py", "--", "--bf16", "-h", "--version"], f"{FLOAT32} ['--', '--bf16', '-h', '--version']"),
         (["-m", "train", "--bf16", "--report=a"], f"{FLOAT32} ['--bf16', '--report=a']"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -60,48 +55,25 @@ def test_the_environment_names_a_policy_and_an_option_wins(folder: Path) -> None
     assert wrong.stderr.endswith("; the environment variable HMP_POLICY names it\n")
 
 
-NOT_ASKED = (
-    "hmp run: nothing was cast: no option asks for it, and {0} does not use hmp; "
-    "hmp run --policy autocast {1} runs it under torch.autocast's lists\n"
-)
-BEHIND = (
-    "hmp run: nothing was cast by hmp in this process: what stands behind {0} is the script's own, also {2}; an option for hmp stands "
-    "before: hmp run {3} ... {1}\n"
-)
-ARGPARSE = "import argparse, torch\nparser = argparse.ArgumentParser()\nparser.parse_args()\n"
-REVERTS = "import hmp\nwith hmp.convert():\n    pass\n"
-
-
 @pytest.mark.slow
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["train.py"], NOT_ASKED.format("train.py", "train.py")),
-        (["-m", "train"], NOT_ASKED.format("train", "-m train")),
-        (["ends.py"], NOT_ASKED.format("ends.py", "ends.py")),
-        (["--habana", "train.py"], ""),
-        (["--policy", "habana", "train.py"], ""),
-        (["plain.py"], ""),
-        (["train.py", "--bf16", "--report=a", "--epochs"], BEHIND.format("train.py", "train.py", "--bf16, --report", "--bf16")),
-        (["--habana", "-m", "train", "--verbose"], BEHIND.format("train", "-m train", "--verbose", "--verbose")),
-        (["knows_none.py", "--policy", "habana"], BEHIND.format("knows_none.py", "knows_none.py", "--policy", "--policy")),
-        (["knows_none.py", "--epochs"], ""),
-        (["fails.py", "--bf16"], ""),
-        (["--policy", "habana", "train.py", "--bf16"], ""),
-        (["reverts.py", "--bf16"], ""),
-        (["plain.py", "--bf16"], ""),
+        ("-m train", "hmp run --policy autocast -m train"),
+        ("train.py --bf16 --report=a --epochs", "hmp run --bf16 ... train.py"),
+        ("knows_none.py --policy habana", "hmp run --policy ... knows_none.py"),
+        ("fails.py --bf16", ""),
+        ("reverts.py --bf16", ""),
+        ("plain.py --bf16", ""),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_run_that_casts_nothing_says_so_and_names_what_may_have_been_meant(arguments: list[str], told: str, folder: Path) -> None:
+def test_a_run_that_casts_nothing_says_so_and_names_what_may_have_been_meant(arguments: str, told: str, folder: Path) -> None:
     (folder / "plain.py").write_text("print('no torch')\n")
-    (folder / "ends.py").write_text(f"{SCRIPT}\nsys.exit()\n")
     (folder / "fails.py").write_text(f"{SCRIPT}\nsys.exit(3)\n")
-    (folder / "knows_none.py").write_text(ARGPARSE)
-    (folder / "reverts.py").write_text(REVERTS)
-    said = run(folder, *arguments).stderr
-    assert said.endswith(told) and said.count("hmp run:") == bool(told), said
+    (folder / "knows_none.py").write_text("import argparse, torch\nargparse.ArgumentParser().parse_args()\n")
+    (folder / "reverts.py").write_text("import hmp\nwith hmp.convert():\n    pass\n")
+    said = run(folder, *arguments.split()).stderr
+    assert told in said and said.count("hmp run: nothing was cast") == bool(told), said
 
 
 FLOAT16 = "import torch\nx = torch.full((2, 2), 300.0).half()\ny = x * x\nprint('went on')\ny = torch.exp(x)\n"

@@ -63,8 +63,14 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.slow
-def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None:
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without jinja2: a page takes longer than everything else here."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name))
+
+
+def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any], no_page: None) -> None:
     Path("recipe.py").write_text(TINY + "\ndef optimizer(model): ...\n\ndef metric(model): ...\n")
     assert main(["tune", "recipe.py"]) == 0
     assert isinstance(given["model"], torch.nn.Sequential)
@@ -99,24 +105,6 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     assert hmp.Policy.load("tuned") == given["result"].policy
 
 
-def test_lines_of_single_modules_are_for_a_model(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    given["result"] = tune_result_kit.result(policy=hmp.Policy(bf16={"linear @ 0"}))
-    assert main(["tune", "recipe.py", "--html", "page.html"]) == 0
-    said = capsys.readouterr().out
-    assert 'use them: hmp.apply(model, "tuned"), for lines of single modules hold inside a model\n' in said
-    assert said.endswith("all that was tried: page.html\n")
-    assert Path("page.html").is_file() and not Path("tuned/tune.html").exists()
-
-
-def test_without_the_report_extra_there_is_a_line_in_place_of_the_page(
-    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name))
-    assert main(["tune", "recipe.py"]) == 0
-    assert capsys.readouterr().out.endswith(f"no page: it needs jinja2, not installed here: {to_install('report')}\n")
-
-
 def lists_of_ones_own() -> None:
     Path("tuned").mkdir()
     Path("tuned/bf16.txt").write_text("linear\n")
@@ -125,10 +113,10 @@ def lists_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("prepare", "arguments", "message"),
     [
-        (None, ["no.py"], "no.py: no such file; give a Python file: "),
-        (None, ["recipe.py", "--html", "no/page.html"], "--html no/page.html: there is no such folder; make it first\n"),
-        (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file; name a folder for the lists with --out\n"),
-        (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write; name another folder with --out\n"),
+        (None, ["no.py"], "no.py: no such file"),
+        (None, ["recipe.py", "--html", "no/page.html"], "--html no/page.html: there is no such folder"),
+        (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file"),
+        (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write"),
     ],
 )
 def test_wrong_use_is_two_and_nothing_is_begun(
@@ -143,36 +131,11 @@ def test_wrong_use_is_two_and_nothing_is_begun(
     assert "model" not in given
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tolerance", "much"], "'much' is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99"),
-        (["--tolerance", "loss=much"], "'loss=much' is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99"),
-        (["--steps", "0"], "must be 1 or more, not 0"),
-        (["--objective", "joy"], "invalid choice: 'joy'"),
-    ],
-)
-def test_options_that_are_none_are_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "recipe.py", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["--tolerance speed=1", "--tolerance -1", "--tolerance metric=0.1", "--budget soon", "--start nope", "--ops liner"],
-)
+@pytest.mark.parametrize("arguments", ["--tolerance much", "--tolerance metric=0.1", "--steps 0", "--budget soon", "--start nope"])
 def test_what_the_search_refuses_is_two(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "recipe.py", *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith("hmp tune: ")
+    assert "hmp tune: " in capsys.readouterr().err
     assert not Path("tuned").exists()
-
-
-def test_an_error_after_the_search_began_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    given["result"] = hmp.HmpError("no policy was within the tolerance")
-    assert main(["tune", "recipe.py"]) == 1
-    assert capsys.readouterr().err == "hmp tune: no policy was within the tolerance\n"
-    given["runs"] = False
-    assert main(["tune", "recipe.py"]) == 2
 
 
 def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,21 +147,17 @@ def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[
     assert error.endswith("; make it run in float32 first\n")
 
 
-def test_a_model_that_cannot_be_made_is_two(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("recipe.py").write_text(TINY.replace("Linear(4, 1))", "Linear(4, 1)) / 0"))
-    assert main(["tune", "recipe.py"]) == 2
-    assert "recipe.py:4: model() raised TypeError: " in capsys.readouterr().err
-
-
-def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], no_page: None, capsys: pytest.CaptureFixture[str]) -> None:
     bare = tune_result_kit.trial("nothing low", ())
     given["result"] = tune_result_kit.result(trials=(tune_result_kit.FLOAT32, tune_result_kit.TRIALS[3], bare), best=bare)
     assert main(["tune", "recipe.py"]) == 1
-    assert capsys.readouterr().err == "hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance\n"
-    assert Path("tuned/bf16.txt").is_file()
+    printed = capsys.readouterr()
+    assert printed.err == "hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance\n"
+    assert printed.out.endswith(f"no page: it needs jinja2, not installed here: {to_install('report')}\n")
+    assert Path("tuned/bf16.txt").is_file() and not Path("tuned/tune.html").exists()
 
 
-def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], no_page: None, capsys: pytest.CaptureFixture[str]) -> None:
     given["result"] = KeyboardInterrupt()
     assert main(["tune", "recipe.py"]) == 130
     assert capsys.readouterr().err == (
@@ -230,12 +189,7 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
 @pytest.mark.slow
 def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "mine.py"]) == 0
-    assert capsys.readouterr().out == (
-        "mine.py: a recipe that runs as it is; change what it says CHANGE above. Then:\n"
-        "  hmp benchmark mine.py  time, memory and loss, in several precisions\n"
-        "  hmp compare mine.py    how far each op is from float32\n"
-        "  hmp tune mine.py       op lists for your model\n"
-    )
+    assert "hmp tune mine.py" in capsys.readouterr().out
     text = Path("mine.py").read_text(encoding="utf-8")
     assert "hmp tune mine.py " in text and "recipe.py" not in text
     # fewer and smaller batches: that they serve is the question here
@@ -247,7 +201,8 @@ def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_recipe_of_init_learns() -> None:
-    assert main(["init"]) == 2  # there is one
+    assert main(["init"]) == 2 and Path("recipe.py").read_text() == TINY  # there is one
+    assert main(["init", "no/recipe.py"]) == 2
     Path("recipe.py").unlink()
     assert main(["init"]) == 0
     assert Path("recipe.py").read_text(encoding="utf-8") == RECIPE
@@ -261,13 +216,3 @@ def test_the_recipe_of_init_learns() -> None:
         step.run()
     assert before < 0.4 and recipe.metric(step.model) > 0.9
     assert step.model.training
-
-
-def test_init_overwrites_nothing_and_makes_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "recipe.py"]) == 2
-    message = "hmp init: recipe.py: is there already; name another file, hmp init other.py, or move this one away\n"
-    assert capsys.readouterr().err == message
-    assert Path("recipe.py").read_text() == TINY
-    assert main(["init", "no/recipe.py"]) == 2
-    message = "hmp init: no/recipe.py: cannot be written: No such file or directory; name a file in a folder that is there\n"
-    assert capsys.readouterr().err == message

@@ -1,25 +1,22 @@
-"""The demo: what it observes, that its check is real, and that it passes."""
+"""The demo: that its check is real, how it looks, and that it passes."""
 
 from __future__ import annotations
 
 import io
 import itertools
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import nn
 
 import hmp
-from hmp.benchmark import timing
 from hmp.cli import main
 
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from hmp.cli.demo import check, plan, show, training
+from hmp.cli.demo import check, show
 from hmp.cli.demo.models import MODELS, DemoModel
 from hmp.cli.demo.show import print_ops, print_results
 from hmp.cli.demo.step_report import StepObserver, StepReport
@@ -28,95 +25,11 @@ from hmp.cli.demo.training import AUTOCAST, FLOAT32, HMP, Outcome
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def observe(model: nn.Module, x: torch.Tensor, around_forward=nullcontext) -> StepReport:
-    observer = StepObserver(model)
-    for around in (observer.saving, observer.forward):
-        with observer.dispatched() if around == observer.forward else nullcontext():
-            with around(), around_forward():
-                loss = model(x).sum()
-            loss.backward()
-    return observer.report()
-
-
-# -- what it observes
-
-
-def test_a_float32_step_has_no_casts_and_one_dtype() -> None:
-    report = observe(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.rand(2, 4))
-    assert report.casts == 0
-    assert report.ops(BF16) == []
-    assert set(report.ops(FP32)) == {"t", "addmm", "relu", "sum"}
-
-
-def test_casts_are_those_of_the_forward_and_of_the_backward_pass() -> None:
-    report = observe(nn.Linear(4, 3), torch.rand(2, 4), AUTOCAST.around_forward)
-    # forward: input, weight, bias; backward: the gradients of weight and bias
-    assert report.casts == 5
-    assert report.dtypes("addmm") == {BF16}
-
-
-def test_a_product_in_float32_counts_as_bfloat16_if_its_inputs_are_bfloat16_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
-    layer, x = nn.Linear(4, 3), torch.rand(2, 4)
-    with hmp.convert(policy="habana"):
-        assert observe(layer, x).dtypes("addmm") == {BF16}
-    assert observe(layer, x).dtypes("addmm") == {FP32}
-    with torch.no_grad():
-        layer.weight.copy_(layer.weight.bfloat16())
-        layer.bias.copy_(layer.bias.bfloat16())
-    assert observe(layer, x).dtypes("addmm") == {FP32}, "its input is not one"
-
-
-def test_a_step_keeps_what_it_keeps_unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
-    with hmp.convert(policy="habana"):
-        # the input, which needs no gradient and no cast after this, the low-precision weight, and nothing in float32
-        assert observe(nn.Linear(64, 64, bias=False), torch.rand(64, 64)).saved_bytes == 64 * 64 * 2
-
-
-# -- its plan
-
-
-def planned(seconds: float, monkeypatch: pytest.MonkeyPatch) -> plan.Plan:
-    of_step = {FLOAT32.name: 0.01, AUTOCAST.name: seconds, HMP.name: min(seconds, 1.0)}
-    monkeypatch.setattr(plan, "step_seconds", lambda make, data, precision: of_step[precision.name])
-    return plan.plan(training.digits())
-
-
-def test_where_steps_are_quick_everything_is_trained_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = planned(0.02, monkeypatch)
-    assert [run.steps for run in found.runs] == [180] * 3 + [252] * 3
-    assert len(found.about()) == 1
-
-
-def test_where_autocast_is_slow_it_is_cut_short_and_where_hmp_is_all_take_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_SECONDS", 10.0)
-    found = planned(0.4, monkeypatch)
-    assert [run.steps for run in found.runs] == [180, 10, 180, 252, 10, 252]
-    assert "torch.autocast is slow here" in found.about()[1]
-    found = planned(3.0, monkeypatch)
-    by_name = {(run.model, run.precision.name): run for run in found.runs}
-    assert found.seconds < 230
-    assert by_name["convnet", AUTOCAST.name].steps == 1
-    for name in MODELS:
-        assert by_name[name, FLOAT32.name].steps == by_name[name, HMP.name].steps <= 108
-    assert "of their epochs" in found.about()[2]
-
-
 # -- its check
 
 
 def report_of(*ran: tuple[str, torch.dtype]) -> StepReport:
     return StepReport(dict.fromkeys(ran, 1), casts=0, saved_bytes=0)
-
-
-def outcome(accuracy: float, precision: str = "hmp") -> Outcome:
-    return Outcome("convnet", precision, accuracy, 0.0, report_of())
-
-
-def test_check_passes_where_every_op_ran_in_its_dtype_alone() -> None:
-    wanted = {"linear": BF16, "softmax": FP32}
-    assert check.op_failures("m", wanted, report_of(("addmm", BF16), ("_softmax", FP32), ("add", FP32))) == []
 
 
 @pytest.mark.parametrize(
@@ -131,11 +44,6 @@ def test_check_names_the_op_that_ran_elsewhere(ran: list[tuple[str, torch.dtype]
     assert check.op_failures("m", {"linear": BF16}, report_of(*ran)) == [
         f"m: the policy names linear for bfloat16, but aten.addmm ran in {where}"
     ]
-
-
-@pytest.mark.parametrize(("reached", "failures"), [(99.0, 0), (98.0, 0), (100.0, 0), (97.9, 1)])
-def test_check_allows_one_point_of_accuracy(reached: float, failures: int) -> None:
-    assert len(check.accuracy_failures(outcome(99.0, "float32"), outcome(reached))) == failures
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -155,7 +63,7 @@ def test_check_covers_every_listed_op_that_a_model_calls(make: type[DemoModel]) 
 # -- how it looks
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 200])
 def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -> None:
     ops = ["native_layer_norm", "nll_loss_forward", "max_pool2d_with_indices", "_log_softmax", "convolution", "native_batch_norm"]
     outcomes = [
@@ -173,25 +81,6 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
     assert [row[-7:] for row in rows] == [["98.2", "%", "12.3", "ms", "104,550,596", "B", "70"]] * 6
     words = page.getvalue().replace(",", " ").split()
     assert {op: words.count(op) for op in ops} == dict.fromkeys(ops, 12)
-
-
-@pytest.mark.parametrize(("ratio", "said"), [(0.3, False), (0.9, False), (1.0, True), (8.94, True)])
-def test_only_where_products_are_no_faster_in_bfloat16_does_it_say_that_time_cannot_be_saved(ratio: float, said: bool) -> None:
-    sentence = show.slower(ratio)
-    assert bool(sentence) is said
-    page = io.StringIO()
-    print_results(Console(file=page, width=80), [outcome(98.0)], sentence)
-    printed = " ".join(page.getvalue().split())
-    assert ("no time on this processor" in printed) is said
-    assert (f"takes {ratio:.1f} times as long in bfloat16" in printed) is said
-
-
-def test_the_ratio_of_products_is_that_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < show.time_ratio() < float("inf")
-    clock = itertools.accumulate(itertools.chain([0.0], itertools.cycle([3.0, 0.0])))
-    # every call takes three seconds by this clock, in either precision
-    monkeypatch.setattr(timing, "clock", lambda: next(clock))
-    assert show.time_ratio() == 1
 
 
 # -- the whole of it, one epoch long; the accuracy means nothing then

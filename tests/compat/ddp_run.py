@@ -84,24 +84,15 @@ def by_trainer(**given: Any) -> None:
 
 
 def by_strategy(name: str) -> None:
-    by_trainer(accelerator="cpu", devices=2, strategy=name, plugins=[HMPPrecision()])
+    by_trainer(accelerator="cpu", devices=2, strategy=name, plugins=[HMPPrecision("habana")])
 
 
 def by_policy() -> None:
     by_trainer(accelerator="cpu", devices=2, strategy="ddp")
 
 
-def by_hpu(nodes: int) -> None:
-    from lightning_habana.pytorch.accelerator import HPUAccelerator
-    from lightning_habana.pytorch.strategies import HPUParallelStrategy
-
-    devices = 2 // nodes
-    strategy = HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * devices)
-    by_trainer(accelerator=HPUAccelerator(), devices=devices, num_nodes=nodes, strategy=strategy, precision="bf16-mixed")
-
-
 def by_fabric() -> None:
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[HMPPrecision()])
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[HMPPrecision("habana")])
     fabric.launch()
     network = Net()
     model, optimizer = fabric.setup(network, sgd(network.parameters()))
@@ -118,17 +109,6 @@ def by_accelerate() -> None:
     model, optimizer = accelerator.prepare(network, sgd(network.parameters()))
     rank = accelerator.process_index
     write(network, loop(model, optimizer, loader(), accelerator.backward), rank)
-    leave()
-
-
-def by_torch() -> None:
-    torch.distributed.init_process_group("gloo")
-    hmp.convert()
-    network = Net()
-    model = nn.parallel.DistributedDataParallel(network)
-    losses = loop(model, sgd(network.parameters()), loader(), torch.Tensor.backward)
-    write(network, losses, torch.distributed.get_rank())
-    torch.distributed.destroy_process_group()
     leave()
 
 
@@ -160,9 +140,6 @@ def write(network: Net, losses: list[float], rank: int) -> None:
 
 
 if __name__ == "__main__":
-    ways = {
-        "fabric": by_fabric, "accelerate": by_accelerate, "torch": by_torch, "policy": by_policy,
-        "hpu": lambda: by_hpu(nodes=1), "hpu on two nodes": lambda: by_hpu(nodes=2),
-    }  # fmt: skip
+    ways = {"fabric": by_fabric, "accelerate": by_accelerate, "policy": by_policy}
     way = sys.argv[1]
     by_strategy(way) if way.startswith("ddp") else ways[way]()

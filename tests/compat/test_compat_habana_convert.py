@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -51,20 +50,11 @@ def is_cast(policy: str) -> bool:
     return cast
 
 
-STEPS = ("install", "convert", "uninstall", "revert")
-ORDERS = [
-    order
-    for order in itertools.permutations(STEPS)
-    if order.index("install") < order.index("uninstall") and order.index("convert") < order.index("revert")
-]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("policy", ["habana", "habana-o2"])
-@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
-def test_r16_in_every_order(order: tuple[str, ...], policy: str, torch_differences: Callable[[], list[str]]) -> None:
+@pytest.mark.parametrize("order", ["install convert uninstall revert", "convert install revert uninstall"])
+def test_r16_in_every_order(order: str, torch_differences: Callable[[], list[str]]) -> None:
+    policy = "habana-o2"
     mapped = cast = False
-    for step in order:
+    for step in order.split():
         if step == "install":
             mapped, _ = True, habana.install("cpu")
         elif step == "convert":

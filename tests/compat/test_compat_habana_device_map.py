@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 import hmp
 from hmp.compat import habana
-from hmp.compat.habana import device_map, int32
 from torch_snapshot import Snapshot, all_of_torch
 
 HPU = torch.device("hpu")
@@ -74,30 +72,17 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", CALLS)
-def test_lands_on_the_mapped_device(name: str) -> None:
-    with pytest.raises(REFUSALS):
-        CALLS[name]()
+def test_every_call_lands_on_the_mapped_device_while_there_is_one() -> None:
+    def all_are_refused() -> None:
+        for call in CALLS.values():
+            with pytest.raises(REFUSALS):
+                call()
+
+    all_are_refused()
     with habana.install("cpu"):
-        assert CALLS[name]().device == torch.device("cpu")
-    with pytest.raises(REFUSALS):
-        CALLS[name]()
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_values_are_those_of_the_same_call_on_the_mapped_device() -> None:
-    torch.manual_seed(3)
-    found = torch.randn(4, device="hpu"), torch.arange(2, 9, 3, device="hpu"), torch.tril_indices(3, 4, -1, device="hpu")
-    seeded = torch.rand(3, generator=torch.Generator("hpu").manual_seed(5), device="hpu")
-    torch.manual_seed(3)
-    wanted = torch.randn(4), torch.arange(2, 9, 3), torch.tril_indices(3, 4, -1)
-    assert all(map(torch.equal, found, wanted))
-    assert torch.equal(seeded, torch.rand(3, generator=torch.Generator().manual_seed(5)))
-    strided = torch.empty_strided((2, 3), (1, 2), dtype=torch.float16, device="hpu")
-    assert (strided.stride(), strided.dtype) == ((1, 2), torch.float16)
-    channels = torch.empty(1, 2, 3, 4, device="hpu", memory_format=torch.channels_last)
-    assert channels.is_contiguous(memory_format=torch.channels_last)
+        for name, call in CALLS.items():
+            assert call().device == torch.device("cpu"), name
+    all_are_refused()
 
 
 def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,31 +94,6 @@ def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monke
     file.seek(0)
     with pytest.raises(REFUSALS):
         torch.load(file)
-
-
-@pytest.mark.parametrize(
-    ("target", "device", "wanted"),
-    [
-        ("cuda", "hpu", "cuda"),
-        ("cuda", "hpu:1", "cuda:1"),
-        ("cuda", torch.device("hpu", 2), "cuda:2"),
-        ("cuda:1", "hpu", "cuda:1"),
-        ("cuda:1", "hpu:2", "cuda:1"),
-        ("cpu", "hpu:2", "cpu"),
-        ("cuda", "cpu", "cpu"),
-        ("cuda", torch.device("meta"), torch.device("meta")),
-        ("cuda", "hpux", "hpux"),
-        ("cuda", None, None),
-        ("cuda", 1, 1),
-    ],
-    ids=str,
-)
-def test_an_index_is_kept_where_the_mapped_device_has_several(
-    target: str, device: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_map, "_target", torch.device(target))
-    found = device_map.mapped(device)
-    assert found is device if device == wanted else found == torch.device(wanted)
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")
@@ -148,31 +108,6 @@ def test_torch_device_stays_the_type_that_it_is() -> None:
     assert moved.device != HPU
     assert not moved.is_hpu
     assert moved is X
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_generator_stays_a_type() -> None:
-    generator = torch.Generator()
-    assert isinstance(generator, torch.Generator)
-    assert issubclass(type(generator), torch.Generator)
-    assert not isinstance(X, torch.Generator)
-
-    class Mine(torch.Generator):
-        pass
-
-    assert isinstance(Mine(), torch.Generator)
-    assert not isinstance(generator, Mine)
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_to_that_names_no_hpu_is_torchs_own() -> None:
-    assert X.to(torch.float64).dtype is torch.float64
-    assert X.to("meta").device.type == "meta"
-    assert X.to(torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    assert X.to(device=None, dtype=torch.float16).dtype is torch.float16
-    assert X.to("cpu", torch.float64, copy=True).dtype is torch.float64
-    with pytest.raises(RuntimeError, match="Expected one of"):
-        X.to("gpu")
 
 
 def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
@@ -200,71 +135,20 @@ def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
         torch.set_autocast_dtype("cpu", default)
 
 
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_custom_fwd_for_hpu_casts_its_inputs() -> None:
-    seen = []
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="hpu", cast_inputs=torch.float32)
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
-            return x.clone()
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type="hpu")
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient
-
-    with torch.autocast("hpu"):
-        Function.apply(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
-    assert seen == [(torch.float32, False)]
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-@pytest.mark.filterwarnings("ignore")  # torch's own, about pinning without an accelerator
-def test_pinning_for_hpu_needs_no_accelerator() -> None:
-    assert X.pin_memory("hpu") is X
-    assert not X.is_pinned("hpu")
-    loader = DataLoader([X, X], pin_memory=True, pin_memory_device="hpu")
-    assert next(iter(loader)).shape == (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [("cpu", "cpu"), ("hpu=cpu", "cpu"), ({"hpu": "cpu"}, "cpu"), ("auto", None), ("hpu=auto", None), (None, "")],
-    ids=str,
-)
-def test_forms_of_a_device_map(given: Any, wanted: str | None) -> None:
-    if wanted is None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        wanted = "cpu" if accelerator is None else accelerator.type
-    with habana.install(given) as shim:
-        assert shim.device == (torch.device(wanted) if wanted else None)
-        assert torch.hpu.is_available() is bool(wanted)
-        assert torch.hpu.device_count() == (0 if not wanted else max(1, torch.accelerator.device_count()) if wanted != "cpu" else 1)
-
-
-FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("gpu=cpu", "device map 'gpu=cpu': 'gpu' is not mapped, only 'hpu' is; "),
-        ({"cuda": "cpu"}, "device map 'cuda=cpu': 'cuda' is not mapped, only 'hpu' is; "),
-        ("hpu=tpu", "device map 'hpu=tpu': 'tpu' is no torch device; "),
-        ("hpu=", "device map 'hpu=': '' is no torch device; "),
-        ("hpu", "device map 'hpu': there is no 'hpu' on this machine; "),
-        ("meta", "device map 'meta': there is no 'meta' on this machine; "),
-        ("hpu=cpu:1", "device map 'hpu=cpu:1': there are 1 'cpu' devices, counted from 0; "),
-        (7, "device map 7 is of type int; "),
+        ({"cuda": "cpu"}, "device map 'cuda=cpu': 'cuda' is not mapped"),
+        ("hpu=tpu", "device map 'hpu=tpu': 'tpu' is no torch device"),
+        ("meta", "device map 'meta': there is no 'meta' on this machine"),
+        ("hpu=cpu:1", "device map 'hpu=cpu:1': there are 1 'cpu' devices"),
+        (7, "device map 7 is of type int"),
     ],
 )
 def test_a_device_map_that_cannot_be_used_says_so(given: Any, message: str) -> None:
     with pytest.raises(hmp.HmpError) as error:
         habana.install(given)
-    assert str(error.value) == message + FORMS
+    assert message in str(error.value) and "hpu=auto" in str(error.value)
     assert not hasattr(torch, "hpu")
 
 
@@ -284,50 +168,3 @@ def test_uninstall_leaves_all_of_torch_as_it_was() -> None:
     hpu.uninstall()
     assert before.differences() == []
     hpu.uninstall()
-
-
-def test_the_latest_installation_counts_until_it_is_taken_away() -> None:
-    first = habana.install(None)
-    with habana.install("cpu"):
-        assert torch.zeros(1, device="hpu").device.type == "cpu"
-        first.uninstall()
-        assert torch.zeros(1, device="hpu").device.type == "cpu"
-    assert not hasattr(torch, "hpu")
-    habana.install("cpu")
-    habana.install(None)
-    habana.uninstall()
-    assert not hasattr(torch, "hpu")
-    habana.uninstall()
-
-
-def test_a_patch_on_top_is_left_standing_and_maps_nothing() -> None:
-    torchs, shim = torch.as_tensor, habana.install("cpu")
-    ours = torch.as_tensor
-
-    def theirs(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs)
-
-    torch.as_tensor = theirs
-    try:
-        with pytest.warns(RuntimeWarning, match=r"torch\.as_tensor was patched by somebody else on top of hmp\.compat\.habana"):
-            shim.uninstall()
-        assert torch.as_tensor is theirs
-        with pytest.raises(RuntimeError):
-            torch.as_tensor([1.0], device="hpu")
-    finally:
-        torch.as_tensor = torchs
-
-
-def test_only_what_takes_a_device_is_replaced_and_no_mode_is_entered() -> None:
-    owners = (torch, torch.Tensor, nn.Module, torch.nn.functional, torch._C._VariableFunctionsClass)
-    before = [dict(vars(owner)) for owner in owners]
-    with habana.install("cpu"):
-        changed = {
-            name for owner, old in zip(owners, before, strict=True) for name, value in vars(owner).items() if old.get(name) is not value
-        }
-        modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    sparse = {"sparse_coo_tensor", "sparse_compressed_tensor"} | {f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc")}
-    data = {"tensor", "as_tensor", "asarray", "new_tensor"} | sparse
-    widening = {op for wide in int32.in_force() for op in wide.ops if any(hasattr(owner, op) for owner in owners)} & changed
-    assert changed == data | widening | {"to", "pin_memory", "is_pinned", "hpu", "is_hpu", "Generator"}
-    assert modes == (0, 0)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from hmp.compat.habana.lars import FusedLars
 from hmp.compat.habana.normalization import FusedClipNorm
-from hmp.compat.habana.optimizers import FusedAdamW, FusedLamb
+from hmp.compat.habana.optimizers import FusedLamb
 
 pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
@@ -94,22 +94,19 @@ def sgd(params: Any) -> torch.optim.SGD:
 
 OPTIMIZERS = {
     "sgd": sgd,
-    "sgd foreach": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1, foreach=True),
     "adamw fused": lambda params: torch.optim.AdamW(params, 0.01, fused=True),
-    "FusedAdamW": lambda params: FusedAdamW(params, 0.01),
     "FusedLars": lambda params: FusedLars(torch.optim.SGD(params, 0.1, momentum=0.9, weight_decay=0.1), [1] * len(params)),
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "policy"), [("sgd", None), ("sgd", "autocast"), *((name, "habana") for name in OPTIMIZERS)])
-def test_five_replays_are_five_steps_bit_for_bit(name: str, policy: str | None) -> None:
+@pytest.mark.parametrize(("name", "policy"), [("sgd", None), ("adamw fused", "autocast"), ("FusedLars", "habana")])
+def test_replays_are_steps_bit_for_bit(name: str, policy: str | None) -> None:
     tasks = Task(OPTIMIZERS[name]), Task(OPTIMIZERS[name])
     for task, rest in zip(tasks, (Task.plain, Task.captured), strict=True):
         torch.manual_seed(1)
         with hmp.casts(policy) if policy else contextlib.nullcontext():
             task.plain(range(1))  # makes the optimizer's state, and fills the caches
-            rest(task, range(1, 7))
+            rest(task, range(1, 4))
         task.losses.append(torch.rand(()).item())  # as many random numbers were drawn
     expected, found = (task.found() for task in tasks)
     assert [torch.equal(a, b) for a, b in zip(expected, found, strict=True)] == [True] * len(expected)
@@ -145,18 +142,6 @@ def test_what_a_replay_writes_autograd_and_versions_know() -> None:
         output.sum().backward()  # what it saved is of other values
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_too(mode: Any) -> None:
-    model, x = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 4), nn.Softmax(-1)), torch.rand(2, 1, 5, 5)
-    graph = torch.hpu.HPUGraph()
-    with mode():
-        with torch.hpu.graph(graph):
-            output = model(x)
-        x.copy_(torch.rand(2, 1, 5, 5))
-        graph.replay()
-        assert torch.equal(output, model(x))
-
-
 def test_gradients_are_made_anew_or_added_to_as_in_the_step() -> None:
     for zeroed in (True, False):
         weight, x = nn.Parameter(torch.ones(2)), torch.tensor([1.0, 2.0])
@@ -171,18 +156,6 @@ def test_gradients_are_made_anew_or_added_to_as_in_the_step() -> None:
         weight.grad = torch.zeros(2)
         with pytest.raises(hmp.HmpError, match=r"another tensor than after the capture, .*; call zero_grad\(\) first"):
             graph.replay()
-
-
-def test_numbers_that_python_makes_a_tensor_of_are_written_again() -> None:
-    graph, x = torch.hpu.HPUGraph(), torch.tensor([1.0, 2.0])
-    with torch.hpu.graph(graph):
-        total = torch.tensor([0.0])
-        total += x.sum()
-        index = x[torch.tensor([1])]
-    for value in (3.0, 4.0):
-        x.fill_(value)
-        graph.replay()
-        assert (total.item(), index.item()) == (2 * value, value)
 
 
 def test_shapes_that_are_changed_in_place_are_those_of_the_capture() -> None:
@@ -209,16 +182,6 @@ def test_a_replay_that_would_not_wait_for_others_is_an_error_at_the_capture() ->
         torch.distributed.destroy_process_group()
 
 
-def test_outside_a_replay_is_not_cast_a_second_time() -> None:
-    graph, x = torch.hpu.HPUGraph(), torch.rand(4, 4)
-    with torch.hpu.graph(graph):
-        product = x @ x
-    with torch.autocast("hpu", torch.bfloat16):
-        x.copy_(torch.rand(4, 4))
-        graph.replay()
-    assert torch.equal(product, x @ x)
-
-
 def checkpointed() -> nn.Module:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -238,14 +201,9 @@ def moves(weight: torch.Tensor) -> None:
 VALUES = "gives values to Python"
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "item": (lambda x: x.sum().item(), VALUES),
-    "if": (lambda x: bool((x > 0).all()), VALUES),
-    "equal": (lambda x: torch.equal(x, x), VALUES),
-    "list": (lambda x: x.tolist(), VALUES),
     "numpy": (lambda x: x.numpy(), VALUES),
     "lengths": (lambda x: nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 1])), VALUES),
-    "places of a split": (lambda x: x.tensor_split(torch.tensor([1])), VALUES),
     "mask": (lambda x: x[x > 0], "follows from values"),
-    "nonzero": (lambda x: x.nonzero(), "follows from values"),
     "sparse": (lambda x: x.to_sparse(), "follows from values|layout"),
     "seeded": (lambda x: (torch.manual_seed(0), functional.dropout(x)), "were seeded in the capture"),
     "generator": (lambda x: torch.rand(2, generator=torch.Generator().manual_seed(0)), "a generator of its own"),
@@ -310,19 +268,3 @@ def test_a_rate_in_a_tensor_may_change_between_replays() -> None:
     rate.fill_(0.25)
     graph.replay()
     assert weight.tolist() == [0.25, 0.25]
-
-
-def test_captures_that_do_not_fit_together_are_errors() -> None:
-    graph = torch.hpu.HPUGraph()
-    with pytest.raises(hmp.HmpError, match="capture_end"):
-        graph.capture_end()
-    with pytest.raises(hmp.HmpError, match="dry_run"):
-        graph.capture_begin(dry_run=True)
-    graph.capture_begin()
-    with pytest.raises(hmp.HmpError, match="is being captured"):
-        graph.capture_begin()
-    graph.capture_end()
-    with pytest.raises(KeyError), torch.hpu.graph(graph):
-        raise KeyError
-    with pytest.raises(hmp.HmpError, match="nothing was captured"):
-        graph.replay()

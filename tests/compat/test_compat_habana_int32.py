@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import runpy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,18 +81,15 @@ def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> b
     return all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_the_table_has_no_op_without_a_form() -> None:
-    assert [op for wide in int32.WIDE + int32.ONCE_WIDE for op in wide.ops] == list(FORMS)
-
-
-@pytest.mark.parametrize("op", IN_FORCE)
-def test_without_a_device_map_torchs_own_error_stays(op: str) -> None:
-    refusals = []
+def test_without_a_device_map_torchs_own_error_stays() -> None:
+    refusals: dict[str, set[str]] = {op: set() for op in IN_FORCE}
     for shim in (contextlib.nullcontext(), habana.install(None), contextlib.nullcontext()):
-        with shim, pytest.raises((RuntimeError, IndexError)) as error:
-            results(FORMS[op], INDEX.int())
-        refusals.append(str(error.value))
-    assert len(set(refusals)) == 1
+        with shim:
+            for op, said in refusals.items():
+                with pytest.raises((RuntimeError, IndexError)) as error:
+                    results(FORMS[op], INDEX.int())
+                said.add(str(error.value))
+    assert {op for op, said in refusals.items() if len(said) > 1} == set()
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
@@ -109,20 +103,10 @@ def test_under_a_device_map_int32_is_int64_by_hand(policy: str | None) -> None:
                 assert same(results(FORMS[op], INDEX), wanted[op]), op
 
 
-def test_an_applied_model_and_a_region_take_it() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Linear(4, 4), torch.randn(4, 4)
-    for policy in ("habana", "habana-o2"):
-        with hmp.casts(policy):
-            wanted = F.cross_entropy(model(x), INDEX)
-            with habana.install("cpu"):
-                assert torch.equal(F.cross_entropy(model(x), INDEX.int()), wanted)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_code_takes_it(policy: str | None) -> None:
+def test_compiled_code_takes_it() -> None:
+    policy = "habana-o2"
     several = (
         "cross_entropy_loss nll_loss_nd one_hot max_unpool2d take take_along_dim index_copy index_copy_ index_fill_ index_reduce_".split()
     )
@@ -137,18 +121,6 @@ def test_compiled_code_takes_it(policy: str | None) -> None:
             assert same(results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX.int()), wanted)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_what_was_compiled_first_under_a_map_compiles_without_one() -> None:
-    """Dynamo fills its tables of torch's functions once, from what stands under their names."""
-    with habana.install("cpu"):
-        torch.compile(torch.take, backend="eager", fullgraph=True)(torch.ones(4), INDEX)
-    assert (
-        torch.compile(lambda x, i: torch.take(x, i) * F.one_hot(i, 4).sum(1), backend="eager", fullgraph=True)(torch.ones(4), INDEX).sum()
-        == 4
-    )
-
-
 def test_other_types_and_other_arguments_are_left_alone() -> None:
     x = torch.randn(4, 4)
     with habana.install("cpu"):
@@ -161,50 +133,3 @@ def test_other_types_and_other_arguments_are_left_alone() -> None:
         assert torch.index_copy(x.int(), 0, INDEX.int(), x.int()).dtype is torch.int32  # values are not widened
         with pytest.raises(RuntimeError, match="same dtype"):
             torch.index_copy(x.long(), 0, INDEX.int(), x.int())
-
-
-def test_the_functions_have_torchs_names_and_pickle_by_them() -> None:
-    with habana.install("cpu"):
-        for function in (torch.take, torch.Tensor.take, F.one_hot):
-            assert pickle.loads(pickle.dumps(function)) is function
-        scripted = torch.jit.script(F.cross_entropy)
-        stored = pickle.dumps(torch.take)
-    assert pickle.loads(stored) is torch.take
-    assert scripted(torch.eye(4), INDEX) == F.cross_entropy(torch.eye(4), INDEX)
-
-
-SQUAD = """\
-import torch, transformers
-import habana_frameworks.torch.core as htcore
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-config = transformers.DistilBertConfig(vocab_size=64, dim=16, hidden_dim=32, n_layers=2, n_heads=2, max_position_embeddings=16, dropout=0.0,
-    attention_dropout=0.0, qa_dropout=0.0)
-model = transformers.DistilBertForQuestionAnswering(config).to("hpu").train()
-optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-ids, spans = torch.randint(64, (32, 16)), torch.randint(16, (2, 32))
-features = [torch.IntTensor(each.tolist()) for each in (ids, torch.ones_like(ids), *spans)]
-for batch in DataLoader(TensorDataset(*features), batch_size=8):
-    ids, mask, start, end = (each.to("hpu", non_blocking=True) for each in batch)
-    if LONG:
-        ids, mask, start, end = ids.long(), mask.long(), start.long(), end.long()
-    loss = model(input_ids=ids, attention_mask=mask, start_positions=start, end_positions=end).loss
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    htcore.mark_step()
-    losses.append(loss.item())
-"""
-
-
-@pytest.mark.slow
-def test_a_question_answering_script_with_int_tensors_trains(tmp_path: Path) -> None:
-    losses = {}
-    (tmp_path / "squad.py").write_text(SQUAD)
-    for name, policy, long in (("by hand", None, True), ("int32", None, False), ("O1", "habana", False)):
-        with habana.install("cpu"), under(policy):
-            losses[name] = torch.tensor(runpy.run_path(str(tmp_path / "squad.py"), {"LONG": long})["losses"])
-    assert len(losses["int32"]) == 4
-    assert torch.equal(losses["int32"], losses["by hand"])
-    assert torch.allclose(losses["O1"], losses["by hand"], rtol=0.01)

@@ -7,9 +7,7 @@ import importlib.util
 import logging
 import os
 import re
-import runpy
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import torch
 
 import hmp
 from hmp.compat import habana
-from hmp.compat.habana import modules
 from hmp.compat.habana.names import TREE
 from making import habana_names
 
@@ -74,28 +71,6 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
         assert module not in sys.modules or "*" in shown.get(module, set()) or there <= shown.get(module, set()), module
 
 
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_known_idioms_find_what_they_ask_for() -> None:
-    import habana_frameworks.torch as ht
-    import habana_frameworks.torch.core as htcore
-    import habana_frameworks.torch.hpu as hthpu
-    from habana_frameworks.torch.hpex import hmp as theirs
-    from habana_frameworks.torch.hpu import random as hpu_random
-    from habana_frameworks.torch.utils.library_loader import is_habana_avaialble, is_habana_available, load_habana_module
-
-    assert ht.hpu is hthpu is torch.hpu is torch.get_device_module("hpu")
-    assert ht.core is htcore
-    assert is_habana_avaialble() is True
-    assert theirs.convert is hmp.convert
-    assert theirs.disable_casts is hmp.disable_casts
-    assert ht.hpu.is_available() is is_habana_available() is torch.hpu.is_initialized() is True
-    assert htcore.hpu.device_count() == 1
-    assert htcore.hpu.memory_allocated() > 0  # of a module below it
-    assert htcore.is_lazy() is False
-    assert load_habana_module() is None
-    assert hpu_random.get_rng_state is torch.hpu.get_rng_state
-
-
 HAS = "in hmp's stand-in for it, which has what Habana's programs were seen to use: "
 
 
@@ -123,126 +98,6 @@ def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement:
     with pytest.raises(ImportError) as caught:
         exec(statement)
     assert said in str(caught.value)
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_who_asks_first_is_told_that_there_is_nothing() -> None:
-    import habana_frameworks.torch as ht
-
-    for name in ("habana_frameworks.mediapipe", "habana_frameworks.torch.nosuch", "habana_frameworks.torch.hpex.kernels.CTCLoss"):
-        assert importlib.util.find_spec(name) is None
-    assert not hasattr(ht.hpu, "nosuch") and getattr(ht.hpex.kernels, "CTCLoss", None) is None
-    with pytest.raises(AttributeError, match="has no 'nosuch' in hmp's stand-in"):
-        _ = ht.hpu.nosuch
-
-
-ASKING = """
-try:
-    from habana_dataloader import fetch_habana_unet_loader
-except {error}:
-    fetch_habana_unet_loader = None
-"""
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other_way(tmp_path: Path) -> None:
-    for number, (text, is_there) in enumerate(
-        (
-            (ASKING.format(error="ImportError"), False),
-            (ASKING.format(error="(OSError, ModuleNotFoundError)"), False),
-            (ASKING.format(error="OSError"), True),
-            ("from habana_dataloader import fetch_habana_unet_loader", True),
-            ("import habana_dataloader\nfetch_habana_unet_loader = habana_dataloader.fetch_habana_unet_loader", True),
-        )
-    ):
-        script = tmp_path / f"script_{number}.py"  # a file each: Python keeps the lines of those that it has read
-        script.write_text(text)
-        assert (runpy.run_path(str(script))["fetch_habana_unet_loader"] is not None) is is_there, text
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_names_of_the_media_engine_are_there_while_lightning_habana_is_imported() -> None:
-    with modules.with_media():
-        from habana_frameworks.mediapipe import fn
-        from habana_frameworks.mediapipe.media_types import dtype
-        from habana_frameworks.mediapipe.mediapipe import MediaPipe
-        from habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes import media_function
-        from habana_frameworks.mediapipe.plugins.iterator_pytorch import HPUResnetPytorchIterator
-    assert importlib.util.find_spec("habana_frameworks.mediapipe") is None and "habana_frameworks.mediapipe" not in sys.modules
-    assert not hasattr(sys.modules["habana_frameworks"], "mediapipe")
-    for use in (MediaPipe, media_function, HPUResnetPytorchIterator, lambda: fn.ImageDecoder, lambda: dtype.FLOAT32):
-        with pytest.raises(hmp.HmpError, match=r"mediapipe: \S+ decodes images on Gaudi, and there is none here; use torch's DataLoader"):
-            use()
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    import habana_frameworks.torch as ht
-    import habana_frameworks.torch.utils.debug as htdebug
-
-    model = torch.nn.Linear(2, 2)
-    with caplog.at_level(logging.WARNING, "hmp"):
-        for _ in range(3):
-            ht.core.mark_step()
-            ht.core.mark_step(sync=True)
-            assert ht.hpu.wrap_in_hpu_graph(model, disable_tensor_cache=True) is model
-            assert ht.hpu.ModuleCacher()(model=model, inplace=True) is model
-            htdebug.dump_something("x")
-    assert [record.getMessage() for record in caplog.records] == [
-        "mark_step() does nothing without Habana's software: ops run when they are called, and no graph waits to be started. Said once",
-        "wrap_in_hpu_graph() does nothing without Habana's software: the model runs op by op. Said once",
-        "ModuleCacher() does nothing without Habana's software: the model runs op by op. Said once",
-        "dump_something() does nothing without Habana's software: it looks into Habana's graph compiler. Said once",
-    ]
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_random_state_of_hpu_is_that_of_the_mapped_device() -> None:
-    torch.hpu.manual_seed(7)
-    assert torch.hpu.initial_seed() == 7
-    state, states = torch.hpu.get_rng_state(), torch.hpu.get_rng_state_all()
-    first = torch.rand(3, device="hpu")
-    torch.hpu.set_rng_state(state, "hpu:0")
-    assert torch.equal(torch.rand(3, device="hpu"), first)
-    torch.hpu.set_rng_state_all(states)
-    assert torch.equal(torch.rand(3), first)
-    torch.hpu.manual_seed_all(7)
-    assert torch.equal(torch.rand(3), first)
-    torch.hpu.seed_all()
-    assert torch.hpu.initial_seed() != 7
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
-    before = torch.hpu.memory_stats()
-    assert {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize"} <= before.keys()
-    large = torch.ones(40_000_000)
-    assert torch.hpu.memory_allocated() > before["InUse"] + 100_000_000
-    del large
-    assert torch.hpu.memory_stats("hpu")["MaxInUse"] == torch.hpu.max_memory_allocated(0) > before["InUse"] + 100_000_000
-    assert 0 < torch.hpu.memory_allocated() < torch.hpu.max_memory_allocated() < before["Limit"]
-    assert torch.hpu.memory_summary().startswith("Limit ")
-    if sys.platform == "linux":
-        high = torch.hpu.max_memory_allocated()
-        torch.hpu.reset_peak_memory_stats()
-        assert torch.hpu.max_memory_allocated() < high - 100_000_000
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_streams_events_and_devices_on_the_cpu() -> None:
-    start, end = torch.hpu.Event(enable_timing=True), torch.hpu.Event(enable_timing=True)
-    with pytest.raises(RuntimeError, match="must be recorded"):
-        start.elapsed_time(end)
-    with torch.hpu.stream(torch.hpu.Stream()), torch.hpu.device(0):
-        start.record()
-        time.sleep(0.01)
-        torch.hpu.default_stream().record_event(end)
-    torch.hpu.current_stream().wait_stream(torch.hpu.Stream())
-    torch.hpu.synchronize()
-    assert start.elapsed_time(end) >= 10
-    torch.hpu.set_device(0)
-    assert torch.hpu.current_device() == 0
-    assert torch.hpu.get_device_name() == "cpu"
 
 
 def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -> None:
@@ -304,19 +159,13 @@ def real_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         del sys.modules[name]
 
 
-ASIDE = (
-    "habana_frameworks is installed here: Habana's own package is used, and hmp's stand-in for it steps aside (only "
-    "habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12, is hmp's); call hmp.compat.habana.install() and "
-    "give --habana or --device-map only where it is not installed"
-)
-
-
 @pytest.mark.usefixtures("real_package")
 def test_where_habanas_package_is_it_is_used_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     to = torch.Tensor.to
     with caplog.at_level(logging.WARNING, "hmp"):
         shim, again = habana.install("cpu"), habana.install()
-    assert [record.getMessage() for record in caplog.records] == [ASIDE]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "habana_frameworks is installed here" in said and "steps aside" in said
     assert (shim.aside, shim.device, again.aside) == (True, None, True)
     assert importlib.import_module("habana_frameworks.torch.core").mark_step() == "real"
     assert importlib.util.find_spec("habana_frameworks.torch.hpu") is None
@@ -333,18 +182,3 @@ def test_of_habanas_package_only_the_removed_module_is_hmps_and_where_it_is_not_
     importlib.invalidate_caches()
     with habana.install():
         assert importlib.import_module(name).convert == "real"
-
-
-def test_another_package_of_habanas_without_torch_leaves_the_rest_to_the_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "habana_frameworks" / "mediapipe").mkdir(parents=True)
-    (tmp_path / "habana_frameworks" / "mediapipe" / "__init__.py").write_text("here = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        with habana.install("cpu") as shim:
-            assert not shim.aside
-            assert importlib.import_module("habana_frameworks.mediapipe").here
-            assert importlib.import_module("habana_frameworks.torch.core").is_lazy() is False
-        assert sorted(imported()) == ["habana_frameworks", "habana_frameworks.mediapipe"]
-    finally:
-        for name in imported():
-            del sys.modules[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
-from command_kit import HABANA, RUN, python
+from command_kit import RUN, python
 from hmp.compat import habana
-from process_kit import alone
 from published import LISTS, needs_corpus
 
 # The usage example that Habana published for HMP.
@@ -124,134 +123,6 @@ def test_a_training_script_with_hccl_runs(size: int, tmp_path: Path) -> None:
     assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"
 
 
-# In a process of its own: the compilers change torch for good.
-COMPILED = """\
-import torch
-from torch.jit import _builtins
-import hmp
-from hmp.compat import habana
-
-def fresh():
-    def added(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tensor([1.0, 2.0]) + torch.as_tensor(1.0)
-    return added
-
-def check(function):
-    assert torch.equal(torch.jit.script(function)(torch.ones(2)), torch.tensor([3.0, 4.0]))
-
-before = dict(_builtins._get_builtin_table())
-shim = habana.install("cpu")
-check(fresh())
-import torch.distributed.optim
-with hmp.convert():
-    check(fresh())
-x = torch.ones(3)
-compiled = torch.compile(lambda x: x.to("hpu") * 2 + torch.tensor([1.0], device="hpu"), backend="eager", fullgraph=True)
-assert torch.equal(compiled(x), x * 2 + 1)
-assert torch.jit.script(torch.nn.Linear(3, 2)).to("hpu")(x.to("hpu")).shape == (2,)
-shim.uninstall()
-after = _builtins._get_builtin_table()
-assert before.items() <= after.items()
-assert [key for key, op in after.items() if op == "aten::tensor"] == [id(torch.tensor)]
-check(fresh())
-"""
-
-
-@pytest.mark.slow
-def test_torch_compile_and_torch_jit_see_through_the_mapped_calls_and_torchs_own_is_imported(tmp_path: Path) -> None:
-    alone(tmp_path, COMPILED)
-
-
-# As MLPerf's ResNet: several processes, LARS around momentum, a schedule written into the groups, and a warm-up on made data that is to
-# leave no trace in the model or the optimizer.
-RESNET = """\
-import copy, json, os, sys
-import torch
-import torch.distributed as dist
-from torch import nn
-import habana_frameworks.torch.core as htcore
-from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
-from habana_frameworks.torch.hpex import hmp
-from habana_frameworks.torch.hpex.optimizers import FusedLars, FusedResourceApplyMomentum
-
-world_size, rank, local_rank = initialize_distributed_hpu()
-dist.init_process_group("hccl", rank=rank, world_size=world_size)
-device = torch.device("hpu")
-dtypes = set()
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.bn, self.fc = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Linear(8, 5)
-
-    def forward(self, images):
-        found = self.conv(images)
-        dtypes.add(str(found.dtype))
-        return self.fc(torch.relu(self.bn(found)).mean((2, 3)))
-
-def step(model, optimizer, images, target):
-    loss = nn.functional.cross_entropy(model(images), target)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    htcore.mark_step()
-    with hmp.disable_casts():
-        optimizer.step()
-    htcore.mark_step()
-    return loss.item()
-
-def train(warmup_steps):
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(Net().to(device))
-    momentum = FusedResourceApplyMomentum(model.parameters(), lr=0.5, momentum=0.9, weight_decay=1e-4)
-    optimizer = FusedLars(momentum, [0 if p.ndim == 1 else 1 for p in model.parameters()], eeta=0.5, eps=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: (1 - epoch / 8) ** 2)
-    if warmup_steps:
-        weights, backup = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.optim.state)
-        for _ in range(warmup_steps):
-            step(model, optimizer, torch.rand(8, 3, 6, 6).to(device), torch.zeros(8, dtype=torch.int64, device=device))
-        assert len(optimizer.state) == 5
-        model.load_state_dict(weights)
-        optimizer.optim.state = backup
-        optimizer.state = optimizer.optim.__getstate__()['state']
-        assert not optimizer.state
-    losses = []
-    generator = torch.Generator().manual_seed(rank)
-    target = torch.randint(5, (16,), generator=generator)
-    images = torch.randn(16, 3, 6, 6, generator=generator) + target[:, None, None, None]
-    for _ in range(8):
-        losses.append(step(model, optimizer, images.to(device), target.to(device)))
-        scheduler.step()
-    weight = model.module.conv.weight.detach().clone()
-    dist.all_reduce(weight)
-    assert torch.allclose(weight, world_size * model.module.conv.weight)
-    return losses
-
-found = {"float32": train(0), "after a warm-up": train(3)}
-assert dtypes == {"torch.float32"}
-hmp.convert(opt_level="O1", bf16_file_path=sys.argv[1], fp32_file_path=sys.argv[2], isVerbose=False)
-found["bf16"] = train(3)
-assert dtypes == {"torch.float32", "torch.bfloat16"}
-dist.destroy_process_group()
-os.write(1, (json.dumps(found) + "\\n").encode())  # a whole line, whoever else writes
-os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
-"""
-
-
-@needs_corpus
-@pytest.mark.slow
-def test_a_warm_up_of_lars_on_two_ranks_leaves_no_trace(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RESNET)
-    lists = [LISTS / "torchvision" / f"ops_{kind}_Resnet.txt" for kind in ("bf16", "fp32")]
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *HABANA, "train.py", *lists, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    one, other = map(json.loads, done.stdout.splitlines())
-    assert one != other, "each has samples of its own"
-    for found in (one, other):
-        assert found["after a warm-up"] == found["float32"]
-        assert found["bf16"] == pytest.approx(found["float32"], rel=2**-6) and found["bf16"] != found["float32"]
-        assert found["bf16"][-1] < 0.8 * found["bf16"][0]
-
-
 def trained() -> tuple[list[float], torch.dtype]:
     """The losses of a small classifier's first steps, as Habana's scripts take them, and the dtype of its products."""
     from habana_frameworks.torch.hpex.optimizers import FusedAdamW
@@ -262,7 +133,7 @@ def trained() -> tuple[list[float], torch.dtype]:
     optimizer, labels = FusedAdamW(model.parameters(), lr=1e-2), torch.arange(40).remainder(10).to("hpu")
     images = (torch.randn(10, 1, 8, 8)[labels] + torch.randn(40, 1, 8, 8) / 4).to("hpu")
     losses = []
-    for _ in range(12):
+    for _ in range(5):
         optimizer.zero_grad()
         loss = nn.functional.nll_loss(model(images), labels)
         loss.backward()
@@ -272,15 +143,18 @@ def trained() -> tuple[list[float], torch.dtype]:
     return losses, nn.functional.linear(images[0, 0], images[1, 0]).dtype
 
 
+in_float32 = functools.cache(trained)
+
+
 @needs_corpus
 @pytest.mark.usefixtures("hpu_on_cpu")
 @pytest.mark.parametrize("folder", sorted({file.parent for file in LISTS.rglob("*.txt")}), ids=lambda folder: folder.name)
 def test_with_each_published_pair_of_lists_losses_are_those_of_float32_nearly(folder: Path) -> None:
-    exact, dtype = trained()
+    exact, dtype = in_float32()
     assert dtype is torch.float32
     for bf16 in folder.glob("*bf16*.txt"):
         fp32 = bf16.with_name(bf16.name.replace("bf16", "fp32"))
         with hmp.convert("O1", str(bf16), str(fp32) if fp32.is_file() else "", False):
             found, dtype = trained()
         assert dtype is torch.bfloat16
-        assert found == pytest.approx(exact, rel=2**-6) and found != exact and found[-1] < 0.9 * found[0]
+        assert found == pytest.approx(exact, rel=2**-6) and found != exact and found[-1] < found[0]

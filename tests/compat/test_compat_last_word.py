@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
@@ -24,7 +23,6 @@ from innermost_kit import Head, X, assert_by_the_lists, autocast, by_hand, write
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 accelerate = pytest.importorskip("accelerate")
-from accelerate.utils import AutocastKwargs  # noqa: E402
 
 BF16, F32 = torch.bfloat16, torch.float32
 ORDERS = pytest.mark.parametrize("order", ["before", "behind"])
@@ -63,12 +61,6 @@ def test_accelerate(lists, order):
 
 
 @ORDERS
-def test_accelerate_with_ddp(lists, order, group):
-    model = Head()
-    assert_by_the_lists(model, prepared(model, lists, order, DistributedDataParallel))
-
-
-@ORDERS
 def test_fsdp2_in_a_region(lists, order, group):
     model, plain = Head(), Head()
     plain.load_state_dict(model.state_dict())
@@ -86,28 +78,8 @@ def test_fsdp2_in_a_region(lists, order, group):
     torch.testing.assert_close((out.detach(), model.lm_head.weight.grad.full_tensor()), wanted, rtol=0, atol=1e-6)
 
 
-def test_lines_speak_of_the_model_inside_a_wrapper(lists, group):
-    """`lm_head`, which is `module.lm_head` there; a module of that name that is no wrapper's keeps it."""
-    model = Head()
-    assert_by_the_lists(model, hmp.apply(DistributedDataParallel(model), lists))
-    other = nn.ModuleDict({"module": Head(), "head": nn.Linear(3, 3)})
-    with pytest.raises(hmp.OpListError, match="matches no module"):
-        hmp.apply(other, lists)
-
-
-@ORDERS
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
-@pytest.mark.filterwarnings("ignore")
-def test_fabric(lists, order, package):
-    fabric = importlib.import_module(package).Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    model = Head()
-    call = fabric.setup(hmp.apply(model, lists)) if order == "before" else hmp.apply(fabric.setup(model), lists)
-    assert torch.equal(call(X), by_hand(model)[0])
-
-
-def fit(module: Any, home: str = "lightning.pytorch", **arguments: Any) -> None:
-    lightning = importlib.import_module(home)
+def fit(module: Any, **arguments: Any) -> None:
+    lightning = importlib.import_module("lightning.pytorch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(
@@ -117,8 +89,8 @@ def fit(module: Any, home: str = "lightning.pytorch", **arguments: Any) -> None:
         trainer.fit(module, DataLoader(TensorDataset(X), batch_size=1))
 
 
-def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
-    class Module(importlib.import_module(home).LightningModule):
+def lightning_module(model: nn.Module) -> Any:
+    class Module(importlib.import_module("lightning.pytorch").LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -133,15 +105,6 @@ def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
     return Module()
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightnings_bf16_mixed_around_an_applied_model(lists, home):
-    model = Head()
-    module = lightning_module(hmp.apply(model, lists), home)
-    fit(module, home, precision="bf16-mixed")
-    torch.testing.assert_close(module.out.detach(), by_hand(model)[0][1:2], rtol=0, atol=1e-6)
-
-
 class Disables(Head):
     """A model whose own code keeps the lists out."""
 
@@ -154,7 +117,6 @@ def test_hmp_precision_verifies_the_first_step():
     from hmp.compat.lightning import HMPPrecision
 
     lists = hmp.Policy(bf16={"linear"})
-    fit(lightning_module(Head()), plugins=[HMPPrecision(lists, verify=True)])
     with pytest.raises(hmp.ViolationError, match=r"linear \(linear\) in model\.body|by disable_casts"):
         fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True)])
     assert torch._C._len_torch_function_stack() == 0
@@ -191,11 +153,10 @@ def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("tied", [False, True])
-def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path, tied):
+def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path):
     from hmp.compat.transformers import HMPCallback
 
+    tied = True
     wanted = trained(llama(tie_word_embeddings=tied), tmp_path, HMPCallback(lists))
     assert wanted[1] == {F32}
     for arguments in ({"bf16": True}, {"fp16": True}, {"bf16": True, "gradient_checkpointing": True}):
@@ -203,33 +164,6 @@ def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is
         assert trained(model, tmp_path, HMPCallback(lists, verify=True), **arguments) == wanted, arguments
         assert model.lm_head.weight.dtype is F32
     assert trained(hmp.apply(llama(tie_word_embeddings=tied), lists), tmp_path, bf16=True) == wanted
-
-
-@pytest.mark.slow
-def test_hmp_callback_verifies_the_first_step(tmp_path):
-    from hmp.compat.transformers import HMPCallback
-
-    model = llama()
-    model.lm_head.forward = hmp.disable_casts(model.lm_head.forward)
-    lists = hmp.Policy(bf16={"linear"})
-    with pytest.raises(hmp.ViolationError, match=r"in lm_head at .*: wanted bfloat16, got float32, once; by disable_casts"):
-        trained(model, tmp_path, HMPCallback(lists, verify=True))
-    assert torch._C._len_torch_function_stack() == 0
-    trained(model, tmp_path, HMPCallback(lists, verify=True, allow=["disable_casts"]))
-
-
-@pytest.mark.slow
-def test_a_step_that_ends_in_an_exception_is_not_recorded_for_good(tmp_path):
-    from hmp.compat.transformers import HMPCallback
-
-    model = llama()
-    handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
-    callback = HMPCallback(hmp.Policy(bf16={"linear"}), verify=True)
-    with pytest.raises(ZeroDivisionError):
-        trained(model, tmp_path, callback)
-    handle.remove()
-    callback.detach()
-    assert torch._C._len_torch_function_stack() == 0
 
 
 # --- hmp run --verify
@@ -248,7 +182,6 @@ for step in range(5):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["holds", "void"])
 def test_hmp_run_verifies_the_first_steps(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -293,8 +226,7 @@ def assert_same(found: tuple[list[float], nn.Module], wanted: tuple[list[float],
     assert_same_weights(found[1], wanted[1])
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("late", [False, True], ids=["converted before", "converted after prepare"])
+@pytest.mark.parametrize(("accumulate", "late"), [(1, False), (2, True)], ids=["converted before", "converted after prepare"])
 def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, late: bool):
     if not late:
         hmp.convert()
@@ -302,15 +234,6 @@ def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, lat
     hmp.revert()
     assert_same(found, train_by_hand(lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.05), accumulate))
     assert found[0] != train(gradient_accumulation_steps=accumulate)[0], "the precision makes no difference here"
-
-
-def test_with_its_bf16_a_policy_of_torchs_lists_changes_nothing(forget_accelerator: Callable[[], None]):
-    wanted = train("bf16")
-    with hmp.convert(policy="torch-cpu"):
-        found = train("bf16")
-    assert_same(found, wanted)
-    forget_accelerator()
-    assert wanted[0] != train("no")[0]
 
 
 def test_with_its_bf16_hmp_casts_first_and_autocast_has_the_last_word(caplog: pytest.LogCaptureFixture):
@@ -328,52 +251,3 @@ def test_with_its_bf16_hmp_casts_first_and_autocast_has_the_last_word(caplog: py
     assert seen == {"linear": BF16, "gelu": F32, "mul": BF16}
     said = [record.message for record in caplog.records if "is enabled where hmp casts" in record.message]
     assert len(said) == 1
-
-
-def test_its_float32_block_is_float32():
-    layer, x = nn.Linear(8, 8), torch.randn(2, 8)
-    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-    with hmp.convert():
-        assert layer(x).dtype is BF16
-        with accelerator.autocast():
-            assert layer(x).dtype is BF16
-            with accelerator.autocast(AutocastKwargs(enabled=False)):
-                assert layer(x).dtype is F32
-        assert layer(x).dtype is BF16
-
-
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_its_optimizer_steps_without_casts(precision: str):
-    seen = []
-
-    class Noting(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            seen.append(hmp.casts_enabled())
-            return super().step(closure)
-
-    accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=True)
-    model = net()
-    with hmp.convert():
-        model, optimizer = accelerator.prepare(model, Noting(model.parameters(), lr=0.1))
-        accelerator.backward(model(torch.randn(2, 8)).float().square().sum())
-        optimizer.step()
-        assert hmp.casts_enabled()
-    assert seen == [False]
-    assert {parameter.grad.dtype for parameter in model.parameters()} == {F32}
-
-
-def test_its_saved_state_is_float32_and_goes_on(tmp_path: Path):
-    with hmp.convert():
-        accelerator = accelerate.Accelerator(mixed_precision="no", cpu=True)
-        network = net()
-        model, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5))
-        accelerator.backward(model(torch.randn(2, 8)).float().square().sum())
-        optimizer.step()
-        accelerator.save_state(tmp_path, safe_serialization=False)
-        weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        with torch.no_grad():
-            network[0].weight.zero_()
-        accelerator.load_state(tmp_path)
-    saved = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
-    assert {tensor.dtype for tensor in saved.values()} == {F32}
-    assert all(torch.equal(network.state_dict()[name], tensor) and torch.equal(saved[name], tensor) for name, tensor in weights.items())

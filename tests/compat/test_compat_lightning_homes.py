@@ -50,11 +50,6 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
     )
 
 
-def test_the_one_that_is_too_old_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    as_if(tmp_path, monkeypatch, lightning="2.6.6", pytorch_lightning="1.5.10")
-    assert installed("a test") == ["lightning.pytorch"] == [preferred("a test")]
-
-
 @pytest.mark.parametrize(("version", "is_its_own"), [("1.6.5.post0", True), ("2.0.9.post0", True), ("2.1.0", False), ("2.10.0rc1", False)])
 def test_releases_before_2_1_have_gaudi_themselves(version: str, is_its_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     as_if(tmp_path, monkeypatch, pytorch_lightning=version)
@@ -101,37 +96,3 @@ def test_it_waits_for_the_import_and_sees_the_whole_module():
     assert seen == [module] and module.value == 2
     importlib.reload(module)
     assert seen == [module] and module.value == 1
-
-
-@pytest.mark.usefixtures("late")
-def test_a_module_that_is_imported_is_seen_at_once():
-    module = importlib.import_module("late_one")
-    seen: list[types.ModuleType] = []
-    after_import("late_one", seen.append)()
-    assert seen == [module]
-
-
-@pytest.mark.usefixtures("late")
-def test_it_can_be_called_off_twice():
-    seen: list[types.ModuleType] = []
-    call_off = after_import("late_one", seen.append)
-    call_off()
-    call_off()
-    importlib.import_module("late_one")
-    assert not seen
-
-
-@pytest.mark.usefixtures("late")
-def test_two_may_wait_for_one_module_and_an_import_that_fails_calls_nobody(tmp_path: Path):
-    (tmp_path / "late_one.py").write_text("raise ValueError('not yet')\n")
-    seen: list[str] = []
-    calls = [after_import("late_one", lambda module, name=name: seen.append(name)) for name in ("first", "second")]  # type: ignore[misc]
-    with pytest.raises(ValueError, match="not yet"):
-        importlib.import_module("late_one")
-    assert not seen
-    (tmp_path / "late_one.py").write_text("value = 10\n")
-    importlib.invalidate_caches()
-    importlib.import_module("late_one")
-    for call_off in calls:
-        call_off()
-    assert sorted(seen) == ["first", "second"]

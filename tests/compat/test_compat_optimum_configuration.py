@@ -9,32 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import HfArgumentParser
 
 import hmp
-from hmp.compat import gaudi_config, habana
+from hmp.compat import gaudi_config
 from hmp.compat.habana.optimizers import FusedAdamW
 from hmp.compat.optimum_habana.arguments import GaudiTrainingArguments
 from hmp.compat.optimum_habana.configuration import GaudiConfig
-from optimum_kit import ON_CPU
 from oracle import BF16, F32
 from published import gaudi_files
 
-# As Habana published them for BERT.
-BERTS_BF16 = "add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split()
-BERTS_FP32 = ["embedding", "nll_loss", "log_softmax"]
 CONFIGS = gaudi_files()
-
-
-def test_a_configuration_without_values_is_off_and_holds_berts_lists() -> None:
-    config = GaudiConfig()
-    assert (set(config.hmp_bf16_ops), set(config.hmp_fp32_ops), config.hmp_opt_level) == (set(BERTS_BF16), set(BERTS_FP32), "O1")
-    switches = ("use_habana_mixed_precision", "hmp_is_verbose", "use_fused_adam", "use_fused_clip_norm", "use_torch_autocast")
-    assert [getattr(config, name) for name in switches] == [False] * 5
-    assert config.policy is None
-    policy = GaudiConfig(use_habana_mixed_precision=True).policy
-    assert policy is not None
-    assert (policy.bf16, policy.fp32) == (set(BERTS_BF16), set(BERTS_FP32))
 
 
 def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
@@ -54,22 +38,6 @@ def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
     assert '"use_fused_adam": false' in repr(again)
 
 
-def test_a_name_on_the_hub_is_known_or_an_error_with_what_to_give() -> None:
-    known = GaudiConfig.from_pretrained("Habana/bert-base-uncased")
-    assert known.policy == GaudiConfig(use_habana_mixed_precision=True).policy
-    assert known.use_fused_adam and known.use_fused_clip_norm
-    albert = [file for file in CONFIGS if file.stem == "albert-large-v2"]
-    for file in albert:
-        published, ours = GaudiConfig.from_pretrained(file), GaudiConfig.from_pretrained("Habana/albert-large-v2")
-        assert published.policy == ours.policy
-        assert (published.use_fused_adam, published.use_fused_clip_norm) == (ours.use_fused_adam, ours.use_fused_clip_norm)
-    with pytest.raises(
-        hmp.HmpError,
-        match=r"'Habana/gpt2': there is no such file or folder .* nothing is downloaded; give the path .* Habana/bert-base-uncased",
-    ):
-        GaudiConfig.from_pretrained("Habana/gpt2")
-
-
 def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "gaudi_config.json").write_text("{")
     with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON"):
@@ -83,32 +51,6 @@ def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_arguments_place_the_training_on_the_mapped_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # earlier releases of transformers write it
-    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
-    known = GaudiTrainingArguments.__dataclass_fields__
-    asked = {"ddp_backend": "hccl", "torch_compile_backend": "hpu_backend"}
-    arguments = GaudiTrainingArguments(str(tmp_path), use_habana=True, **{name: asked[name] for name in asked if name in known})
-    assert arguments.device.type == "cpu"
-    assert all(getattr(arguments, name) for name in ON_CPU)
-    assert getattr(arguments, "ddp_backend", None) is None
-    if "torch_compile" in known:
-        assert arguments.torch_compile_backend == "inductor"
-        assert GaudiTrainingArguments(str(tmp_path), use_habana=True, torch_compile=True).torch_compile_backend == "inductor"
-    defaults = GaudiTrainingArguments(str(tmp_path), use_habana=True)
-    found = (defaults.adam_epsilon, defaults.ddp_bucket_cap_mb, defaults.ddp_find_unused_parameters, defaults.logging_nan_inf_filter)
-    assert found == (1e-6, 230, False, False)
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
-    line = f"--output_dir {tmp_path} --use_habana --use_lazy_mode --gaudi_config_name here --throughput_warmup_steps 2"
-    (arguments,) = HfArgumentParser((GaudiTrainingArguments,)).parse_args_into_dataclasses(line.split())
-    assert arguments.use_habana and arguments.use_lazy_mode
-    assert (arguments.gaudi_config_name, arguments.throughput_warmup_steps) == ("here", 2)
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
 def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use_lazy_mode, gaudi_config_name cannot be used without use_habana; give"):
         GaudiTrainingArguments(str(tmp_path), use_lazy_mode=True, gaudi_config_name="here")
@@ -116,11 +58,6 @@ def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
         GaudiTrainingArguments(str(tmp_path), use_habana=True, bf16=True)
     with pytest.raises(ValueError, match="throughput_warmup_steps is -1; it must be 0 or more"):
         GaudiTrainingArguments(str(tmp_path), use_habana=True, throughput_warmup_steps=-1)
-
-
-def test_without_a_device_that_stands_for_hpu_training_is_refused(tmp_path: Path) -> None:
-    with habana.install(None), pytest.raises(hmp.HmpError, match='nothing stands for the device "hpu" here'):
-        GaudiTrainingArguments(str(tmp_path), use_habana=True)
 
 
 @pytest.mark.skipif(not CONFIGS, reason="the published configurations are not beside this checkout")
@@ -165,17 +102,6 @@ def test_lists_and_defaults_are_those_of_the_configuration() -> None:
     gaudi_config.apply({"use_habana_mixed_precision": True, "hmp_opt_level": "O2"}, model)
     assert F.softmax(torch.randn(3).bfloat16(), 0).dtype is F32
     assert model(torch.randn(1, 2)).dtype is BF16
-
-
-def test_a_configuration_without_mixed_precision_casts_nothing() -> None:
-    model = torch.nn.Linear(2, 2)
-    setup = gaudi_config.apply({"use_fused_clip_norm": True, "use_magic": 3}, model)
-    assert (setup.config["use_magic"], setup.config["use_torch_autocast"]) == (3, False)
-    assert setup.handle is None
-    assert not hmp.is_converted()
-    model(torch.ones(1, 2)).sum().backward()
-    assert setup.clip(max_norm=0.5).item() > 0.5  # the model's own parameters
-    setup.revert()
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import HABANA, ROOT, python
 from hmp.compat import habana
-from process_kit import to_install
 
 NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
 optimum.habana.transformers.trainer_seq2seq optimum.habana.transformers.training_args optimum.habana.transformers.training_args_seq2seq
@@ -54,36 +51,6 @@ def test_every_name_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")
-def test_the_idioms_of_scripts_find_what_they_ask_for() -> None:
-    import optimum.habana
-    import optimum.habana.transformers
-    import transformers
-    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments
-    from optimum.habana.transformers import GaudiTrainer as Again
-    from optimum.habana.transformers.gaudi_configuration import GAUDI_CONFIG_NAME
-    from optimum.habana.transformers.trainer import GaudiTrainer as Once_more
-    from optimum.habana.utils import get_hpu_memory_stats, set_seed
-
-    assert GaudiTrainer is Again is Once_more is optimum.habana.transformers.GaudiTrainer
-    assert issubclass(GaudiTrainer, transformers.Trainer) and issubclass(GaudiSeq2SeqTrainer, transformers.Seq2SeqTrainer)
-    assert issubclass(GaudiTrainingArguments, transformers.TrainingArguments)
-    assert issubclass(GaudiSeq2SeqTrainingArguments, transformers.Seq2SeqTrainingArguments)
-    assert GAUDI_CONFIG_NAME == "gaudi_config.json"
-    assert GaudiConfig().use_fused_adam is False
-    assert get_hpu_memory_stats()["memory_allocated (GB)"] > 0
-    import random
-
-    import numpy
-    import torch
-
-    def drawn() -> tuple[float, float, float]:
-        set_seed(5)
-        return random.random(), float(numpy.random.rand()), torch.rand(1).item()
-
-    assert drawn() == drawn()
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
 def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     with pytest.raises(ImportError, match=r"habana has no 'GaudiDDIMScheduler' in hmp's .* GaudiTrainer, .* install optimum-habana"):
         exec("from optimum.habana import GaudiDDIMScheduler")
@@ -99,17 +66,6 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     assert not hasattr(optimum.habana, "diffusers") and getattr(optimum.habana, "GaudiDDIMScheduler", None) is None
     assert importlib.util.find_spec("optimum.habana.diffusers") is None
     assert not hasattr(optimum.habana, "__wrapped__") and inspect.unwrap(optimum.habana) is optimum.habana
-
-
-@pytest.mark.usefixtures("hpu_on_cpu")
-def test_beside_a_real_optimum_without_habana_only_that_is_hmps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packages(tmp_path, {"optimum/onnx/__init__.py": "HERE = True\n", "optimum/habana/notes.txt": ""}, monkeypatch)
-    import optimum.onnx
-    from optimum.habana import GaudiConfig
-
-    assert optimum.onnx.HERE is True
-    assert list(optimum.__path__) == [str(tmp_path / "optimum")]
-    assert GaudiConfig.__module__ == "hmp.compat.optimum_habana.configuration"
 
 
 def test_a_real_one_wins_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,45 +102,3 @@ def test_one_that_does_not_import_gives_way_and_that_is_told(
     assert "does not import here (ImportError: cannot import name 'not_there'" in caplog.text
     assert "hmp's stand-in takes its place" in caplog.text
     assert [name for name in imported() if name != "optimum"] == []
-
-
-IN_A_FRESH_PROCESS = """\
-import sys
-import torch
-from hmp.compat import habana
-found = [name for name in sys.modules if name.split(".")[0] in ("transformers", "accelerate", "optimum")]
-assert not found, found
-assert "hmp.compat.optimum_habana.trainer" not in sys.modules
-before = {name: getattr(torch, name) for name in ("gather", "scatter", "take_along_dim", "compile")}
-cholesky = torch.linalg.cholesky
-import transformers.utils
-from optimum.habana import GaudiTrainer
-assert {name: getattr(torch, name) for name in before} == before
-assert torch.linalg.cholesky is cholesky
-if hasattr(transformers.utils, "is_torch_hpu_available"):  # transformers before 4.49 asks for no Gaudi
-    assert transformers.utils.is_torch_hpu_available() is True
-    habana.uninstall()
-    assert transformers.utils.is_torch_hpu_available() is False
-"""
-
-
-@pytest.mark.slow
-def test_nothing_is_imported_before_it_is_asked_for_and_transformers_puts_nothing_into_torch(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(IN_A_FRESH_PROCESS)
-    done = python(*HABANA, "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer")
-    done = python(*HABANA, "script.py", cwd=tmp_path)
-    assert done.returncode == 1 and to_install("transformers") in done.stderr
-
-
-def test_each_release_of_transformers_that_was_run_has_the_same_losses_and_dtypes() -> None:
-    """That each was run and nothing failed asks tests/project/test_site.py."""
-    found = json.loads((ROOT / "docs" / "releases" / "optimum.json").read_text(encoding="utf-8"))
-    assert len({row["dtypes"] for row in found.values()}) == 1
-    for step in zip(*([float(loss) for loss in row["losses"].split(", ")] for row in found.values()), strict=True):
-        assert max(step) - min(step) < 2**-10  # transformers 5 writes BERT otherwise, which rounds otherwise in bfloat16

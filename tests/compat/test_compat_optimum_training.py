@@ -1,20 +1,18 @@
-"""GaudiTrainer beside transformers' own: the same numbers where the lists are torch's, the configuration's casts, optimizer and logs."""
+"""GaudiTrainer beside transformers' own: the same numbers where the lists are torch's, the configuration's casts and optimizer."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
-from hmp.compat.optimum_habana import throughput
 from optimum_kit import ON_CPU, OUTSIDE, assert_trained_alike, examples, go_on, losses, model, own_optimizer, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -48,12 +46,6 @@ def lists_of_torch() -> dict[str, Any]:
     return {"use_habana_mixed_precision": True, "hmp_bf16_ops": own.entries("bf16"), "hmp_fp32_ops": own.entries("fp32")}
 
 
-def outputs_of(trainer: Any, place: str = "bert.encoder.layer.0.attention.self.query") -> list[torch.dtype]:
-    seen: list[torch.dtype] = []
-    trainer.model.get_submodule(place).register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    return seen
-
-
 @pytest.mark.native_kernels
 @pytest.mark.slow
 def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit(tmp_path: Path) -> None:
@@ -65,23 +57,6 @@ def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit
     own.train()
     assert_trained_alike(ours, own, exact)
     assert ours.evaluate()["eval_loss"] == own.evaluate()["eval_loss"]
-
-
-@pytest.mark.slow
-def test_use_habana_false_is_transformers_own_trainer(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
-
-    arguments = GaudiTrainingArguments(str(tmp_path), **ON_CPU, **settings())
-    config = GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True)
-    ours = GaudiTrainer(model(), config, arguments, train_dataset=examples())
-    seen = outputs_of(ours)
-    ours.train()
-    own = plain(tmp_path)
-    own.train()
-    assert losses(ours) == losses(own)
-    assert set(seen) == {F32}
-    assert not isinstance(own_optimizer(ours), FusedAdamW)
-    assert not any("GB" in name for entry in ours.state.log_history for name in entry)
 
 
 @pytest.mark.slow
@@ -128,81 +103,6 @@ def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) 
     assert norms == pytest.approx([entry["grad_norm"] for entry in own.state.log_history if "grad_norm" in entry], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_the_memory_is_logged_every_logging_steps(tmp_path: Path) -> None:
-    trainer = gaudi(tmp_path, BERT, logging_steps=2)
-    trainer.train()
-    trainer.evaluate()
-    kinds = [name for entry in trainer.state.log_history for name in ("loss", "train_runtime", "eval_loss") if name in entry]
-    assert kinds == ["loss", "loss", "train_runtime", "eval_loss"]
-    for entry in trainer.state.log_history:
-        used, most, total = (entry[name] for name in ("memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"))
-        # the process that runs torch holds a tenth of a gigabyte at least
-        assert 0.1 < used <= most <= total
-        assert round(used, 2) == used
-
-
-class Clock:
-    """Says how late it is: 100 seconds a step in the first two of a training, one second in the others."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.steps = 0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Steps(TrainerCallback):
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.clock.steps += 1
-        self.clock.now += 100 if self.clock.steps <= 2 else 1
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("length", [{"max_steps": 6}, {"max_steps": -1, "num_train_epochs": 2}])
-def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: dict[str, int]) -> None:
-    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
-    trainer = gaudi(tmp_path, BERT, Steps(clock), throughput_warmup_steps=2, **length)
-    trainer.train_dataset = examples(14)  # four batches an epoch, the last of two
-    metrics = trainer.train().metrics
-    assert metrics["train_steps_per_second"] == 1.0
-    per_step = 4 if length["max_steps"] > 0 else 28 / 8
-    assert metrics["train_samples_per_second"] == per_step
-    assert trainer.state.log_history[-1]["train_samples_per_second"] == per_step
-
-
-@pytest.mark.slow
-def test_the_throughput_of_a_run_that_goes_on_leaves_its_own_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gaudi(tmp_path, BERT, save_strategy="steps", save_steps=2).train()
-    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
-    trainer = gaudi(tmp_path / "on", BERT, Steps(clock), throughput_warmup_steps=2, max_steps=8)
-    metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")).metrics
-    assert (metrics["train_steps_per_second"], metrics["train_samples_per_second"]) == (1.0, 4.0)
-
-
-@pytest.mark.slow
-def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hmp"):
-        metrics = gaudi(tmp_path, BERT, throughput_warmup_steps=4).train().metrics
-    assert "throughput_warmup_steps is 4 and no step came after them: the speeds are those of all steps" in caplog.text
-    assert metrics["train_samples_per_second"] > 0
-
-
-@pytest.mark.slow
-def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "hmp"):
-        gaudi(tmp_path, {**BERT, "hmp_is_verbose": True}).train()
-    lines = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith("  bf16: add, addmm") for line in lines)
-    casts = [line for line in lines if line.startswith("linear (bf16) at ") and line.endswith("float32 -> bfloat16")]
-    assert len(casts) == len(set(casts)) >= 6  # query, key, value, the attention's output and the two of the feed-forward net
-
-
 @pytest.mark.native_kernels
 @pytest.mark.slow
 def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> None:
@@ -227,29 +127,6 @@ def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> 
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.slow
-def test_a_configuration_by_name_a_tokenizer_and_the_old_word_for_evaluation(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
-
-    GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True).save_pretrained(tmp_path / "config")
-    arguments = GaudiTrainingArguments(
-        str(tmp_path / "out"),
-        use_habana=True,
-        gaudi_config_name=str(tmp_path / "config"),
-        evaluation_strategy="steps",
-        eval_steps=2,
-        **settings(),
-    )
-    tokenizer = object.__new__(type("Tokenizer", (), {}))
-    trainer = GaudiTrainer(model(), None, arguments, default_data_collator, examples(), examples(), tokenizer)
-    assert getattr(trainer, "processing_class", None) is tokenizer or trainer.tokenizer is tokenizer
-    seen = outputs_of(trainer)
-    trainer.train()
-    assert trainer.gaudi_config.use_fused_adam is True
-    assert set(seen) == {BF16}
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2, 4]
-
-
 def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
     from optimum.habana import GaudiTrainer, GaudiTrainingArguments
 
@@ -257,27 +134,3 @@ def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
         GaudiTrainer(model=model(), args=TrainingArguments(str(tmp_path), **ON_CPU))
     with pytest.raises(hmp.HmpError, match=r"without a Gaudi configuration; give the trainer gaudi_config=GaudiConfig\(\.\.\.\)"):
         GaudiTrainer(model=model(), args=GaudiTrainingArguments(str(tmp_path), use_habana=True))
-
-
-@pytest.mark.slow
-def test_generation_is_cast_and_a_sequence_to_sequence_model_trains(tmp_path: Path) -> None:
-    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    t5 = T5ForConditionalGeneration(
-        T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0)
-    )
-    data = [{"input_ids": torch.randint(1, 50, (6,)), "labels": torch.randint(1, 50, (5,))} for _ in range(8)]
-    arguments = GaudiSeq2SeqTrainingArguments(
-        str(tmp_path), use_habana=True, predict_with_generate=True, generation_max_length=4, **settings(max_steps=2)
-    )
-    trainer = GaudiSeq2SeqTrainer(t5, GaudiConfig(**BERT), arguments, train_dataset=data, eval_dataset=data)
-    seen = outputs_of(trainer, "decoder.block.0.layer.0.SelfAttention.q")
-    trainer.train()
-    trained, _ = len(seen), seen.clear()
-    found = trainer.predict(data)
-    assert trained == 2
-    assert len(seen) > 2
-    assert set(seen) == {BF16}
-    assert found.predictions.shape[0] == 8

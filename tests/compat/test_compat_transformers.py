@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from pathlib import Path
@@ -49,54 +48,23 @@ def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tm
     assert_trained_alike(ours, own, plain)
 
 
-@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
-def test_every_way_of_calling_the_model_is_cast_and_gives_float32(tmp_path: Path, call: str) -> None:
-    made = trainer(tmp_path, HMPCallback())
-    seen = dtypes_of(made.model)
-    logits: list[torch.dtype] = []
-    made.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
-    getattr(made, call)(*([examples()] if call == "predict" else []))
-    assert set(seen) == {BF16}
-    assert set(logits) == {F32}
-
-
-def test_what_runs_outside_the_model_is_not_cast(tmp_path: Path) -> None:
+def test_every_way_of_calling_the_model_is_cast_and_gives_float32_and_what_runs_outside_is_not(tmp_path: Path) -> None:
     def step(*args: Any, **kwargs: Any) -> None:
         enabled.append(hmp.casts_enabled())
         outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
 
     enabled: list[bool] = []
     outside: list[torch.dtype] = []
-    trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {OUTSIDE: step})()).train()
-    assert enabled == [False] * 4
-    assert set(outside) == {F32}
-
-
-@pytest.mark.slow
-def test_a_second_trainer_with_the_same_model_follows_its_own_policy(tmp_path: Path) -> None:
-    first = trainer(tmp_path, HMPCallback())
-    first.train()
-    everything_wide = hmp.Policy("wide", fp32=frozenset({"linear"}))
-    second = trainer(tmp_path, HMPCallback(everything_wide), of=first.model)
-    seen = dtypes_of(second.model)
-    second.train()
-    assert set(seen) == {F32}
-    assert [hook.__name__ for hook in second.model._forward_hooks.values()].count("_in_float32") == 1
-
-
-@pytest.mark.slow
-def test_model_init_makes_a_model_that_is_cast(tmp_path: Path) -> None:
-    made = trainer(tmp_path, HMPCallback())
-    again = Trainer(args=made.args, model_init=model, train_dataset=examples(), callbacks=[HMPCallback()])
-    noted: list[list[torch.dtype]] = []
-
-    class Note(TrainerCallback):
-        def on_train_begin(self, *args: Any, model: torch.nn.Module, **kwargs: Any) -> None:
-            noted.append(dtypes_of(model))
-
-    again.add_callback(Note())
-    again.train()
-    assert set(noted[0]) == {BF16}
+    made = trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {OUTSIDE: step})())
+    seen = dtypes_of(made.model)
+    logits: list[torch.dtype] = []
+    made.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
+    for call in (made.train, made.evaluate, lambda: made.predict(examples())):
+        seen.clear()
+        call()
+        assert set(seen) == {BF16}
+    assert set(logits) == {F32}
+    assert enabled == [False] * 4 and set(outside) == {F32}
 
 
 @pytest.mark.slow
@@ -123,25 +91,6 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
     assert f"written under policy 'mine' ({policy.fingerprint}), this run goes on under 'bert' ({bert.fingerprint})" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not KEEPS_CALLBACKS, reason="transformers before 4.41 keeps no callback in a checkpoint")
-def test_a_restored_callback_goes_on_under_the_checkpoints_policy(tmp_path: Path) -> None:
-    first = trainer(tmp_path, HMPCallback(), save_strategy="steps", save_steps=2)
-    first.train()
-    second = trainer(tmp_path / "second", HMPCallback("bert"), restore_callback_states_from_checkpoint=True)
-    go_on(second, tmp_path / "checkpoint-2")
-    (callback,) = [c for c in second.callback_handler.callbacks if isinstance(c, HMPCallback)]
-    assert callback.policy == hmp.Policy.load("autocast")
-    assert losses(second) == losses(first)
-
-
-def test_a_callback_that_comes_too_late_for_an_evaluation_says_so(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    made.add_callback(HMPCallback())
-    with pytest.raises(hmp.HmpError, match=r"added after the Trainer was made.*call attach\(trainer\.model\) first"):
-        made.evaluate()
-
-
 def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     callback = HMPCallback()
@@ -152,32 +101,9 @@ def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
     assert set(seen) == {BF16}
 
 
-def test_detach_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    made = trainer(tmp_path, callback := HMPCallback())
-    callback.detach()
-    seen = dtypes_of(made.model)
-    made.model(**{name: value[None] for name, value in examples()[0].items()})
-    assert seen == [F32]
-    assert len(made.model._forward_hooks) == 0
-    callback.detach()  # nothing more to do
-
-
-def test_a_copy_of_the_callback_is_attached_to_nothing(tmp_path: Path) -> None:
-    callback = HMPCallback("bert")
-    trainer(tmp_path, callback)
-    copied = copy.deepcopy(callback)
-    assert copied.policy == callback.policy
-    assert copied._model is None
-
-
 class Pair(NamedTuple):
     low: torch.Tensor
     count: int
-
-
-def test_what_is_no_policy_is_an_error_when_the_callback_is_made() -> None:
-    with pytest.raises(hmp.HmpError, match=r"3 is no policy; give an hmp\.Policy, a preset's name \(apex-o1, .*\) or a folder"):
-        HMPCallback(3)  # type: ignore[arg-type]
 
 
 def test_outputs_of_every_shape_come_in_float32() -> None:

@@ -45,23 +45,10 @@ def test_a_promote_list_takes_ops_from_the_base_and_from_the_default_lists(tmp_p
             assert torch.nn.functional.linear(x, x).dtype is F32 and torch.mm(x, x).dtype is BF16 and (x * x).dtype is BF16
 
 
-def test_the_base_says_the_low_dtype_unless_the_folder_does(tmp_path: Path) -> None:
-    folder(tmp_path, base="apex-o1", fp32="gelu")
-    assert hmp.Policy.load(tmp_path).dtype is torch.float16
-    folder(tmp_path, dtype="bfloat16")
-    assert hmp.Policy.load(tmp_path).dtype is BF16
-
-
 def test_what_is_saved_has_no_base(tmp_path: Path) -> None:
     policy = hmp.Policy.load(folder(tmp_path, base="bert", fp32="gelu"))
     assert hmp.Policy.load(policy.save(tmp_path)) == policy
     assert not (tmp_path / "base.txt").exists()
-
-
-def test_a_base_that_is_no_preset_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(hmp.OpListError, match=r"holds 'brt'; write apex-o1 or autocast or bert or .* and nothing else") as raised:
-        hmp.Policy.load(folder(tmp_path, base="brt", fp32="gelu"))
-    assert raised.value.path == str(tmp_path / "base.txt")
 
 
 class Model(torch.nn.Module):
@@ -75,8 +62,7 @@ class Model(torch.nn.Module):
         return self.get_submodule(self.name)(self.body(x))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("head", ["head", "lm_head", "classifier", "score", "out"])
+@pytest.mark.parametrize("head", ["lm_head", "out"])
 def test_fp8_is_autocast_with_layers_in_fp8_but_for_the_head(head: str) -> None:
     torch.manual_seed(0)
     model, x = Model(head), torch.randn(16, 32)
@@ -104,20 +90,6 @@ def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> 
     with hmp.record() as report:
         model(torch.randn(16, 32))
     assert [row.compute for row in report.rows if row.op == "linear"] == ["float8_e4m3fn", "bfloat16"]
-
-
-def test_fp8_takes_the_layers_of_gpt2_and_a_report_says_where_nothing_ran_in_it() -> None:
-    transformers = pytest.importorskip("transformers")
-    small = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0)
-    model = hmp.apply(transformers.GPT2LMHeadModel(small), "fp8")
-    with hmp.record() as report:
-        model(input_ids=torch.zeros(2, 8, dtype=torch.int64))
-    assert {row.module.rpartition(".")[2] for row in report.fp8 if row.role == "weight"} == {"c_attn", "c_proj", "c_fc"}
-    said = "Nothing ran in FP8"
-    assert said not in str(report)
-    with hmp.record() as report:
-        hmp.apply(torch.nn.Linear(3, 3), "fp8")(torch.ones(1, 3))  # 3 is no multiple of 16
-    assert said in str(report) and report.fp8 == []
 
 
 def test_fp8_needs_a_model_and_says_so() -> None:

@@ -9,11 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from compile_kit import BRIDGED, EACH_BACKEND
+from compile_kit import BRIDGED
 from hmp.fp8 import PRODUCTS, RECIPES
 
 ALL = hmp.Policy(fp8=set(PRODUCTS))
-SHAPES = {"matrix": (32, 64), "batch": (2, 32, 64)}
 
 
 def layer(*shape: int) -> tuple[torch.nn.Linear, torch.Tensor]:
@@ -35,43 +34,13 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
-@EACH_BACKEND
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, backend: str) -> None:
-    model, x = layer(*SHAPES[shape])
+def test_compiled_it_has_eagers_result_and_gradients(recipe: str) -> None:
+    model, x = layer(2, 32, 64)
     with hmp.casts(ALL.replace(fp8_recipe=recipe)):
-        same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(6)
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(
-    "product",
-    [
-        lambda a, b: a @ b,
-        lambda a, b: torch.mm(a, b),
-        lambda a, b: torch.bmm(a[None], b[None]),
-        lambda a, b: torch.addmm(torch.ones(48), a, b, beta=2, alpha=3),
-        lambda a, b: torch.baddbmm(torch.ones(1, 1, 48), a[None], b[None]),
-        lambda a, b: torch.addbmm(torch.ones(48), a[None], b[None]),
-    ],
-    ids=["@", "mm", "bmm", "addmm", "baddbmm", "addbmm"],
-)
-def test_each_product_has_eagers_gradients(product: Callable[..., torch.Tensor]) -> None:
-    torch.manual_seed(0)
-    a, b = torch.randn(32, 64, requires_grad=True), torch.randn(64, 48, requires_grad=True)
-    found = []
-    with hmp.casts(ALL):
-        for function in (torch.compile(product, fullgraph=True, backend="aot_eager"), product):
-            y = function(a, b)
-            found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), (a, b))])
-    same(*found)
+        same(run(torch.compile(model, fullgraph=True, backend="aot_eager"), model, x), run(model, model, x))
 
 
 @pytest.mark.slow
@@ -88,94 +57,21 @@ def test_shapes_may_be_dynamic() -> None:
 
 @pytest.mark.slow
 @BRIDGED
-@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-def test_a_net_compiled_by_inductor_trains_as_in_eager() -> None:
-    losses = []
-    for compiles in (False, True):
-        torch.manual_seed(0)
-        net = hmp.apply(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)), "fp8")
-        step = torch.compile(net) if compiles else net
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        x, y = torch.randn(64, 64), torch.randn(64, 32)
-        for _ in range(20):
-            loss = (step(x).float() - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(4)
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
-    """It leaves out roundings to the low dtype, as everywhere: 0.003. An FP8 one left out would be a difference of 0.03.
-
-    One product, because a product of its result would round other numbers to FP8.
-    """
-    model, x = layer(96, 64)
-    with hmp.casts(ALL.replace(fp8_recipe=recipe)):
-        found, wanted = run(torch.compile(model, fullgraph=True), model, x), run(model, model, x)
-    for mine, eager in zip(found, wanted, strict=True):
-        assert float((mine.float() - eager.float()).norm() / eager.float().norm()) < 0.005
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.sampled(4)
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_inductor_compiles_a_product_of_a_result_with_itself(recipe: str) -> None:
-    """One bfloat16 tensor is quantised along both of its axes there, for which inductor once wrote C++ that no compiler takes."""
-    model, x = layer(4, 32, 64)
-
-    def scores(x: torch.Tensor) -> torch.Tensor:
-        y = model(x)
-        return y @ y.transpose(-1, -2)
-
-    reference = model(x).detach()
-    reference = reference @ reference.mT
-    with hmp.casts(ALL.replace(fp8_recipe=recipe)):
-        for each in (torch.compile(scores, fullgraph=True), scores):
-            found, *gradients = run(each, model, x)
-            assert float((found.float() - reference).norm() / reference.norm()) < 0.06
-            assert all(gradient.isfinite().all() and float(gradient.norm()) > 0 for gradient in gradients)
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(4)
-@BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_compiled_checkpoint(recipe: str) -> None:
+def test_a_compiled_checkpoint() -> None:
     model, x = layer(2, 48, 64)
 
     def recomputed(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(model, x, use_reentrant=False)
 
-    with hmp.casts(ALL.replace(fp8_recipe=recipe)):
+    with hmp.casts(ALL):
         same(run(torch.compile(recomputed, fullgraph=True, backend="aot_eager"), model, x), run(model, model, x))
 
 
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_second_derivative_is_an_error() -> None:
-    model, x = layer(16, 64)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with hmp.casts(ALL), pytest.raises(RuntimeError, match="does not currently support double backward"):
-        torch.autograd.grad(torch.autograd.grad(compiled(x).float().square().sum(), x, create_graph=True)[0].sum(), model.weight)
-
-
-@pytest.mark.sampled(8)
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "strict"), [("rowwise", True), ("tensorwise", False)])
 def test_a_program_exported_without_gradients_is_in_fp8(recipe: str, strict: bool) -> None:
     model, x = layer(3, 48, 64)
     other = torch.randn(5, 48, 64)
@@ -189,16 +85,14 @@ def test_a_program_exported_without_gradients_is_in_fp8(recipe: str, strict: boo
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("strict", [True, False])
-def test_one_with_gradients_is_in_the_low_dtype_and_counted(strict: bool) -> None:
+def test_one_with_gradients_is_in_the_low_dtype_and_counted() -> None:
     """An exported graph has no autograd.Function: gradients would be those of the rounding's steps."""
     model, x = layer(32, 64)
     before = sum(hmp.fallbacks().values())
     with hmp.casts(ALL):
-        exported = torch.export.export(model, (x,), strict=strict).module()
+        exported = torch.export.export(model, (x,), strict=False).module()
     assert sum(hmp.fallbacks().values()) > before
     assert any("export under torch.no_grad()" in reason for reason in hmp.fallbacks())
     with hmp.casts(hmp.Policy(bf16={"linear"})):
@@ -208,15 +102,13 @@ def test_one_with_gradients_is_in_the_low_dtype_and_counted(strict: bool) -> Non
     same([y.detach(), *torch.autograd.grad(y, [x, *exported.parameters()], gradient)], wanted)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_a_traced_product_is_not_decided_again_inside(mode: str) -> None:
+def test_a_traced_product_is_not_decided_again_inside() -> None:
     """torch's decompositions are Python, and call the op that they are of."""
     model, x = layer(32, 64)
     weight = model.weight.detach()
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with hmp.casts(ALL):
-        traced = make_fx(torch.nn.functional.linear, tracing_mode=mode)(x.detach(), weight)
+        traced = make_fx(torch.nn.functional.linear, tracing_mode="fake")(x.detach(), weight)
         wanted = torch.nn.functional.linear(x.detach(), weight)
     assert torch.equal(traced(x.detach(), weight), wanted)

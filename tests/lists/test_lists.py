@@ -45,32 +45,6 @@ def relu() -> torch.dtype:
     return ran_in(lambda a: torch.relu(a), (2,))
 
 
-def sigmoid() -> torch.dtype:
-    return ran_in(lambda a: torch.sigmoid(a), (2,))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "mm\nrelu\n",
-        "mm\nrelu",
-        "mm\r\nrelu\r\n",
-        "\ufeffmm\nrelu\n",
-        "# title\n\n  mm  # products\n\n\trelu\n# end",
-        "mm,\nrelu,\n",
-        "mm, relu",
-        "mm,relu # both\n",
-        "\ufeff# title\r\nmm,\r\n\r\nrelu",
-        "mm\n#sigmoid\nrelu # sigmoid\n",
-        "mm\nrelu\nmm\n",
-    ],
-    ids=repr,
-)
-def test_lists_grammar(content: str, write, empty) -> None:
-    with hmp.casts(hmp.Policy.from_files(bf16=write(content), fp32=empty, promote=empty)):
-        assert (mm(), relu(), sigmoid()) == (BF16, BF16, F32)
-
-
 def test_lists_an_empty_file_is_an_empty_list_and_no_path_is_the_default_one(empty) -> None:
     with hmp.casts(hmp.Policy.from_files(bf16=empty)):
         assert mm() is F32
@@ -83,18 +57,12 @@ def test_lists_an_empty_file_is_an_empty_list_and_no_path_is_the_default_one(emp
 
 
 SPELLINGS = {
-    # name in the file: a call that it covers, with its shapes
+    # name in the file: a call that it covers, with its shapes; those of P10 are not repeated
+    "cat": (lambda a: torch.concat([a]), [(2,)]),
+    "clip": (lambda a: torch.clamp(a, 0), [(2,)]),
     "mul": (lambda a, b: a * b, [(2,), (2,)]),
     "multiply": (lambda a, b: b.__rmul__(a), [(2,), (2,)]),
-    "matmul": (lambda a, b: a @ b, [(2, 2), (2, 2)]),
-    "linalg.matmul": (lambda a, b: torch.linalg.matmul(a, b), [(2, 2), (2, 2)]),
-    "truediv": (lambda a, b: a / b, [(2,), (2,)]),
-    "div": (lambda a, b: torch.true_divide(a, b), [(2,), (2,)]),
     "rsub": (lambda a: 1 - a, [(2,)]),
-    "special.softmax": (lambda a: torch.special.softmax(a, 0), [(2,)]),
-    "conv_transpose2d.input": (lambda a, b: F.conv_transpose2d(a, b), [(1, 2, 3, 3), (2, 2, 2, 2)]),
-    "pow.Tensor_Scalar": (lambda a: a**2, [(2,)]),
-    "cross_entropy_loss": (lambda a: F.cross_entropy(a, torch.tensor([0, 1])), [(2, 3)]),
     "nll_loss2d": (lambda a: F.nll_loss(a, torch.zeros(1, 2, 2, dtype=torch.int64)), [(1, 3, 2, 2)]),
     "nll_loss_forward": (lambda a: F.nll_loss(a, torch.tensor([0, 1])), [(2, 3)]),
     "_convolution.deprecated": (lambda a, b: F.conv2d(a, b), [(1, 2, 3, 3), (2, 2, 2, 2)]),
@@ -120,50 +88,21 @@ def test_lists_a_spelling_covers_the_public_op(write, empty) -> None:
             assert ran_in(call, *shapes) is BF16, name
 
 
-SYNONYMS = [
-    ("mul", "multiply"), ("div", "divide"), ("div", "true_divide"), ("divide", "true_divide"), ("sub", "subtract"), ("clamp", "clip"),
-    ("cat", "concat"), ("cat", "concatenate"), ("arctan", "atan"), ("abs", "absolute"), ("neg", "negative"), ("gt", "greater"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("pair", SYNONYMS[:4] + SYNONYMS[5:7], ids="-".join)
-def test_lists_exact_synonyms_follow_the_listed_name(pair, order: int, write, empty) -> None:
-    listed, called = pair[::order]
-    args = ([torch.ones(2)],) if "cat" in pair[0] else (torch.ones(2), 0.5)
-    with hmp.casts(hmp.Policy.from_files(bf16=write(listed), fp32=empty, promote=empty)):
-        assert getattr(torch, called)(*args).dtype is BF16
-        if hasattr(torch.Tensor, called):
-            assert getattr(torch.ones(2), called)(0.5).dtype is BF16
-
-
-# names of one function object of torch's, which no list can tell apart
-ONE_FUNCTION = [
-    ("mm", "dsmm"),
-    ("spmm", "dsmm"),
-    ("hspmm", "hsmm"),
-    ("sspaddmm", "saddmm"),
-    ("positive", "pos"),
-    ("logsigmoid", "log_sigmoid"),
-]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("pair", ONE_FUNCTION, ids="-".join)
-def test_lists_two_names_of_one_function_on_two_lists_are_an_error(pair, order: int, write, empty, tmp_path: Path) -> None:
-    low, wide = pair[::order]
-    (tmp_path / "low.txt").write_text(f"relu\n{low}\n")
-    (tmp_path / "wide.txt").write_text(f"exp\nlog\n{wide}\n")
-    with pytest.raises(hmp.OpListError) as error:
-        hmp.Policy.from_files(bf16=tmp_path / "low.txt", fp32=tmp_path / "wide.txt", promote=empty)
-    said = f"{low!r} and {wide!r} are the same op, which is on the BF16 list and on the FP32 list"
-    assert str(error.value) == f"{tmp_path / 'low.txt'}:2: {said} ({tmp_path / 'wide.txt'}:3); take it off one of them"
-    with pytest.raises(hmp.OpListError, match="are the same op"):
-        hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ a.*"})
-    hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ b.*"})
-    hmp.Policy(bf16={low, wide}, promote={low, wide})
-    kept = hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "low.txt"), "FP32_LIST": str(tmp_path / "wide.txt")})
-    assert low in kept.bf16 and wide not in kept.fp32 and "log" in kept.fp32
+def test_lists_two_names_of_one_function_on_two_lists_are_an_error(empty, tmp_path: Path) -> None:
+    """No list can tell names apart that are one function object of torch's."""
+    for low, wide in (("spmm", "dsmm"), ("logsigmoid", "log_sigmoid"), ("log_sigmoid", "logsigmoid")):
+        (tmp_path / "low.txt").write_text(f"relu\n{low}\n")
+        (tmp_path / "wide.txt").write_text(f"exp\nlog\n{wide}\n")
+        with pytest.raises(hmp.OpListError) as error:
+            hmp.Policy.from_files(bf16=tmp_path / "low.txt", fp32=tmp_path / "wide.txt", promote=empty)
+        assert all(
+            part in str(error.value) for part in (f"{tmp_path / 'low.txt'}:2: ", repr(low), repr(wide), f"{tmp_path / 'wide.txt'}:3")
+        )
+        with pytest.raises(hmp.OpListError, match="are the same op"):
+            hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ a.*"})
+        hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ b.*"})
+        kept = hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "low.txt"), "FP32_LIST": str(tmp_path / "wide.txt")})
+        assert low in kept.bf16 and wide not in kept.fp32 and "log" in kept.fp32
 
 
 def test_lists_a_given_list_wins_over_a_default_one_by_another_name_of_the_function(write, empty) -> None:
@@ -171,23 +110,6 @@ def test_lists_a_given_list_wins_over_a_default_one_by_another_name_of_the_funct
     assert "mm" not in given.bf16 and "dsmm" in given.fp32
     with hmp.casts(given):
         assert ran_in(lambda a, b: torch.mm(a, b), (2, 2), (2, 2), dtype=BF16) is F32
-
-
-def test_lists_habanas_promote_list_holds_the_cross_product() -> None:
-    assert "cross" in hmp.Policy.load("habana").promote
-    low, wide = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([0.5, 0.25, 4.0])
-    with hmp.casts("habana"):
-        for cross in (torch.linalg.cross, lambda a, b: torch.cross(a, b, dim=0)):
-            assert torch.equal(cross(low, wide), torch.tensor([2 * 4 - 3 * 0.25, 3 * 0.5 - 1 * 4, 1 * 0.25 - 2 * 0.5]))
-
-
-def test_lists_ops_that_only_look_alike_are_no_synonyms(write, empty) -> None:
-    with hmp.casts(hmp.Policy.from_files(bf16=write("mm\nrelu\ndiv\nsub"), fp32=empty, promote=empty)):
-        square = torch.ones(2, 2)
-        assert (square @ square).dtype is F32
-        assert F.relu6(square).dtype is F32
-        assert torch.floor_divide(square, 2.0).dtype is F32
-        assert (square + 1.0).dtype is F32
 
 
 @pytest.fixture
@@ -209,23 +131,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize(("rule", "dtype"), [("bf16", BF16), ("fp32", F32)])
 def test_lists_a_dotted_name_is_a_users_own_function(rule: str, dtype: torch.dtype, package: str, write, empty) -> None:
-    lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(f"{package}.fused_attention\n")}
+    names = f"{package}.fused_attention  # ours\n{package}.Kernels.static"
+    lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(names)}
     policy = hmp.Policy.from_files(**lists)
     module = __import__(package, fromlist=["ops"])
+    before, code = module.fused_attention, module.fused_attention.__code__
     q, k = torch.ones(2), torch.ones(2).to(BF16)
     with hmp.casts(policy):
         assert module.fused_attention(q, k=k, scale=2.0) == [(dtype, dtype), 2.0]
+        assert module.Kernels.static(q) is module.Kernels.static(k) is dtype
         with hmp.disable_casts():
             assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
     assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
-
-
-def test_lists_a_users_function_is_left_as_it_was_after_revert(package: str, write, empty) -> None:
-    module = __import__(package, fromlist=["ops"])
-    before, code = module.fused_attention, module.fused_attention.__code__
-    hmp.convert(bf16_file_path=str(write(f"relu\n{package}.fused_attention  # ours\n{package}.Kernels.static")), fp32_file_path=str(empty))
-    assert module.fused_attention(torch.ones(2), torch.ones(2))[0] == (BF16, BF16)
-    assert module.Kernels.static(torch.ones(2)) is BF16
     hmp.revert()
     assert module.fused_attention is before and before.__code__ is code
 
@@ -246,13 +163,8 @@ def test_lists_a_star_stands_for_every_op_that_is_on_no_list(write, empty) -> No
     with hmp.casts(hmp.Policy.from_files(bf16=write("linear\nmm"), fp32=write("*"), promote=empty)):
         low = torch.ones(2, 2).to(BF16)
         for call in (
-            lambda a: torch.exp(a),
-            lambda a: a.sigmoid(),
-            lambda a: F.gelu(a),
             lambda a: a + a,
-            lambda a: a.sum(),
             lambda a: torch.cat([a, a]),
-            lambda a: F.softmax(a, 0),
             lambda a: torch.einsum("ij->ji", a).matmul(a),
             lambda a: torch.linalg.vector_norm(a),
             lambda a: torch.special.expit(a),
@@ -268,22 +180,14 @@ def test_lists_a_star_leaves_views_and_dtype_ops_apart(write, empty) -> None:
     with hmp.casts(hmp.Policy.from_files(bf16=empty, fp32=write("*"), promote=empty)):
         for call in (
             lambda a: a.view(-1),
-            lambda a: a.reshape(3, 2),
-            lambda a: a.transpose(0, 1),
             lambda a: a.t(),
             lambda a: a[0],
             lambda a: a.unsqueeze(0),
             lambda a: a.detach(),
             lambda a: a.expand(2, 2, 3),
             lambda a: a.chunk(2)[0],
-            lambda a: a.unbind(0)[1],
             lambda a: torch.permute(a, (1, 0)),
-            lambda a: a.squeeze(),
-            lambda a: a.flatten(),
             lambda a: a.contiguous(),
-            lambda a: a.narrow(0, 0, 1),
-            lambda a: a.diagonal(),
-            lambda a: a.view_as(a),
             lambda a: a.expand_as(a),
         ):
             result = call(base)
@@ -301,13 +205,10 @@ def test_lists_o2_runs_gemms_low_everything_else_in_float32_and_ignores_user_fil
     image, kernel = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 2, 2)
     assert mm() is BF16
     for call in (
-        lambda a: F.linear(a, a), lambda a: a @ a, lambda a: torch.addmm(a, a, a), lambda a: torch.bmm(a[None], a[None]),
-        lambda a: torch.mv(a, a[0]), lambda a: torch.dot(a[0], a[0]), lambda a: F.conv2d(image, kernel),
-        lambda a: F.conv_transpose2d(image, kernel), lambda a: F.conv1d(image[0], torch.ones(2, 3, 2)),
+        lambda a: F.linear(a, a), lambda a: torch.mv(a, a[0]), lambda a: F.conv2d(image, kernel),
     ):  # fmt: skip
         assert call(full).dtype is BF16
     for call in (
-        lambda a: F.softmax(a, 0), lambda a: torch.exp(a), lambda a: a * a, lambda a: F.relu(a), lambda a: a + a,
-        lambda a: F.layer_norm(a, (2,)), lambda a: F.gelu(a), lambda a: a.mean(),
+        lambda a: F.softmax(a, 0), lambda a: a * a, lambda a: F.layer_norm(a, (2,)),
     ):  # fmt: skip
         assert call(low).dtype is F32

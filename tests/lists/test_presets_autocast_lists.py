@@ -1,4 +1,4 @@
-"""torch's own test cases for autocast pass under the presets: they give the dtype that a case asks for, with the bits of explicit casts."""
+"""torch's own test cases for autocast on CUDA pass under its preset: the dtype that a case asks for, with the bits of explicit casts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
+from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
 import hmp
-from oracle import BF16, F16, F32, assert_identical, cast, flat, left_to_torch
+from oracle import F16, F32, assert_identical, cast, flat, left_to_torch
 
 # Where torch's own tests call the cases of a list, besides the method.
 MODULES = {"torch": torch, "nn": torch._C._nn, "linalg": torch.linalg, "methods": None, "banned": torch._C._nn}
-# torch.autocast("cuda") refuses to run it and asks for float32 inputs: under the preset it runs in float32.
-REFUSED = {"binary_cross_entropy"}
 # The arguments of this case are no arguments, and torch's own test skips it.
 MALFORMED = {"einsum"}
 # The cases of the CUDA lists that plain torch cannot run on CPU tensors.
@@ -55,7 +53,6 @@ def cases(preset: str, lists: Any, low: torch.dtype) -> list[Case]:
             if op in MALFORMED:
                 continue
             if "promote" in name:
-                # the CPU's lists give two mixtures a case: one with bfloat16, one with float16
                 runs_in = F32 if "need_autocast" in name else None
                 found += [Case(preset, name, op, mixture, {}, runs_in) for mixture in (args, *rest) if isinstance(mixture, tuple)]
             else:
@@ -65,7 +62,7 @@ def cases(preset: str, lists: Any, low: torch.dtype) -> list[Case]:
 
 
 torch.manual_seed(0)
-CASES = [*cases("torch-cpu", AutocastCPUTestLists("cpu"), BF16), *cases("torch-cuda", AutocastTestLists("cpu"), F16)]
+CASES = cases("torch-cuda", AutocastTestLists("cpu"), F16)
 pytestmark = pytest.mark.filterwarnings("ignore:.*(chain_matmul is deprecated|specifying the dim arg is deprecated)")
 LISTS = list(dict.fromkeys((case.preset, case.list) for case in CASES))
 
@@ -87,7 +84,7 @@ def check(case: Case) -> None:
                 assert one.dtype is case.runs_in
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.native_kernels  # explicit casts run them
 @pytest.mark.parametrize(("preset", "name"), LISTS)
 def test_every_case_of_torchs_lists_passes_under_the_preset(preset: str, name: str) -> None:
     failures = []
@@ -98,15 +95,3 @@ def test_every_case_of_torchs_lists_passes_under_the_preset(preset: str, name: s
             except Exception as error:  # one failure must not hide the others
                 failures.append(f"{case}: {type(error).__name__}: {error}")
     assert not failures, "\n".join(failures)
-
-
-def test_the_cuda_cases_left_out_are_those_that_a_cpu_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
-    cuda = [case for case in CASES if case.preset == "torch-cuda"]
-    left_out = [case for case in cuda if case.op in NO_CPU_KERNEL]
-    for case in left_out:
-        for _, call in case.calls():
-            with pytest.raises((RuntimeError, NotImplementedError), match=r"CUDA|cuda|cudnn|not compiled"):
-                call(*case.args, **case.kwargs)
-    assert {case.op for case in cuda if case.list == "banned"} == REFUSED
-    with capsys.disabled():
-        print(f"\n{len(left_out)} of {len(cuda)} cases of the CUDA lists have no CPU kernel: {', '.join(sorted(c.op for c in left_out))}")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 import hmp
-from autocast_differences import EXCEPTIONS, PAGE, counts_in, counts_of, page
 from autocast_sweep import Sweep
-from oracle import BF16
-from preset_sweep import OPS, RELEASE, named, shard, title
+from preset_sweep import OPS, RELEASE, shard, title
 
 SHARDS = 8
 
-NAMED = named(EXCEPTIONS)
+PAGE = (Path(__file__).resolve().parents[2] / "docs/pages/explain/differences-from-autocast.md").read_text(encoding="utf-8")
+# Its first table: ops of op_db that give another dtype or other bits, and on which releases of torch. One that no longer differs fails.
+EXCEPTIONS = dict(re.findall(r"^\| `([\w.]+)` \| ([\d. ]+|all) \| ", PAGE, re.MULTILINE))
+NAMED = {op for op, releases in EXCEPTIONS.items() if releases == "all" or RELEASE in releases.split()}
 
 
 def _check(sweep: Sweep) -> None:
@@ -29,27 +33,27 @@ def _listed(*kinds: str) -> set[str]:
 
 
 @pytest.mark.native_kernels
-def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autocasts_dtypes_and_bits() -> None:
+def test_the_first_sample_of_the_listed_ops_and_of_every_eighth_other_has_autocasts_dtypes_and_bits() -> None:
     listed = _listed("bf16", "fp32", "promote")
-    sweep = Sweep().run((info for i, info in enumerate(OPS) if i % 4 == 0 or info.name in listed), first=1)
+    sweep = Sweep().run((info for i, info in enumerate(OPS) if i % 8 == 0 or info.name in listed), first=1)
     _check(sweep)
-    assert sweep.spellings > 350
-    assert sweep.cases > 800
+    assert sweep.spellings > 200
+    assert sweep.cases > 500
 
 
 def test_where_products_compute_in_float32_they_have_autocasts_dtypes_and_values_but_for_their_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
-    sweep = Sweep(rounded=True).run((info for info in OPS if info.name in _listed("bf16")), first=4)
+    sweep = Sweep(rounded=True).run([info for info in OPS if info.name in _listed("bf16")][::3], first=1)
     _check(sweep)
-    assert sweep.cases > 200
+    assert sweep.cases > 30
 
 
 @pytest.mark.native_kernels
-@pytest.mark.slow
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("number", range(SHARDS))
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(at, marks=pytest.mark.nightly) for at in range(1, SHARDS))]
+)
 def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     infos = shard(number, SHARDS)
     sweep = Sweep().run(infos)
@@ -64,27 +68,13 @@ def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.Capture
 
 
 @pytest.mark.native_kernels
-def test_chain_matmul_has_autocasts_bits() -> None:
-    matrices = [torch.randn(3, 5), torch.randn(5, 2), torch.randn(2, 4)]
-    with torch.autocast("cpu", dtype=BF16):
-        want = torch.chain_matmul(*matrices)
-    with hmp.casts("torch-cpu"):
-        got = torch.chain_matmul(*matrices)
-    assert got.dtype is want.dtype is BF16
-    assert torch.equal(got, want)
-
-
-def test_the_page_of_differences_has_the_rows_of_the_tables() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert text == page(counts_in(text)), "PYTHONPATH=tests/support python tests/lists/autocast_differences.py writes the page"
-
-
-@pytest.mark.native_kernels
 @pytest.mark.nightly
-@pytest.mark.skipif(f"torch {RELEASE}" not in PAGE.read_text(encoding="utf-8"), reason="the page was written with another torch")
-def test_the_page_of_differences_is_what_the_sweep_writes() -> None:
+@pytest.mark.skipif(f"torch {RELEASE}:" not in PAGE, reason="the page has the numbers of another torch")
+def test_the_numbers_of_the_page_of_differences_are_those_of_the_sweep() -> None:
     sweep = Sweep().run(OPS)
-    assert counts_in(PAGE.read_text(encoding="utf-8")) == counts_of(sweep)
+    counts = sweep.counts()
+    assert f"With torch {RELEASE}: {counts['cases']} calls by {counts['spellings']} names, and {counts['refused']} more" in PAGE
+    assert f"{len(sweep.differing)} ops differ, besides {counts['empty']} calls without elements" in PAGE
 
 
 BINDINGS = {"_linalg": "linalg", "_special": "special", "_fft": "fft", "_sparse": "sparse"}
@@ -105,14 +95,3 @@ def test_what_torch_binds_under_two_names_is_one_op(binding: str) -> None:
     with hmp.casts(hmp.Policy("all", fp32={"*"})):
         apart = [a for a, b in twins.items() if getattr(private, a) is not getattr(public, b)]
     assert apart == []
-
-
-@pytest.mark.native_kernels
-def test_the_private_names_of_products_are_cast() -> None:
-    x = torch.randn(4, 4)
-    with torch.autocast("cpu", dtype=BF16):
-        want = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
-    with hmp.casts("torch-cpu"):
-        got = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
-    assert [t.dtype for t in got] == [t.dtype for t in want] == [BF16, BF16]
-    assert all(map(torch.equal, got, want))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hmp
 from oracle import BF16
-from preset_sweep import MIXTURES, OPS, Difference, mixed, named, outcome, samples, shard, spellings, title
+from preset_sweep import MIXTURES, Difference, mixed, named, outcome, samples, shard, spellings, title
 
 SHARDS = 4
 PYTHON = "R8: Python code of torch is one op; autocast decides for each op that it calls"
@@ -120,16 +120,7 @@ def check(infos: list[Any], *, first: int | None = None) -> tuple[Counter[str], 
     return counts, set(differing)
 
 
-@pytest.mark.slow
-def test_the_first_sample_of_the_listed_ops_has_cuda_autocasts_dtypes() -> None:
-    policy = hmp.Policy.load("torch-cuda")
-    listed = policy.bf16 | policy.fp32 | policy.promote
-    counts, _ = check([info for info in OPS if info.name.removeprefix("nn.functional.") in listed], first=1)
-    assert counts["compared"] > 400
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(SHARDS))
 def test_op_db_has_cuda_autocasts_dtypes(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     infos = shard(number, SHARDS)

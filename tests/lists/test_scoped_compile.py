@@ -83,38 +83,7 @@ def test_scope_what_is_in_force_is_guarded_on():
         assert len(graphs) == count
 
 
-def test_scope_a_part_that_is_compiled_follows_the_application_that_it_is_called_in():
-    model = Net()
-    block = model.decoder[0]
-    hmp.apply(model, P)
-    block.forward = torch.compile(block.forward, backend="eager", fullgraph=True)
-    assert dtypes(model(X)) == UNDER_P
-    with hmp.casts(P.unscoped):  # the same policy, and another application
-        assert dtypes(block(X)) == [BF16, BF16]
-    with hmp.casts(P.replace(fp32=frozenset(), scoped=()), model=model):
-        assert dtypes(block(X)) == [BF16, BF16]
-    assert dtypes(model(X)) == UNDER_P
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-@pytest.mark.parametrize("compiled", ["", "decoder.0", "decoder.0.linear"])
-def test_scope_a_compiled_wrapper_is_no_part_of_a_path_unless_a_line_spells_it(compiled: str, prefix: str):
-    model = Net()
-    if compiled:
-        model.set_submodule(compiled, torch.compile(model.get_submodule(compiled), backend="eager"))
-        lines = {"softmax @ decoder", f"linear @ {compiled}{prefix and '.'}{prefix.rstrip('.')}", "linear @ *.1.linear"}
-        wanted = [BF16, BF16, F32, BF16, F32, F32, F32, F32]
-    else:
-        model = torch.compile(model, backend="eager")
-        lines, wanted = {f"softmax @ {prefix}decoder", f"linear @ {prefix}*.1.linear"}, UNDER_P
-    hmp.apply(model, P.replace(fp32=lines, scoped=()))
-    assert dtypes(model(X)) == wanted
-    with pytest.raises(hmp.OpListError, match="did you mean 'decoder'"):
-        hmp.apply(model, hmp.Policy(fp32={"softmax @ decodr"}))
-
-
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=BRIDGED)])
 def test_scope_exported_programs_hold_it(strict: bool):
     model = hmp.apply(Net(), P)

@@ -69,33 +69,6 @@ def marks(model: torch.nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if "_hmp_applied" in vars(module)]
 
 
-def test_scope_apply_and_remove():
-    model = Net()
-    assert hmp.apply(model, P) is model
-    assert ran(model) == UNDER_P
-    assert not hmp.casts_enabled()
-    hmp.remove(model)
-    assert ran(model) == UNCAST and marks(model) == []
-
-
-def test_scope_marks_are_where_another_policy_may_be_in_force():
-    model = Net()
-    hmp.apply(model, hmp.Policy(bf16={"linear"}, fp32={"softmax @ decoder.1"}))
-    assert marks(model) == ["", "decoder.1", "decoder.1.linear"]
-    hmp.apply(model, hmp.Policy(fp32={"softmax @ decoder"}, bf16={"softmax @ decoder.0.linear"}))
-    assert marks(model) == ["", "decoder", *(f"decoder.{i}{rest}" for i in range(2) for rest in ("", ".linear"))]
-    hmp.apply(model, P.unscoped)
-    assert marks(model) == [""] and ran(model) == [(LOW, LOW)] * 4
-
-
-def test_scope_costs_models_without_scoped_lines_nothing():
-    model = Net()
-    hmp.apply(model, P.unscoped)
-    with hmp.convert(policy=P.unscoped, model=model), hmp.casts(P.unscoped, model=model):
-        assert marks(model) == [""]
-        assert "_call_impl" not in vars(Block) and "_call_impl" not in vars(torch.nn.Linear)
-
-
 def test_scope_a_container_that_is_reached_past_and_a_module_that_calls_its_uncle():
     model = Net()
     model.encoder[1].reach = lambda: model.decoder[0].linear  # a grandchild of another branch
@@ -127,49 +100,7 @@ def test_scope_convert_with_a_model_and_nested_conversions():
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
 
 
-def test_scope_convert_takes_paths_and_revert_takes_marks_off(tmp_path, torch_differences):
-    model = Net()
-    (tmp_path / "fp32.txt").write_text("softmax @ decoder.1\n")
-    (tmp_path / "bf16.txt").write_text("linear\nsoftmax\n")
-    outer = hmp.convert("O1", tmp_path / "bf16.txt", tmp_path / "fp32.txt", model=model)
-    inner = hmp.convert(policy=P, model=model)
-    assert ran(model) == UNDER_P
-    inner.revert()
-    assert ran(model) == [*[(LOW, LOW)] * 3, (LOW, WIDE)]
-    outer.revert()
-    assert marks(model) == [] and torch_differences() == []
-    hmp.convert(policy=P, model=model)
-    hmp.apply(model, P)
-    with hmp.casts(P, model=model):
-        hmp.revert()
-        assert ran(model) == UNCAST and marks(model) == [] and torch_differences() == []
-
-
-def test_scope_the_outer_handle_takes_the_inner_conversions_marks_off():
-    model = Net()
-    outer = hmp.convert()
-    hmp.convert(policy=P, model=model)
-    outer.revert()
-    assert marks(model) == [] and not hmp.is_converted()
-
-
 @pytest.mark.slow
-def test_scope_a_region_with_a_model():
-    model = Net()
-    region = hmp.casts(P, model=model)
-    assert marks(model) == []
-    with region:
-        assert ran(model) == UNDER_P and F.linear(X, X).dtype == LOW
-    assert ran(model) == UNCAST
-    hmp.revert()
-    with region:
-        assert ran(model) == UNDER_P
-    assert ran(model, region(lambda x: model(x))) == UNDER_P
-    del region
-    gc.collect()
-    assert marks(model) == []
-
-
 def test_scope_a_region_does_not_keep_its_model():
     model = Net()
     region, seen = hmp.casts(P, model=model), weakref.ref(model)
@@ -181,41 +112,6 @@ def test_scope_a_region_does_not_keep_its_model():
     assert seen() is None
     with pytest.raises(hmp.HmpError, match="the model whose modules policy 'scoped' speaks of is gone; make another region"), region:
         pass
-
-
-def test_scope_what_is_entered_inside_wins_as_without_scopes():
-    model = Net()
-    hmp.apply(model, P)
-    with hmp.convert(policy=HALVES), hmp.casts(HALVES):
-        assert ran(model) == UNDER_P
-    with hmp.disable_casts():
-        assert ran(model) == UNCAST
-    hmp.remove(model)
-    with hmp.convert(policy=P, model=model):
-        with hmp.casts(HALVES):
-            assert ran(model) == [(HALF, HALF)] * 4
-        with hmp.disable_casts():
-            assert ran(model) == UNCAST
-            with hmp.enable_casts():
-                assert ran(model) == UNDER_P
-        hmp.apply(model, HALVES)
-        assert ran(model) == [(HALF, HALF)] * 4
-
-
-@pytest.mark.parametrize("inner_first", [True, False])
-def test_scope_a_model_inside_another_keeps_its_own_policy(inner_first: bool):
-    inner = Net()
-    model = torch.nn.Sequential(inner)
-    outer = hmp.Policy(fp32={"linear @ 0.encoder.0"}, bf16={"softmax"})
-    for each in sorted([(model, outer), (inner, P)], key=lambda pair: (pair[0] is model) == inner_first):
-        hmp.apply(*each)
-    model(X)
-    assert inner.seen() == UNDER_P
-    hmp.remove(inner)
-    model(X)
-    assert inner.seen() == [(WIDE, LOW)] * 4
-    hmp.remove(model)
-    assert marks(model) == []
 
 
 def test_scope_copies_carry_it_and_pickles_do_not():
@@ -296,50 +192,3 @@ def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: b
             block.seen = None
         loss.backward()
     assert model.seen() == UNDER_P  # as the recomputation had it
-
-
-def test_scope_an_exception_in_a_scoped_module_leaves_no_trace():
-    model = Net()
-    hmp.apply(model, P)
-
-    def fail() -> torch.nn.Module:
-        raise KeyError
-
-    model.decoder[0].reach = fail
-    with pytest.raises(KeyError):
-        model(X)
-    assert not hmp.casts_enabled() and F.linear(X, X).dtype == WIDE
-
-
-@hmp.bf16_function
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-def test_scope_decorated_functions_know_the_policy_of_the_module_they_are_called_in():
-    class Calls(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = rounded(x).dtype, torch.softmax(x, -1).dtype
-            return x
-
-    model = torch.nn.Sequential(Calls(), Calls())
-    hmp.apply(model, hmp.Policy(bf16={"softmax"}, fp32={"softmax @ 1"}))
-    model(X)
-    assert [block.seen for block in model] == [(LOW, LOW), (LOW, WIDE)]
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of a category that is another from release to release
-def test_scope_a_scripted_part_is_no_module_that_a_line_reaches():
-    scripted = torch.jit.script(torch.nn.Linear(4, 4))
-    with pytest.raises(hmp.OpListError, match=r"'softmax @ 0' matches no module"):
-        hmp.apply(torch.nn.Sequential(scripted, Block()), hmp.Policy(fp32={"softmax @ 0"}))
-
-
-def test_scope_a_class_that_cannot_be_followed_leaves_no_marks():
-    class Odd(Block):
-        __call__ = staticmethod(lambda x: x)  # type: ignore[assignment]
-
-    model = torch.nn.Sequential(Block(), Odd())
-    with pytest.raises(hmp.HmpError, match=r"apply\(\) cannot follow Odd.__call__"):
-        hmp.apply(model, hmp.Policy(fp32={"softmax @ ?"}))
-    assert marks(model) == []

@@ -1,4 +1,4 @@
-"""Scoped lines on a transformer and on a shared module, beside plain torch with explicit casts."""
+"""Scoped lines on a transformer, beside plain torch with explicit casts."""
 
 from __future__ import annotations
 
@@ -74,22 +74,3 @@ def test_scope_t5_has_one_softmax_in_the_decoder_and_another_in_the_encoder(t5: 
     assert rows == {("encoder", "bf16", "softmax", "bfloat16"), ("decoder", "fp32", "softmax @ decoder.*", "float32")}
     with hmp.convert(policy=policy, model=t5):
         torch.testing.assert_close(step(t5), wanted, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("scope", ["shared", "encoder.embedding", "decoder"])
-def test_scope_a_shared_embedding_follows_the_lines_of_all_its_paths(scope: str):
-    class Half(torch.nn.Module):
-        def __init__(self, embedding: torch.nn.Module) -> None:
-            super().__init__()
-            self.embedding, self.own = embedding, torch.nn.Embedding(4, 4)
-
-        def forward(self, ids: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
-            return self.embedding(ids).dtype, self.own(ids).dtype
-
-    shared = torch.nn.Embedding(4, 4)
-    model = torch.nn.ModuleDict({"shared": shared, "encoder": Half(shared), "decoder": Half(shared)})
-    ids = torch.arange(4)
-    with hmp.convert(policy=hmp.Policy(bf16={f"embedding @ {scope}"}), model=model):
-        assert shared(ids).dtype == LOW
-        assert model["encoder"](ids) == (LOW, WIDE) and model["decoder"](ids) == (LOW, LOW if scope == "decoder" else WIDE)
-    assert shared(ids).dtype == WIDE

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 
-import hmp
 from model_zoo import MODELS, mutations
 from model_zoo.checks import assert_gradients_follow, assert_state_moves, reference
 from model_zoo.kit import converted, train
@@ -22,14 +21,9 @@ def cases(*cases: tuple[str, ...]) -> list[object]:
     return [pytest.param(*case, marks=pytest.mark.slow if i else (), id="-".join(case)) for i, case in enumerate(cases)]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("mutation", "name"),
-    [
-        *cases(("rotation_removed", "llama"), ("rotation_removed", "mixtral")),
-        *cases(*(("attention_removed", name) for name in ("bert", "llama", "t5", "vit"))),
-        *cases(("mask_ignored", "t5"), ("mask_ignored", "bert")),
-    ],
+    cases(("rotation_removed", "llama"), ("attention_removed", "vit"), ("mask_ignored", "bert")),
 )
 def test_mutation_turns_the_gradients(mutation: str, name: str):
     exact, mutate = reference(MODELS[name]), getattr(mutations, mutation)
@@ -40,7 +34,7 @@ def test_mutation_turns_the_gradients(mutation: str, name: str):
 
 @pytest.mark.parametrize(
     ("name", "parameter"),
-    cases(("resnet", "classifier.1.bias"), ("llama", "model.norm.weight"), ("mixtral", "model.layers.1.mlp.gate.weight")),
+    cases(("resnet", "classifier.1.bias"), ("mixtral", "model.layers.1.mlp.gate.weight")),
 )
 def test_mutation_detached_parameter_has_no_gradient_and_does_not_move(name: str, parameter: str):
     exact = reference(MODELS[name])
@@ -51,22 +45,7 @@ def test_mutation_detached_parameter_has_no_gradient_and_does_not_move(name: str
         assert_state_moves(run, exact)
 
 
-def test_mutation_frozen_statistics_do_not_move():
-    exact = reference(MODELS["resnet"])
-    run = train(MODELS["resnet"], POLICY, mutate=mutations.statistics_frozen)
-    with pytest.raises(AssertionError, match=r"running_mean: did not move"):
-        assert_state_moves(run, exact)
-
-
-@pytest.mark.slow
-def test_mutation_narrowed_parameter_is_noticed():
-    exact = reference(MODELS["llama"])
-    run = train(MODELS["llama"], POLICY, mutate=mutations.parameter_narrowed("lm_head.weight"))
-    with pytest.raises(AssertionError, match=r"lm_head.weight: torch.bfloat16 became"):
-        assert_state_moves(run, exact)
-
-
-@pytest.mark.parametrize(("name", "side"), cases(("bert", "right"), ("t5", "right"), ("gpt2", "left"), ("llama", "left")))
+@pytest.mark.parametrize(("name", "side"), cases(("bert", "right"), ("llama", "left")))
 def test_mutation_ignored_mask_makes_padding_count(name: str, side: str):
     built = build_for_text(MODELS[name])
     with converted(POLICY):
@@ -75,28 +54,9 @@ def test_mutation_ignored_mask_makes_padding_count(name: str, side: str):
         assert distance(padded(built, side), alone(built)) > ROUNDED
 
 
-@pytest.mark.parametrize("name", cases(*((name,) for name in ("llama", "gpt2", "mixtral", "qwen3", "opt"))))
+@pytest.mark.parametrize("name", cases(("llama",), ("mixtral",)))
 def test_mutation_rounded_positions_lose_the_far_logits(name: str):
     built, batch = build_long(MODELS[name]), long_batch(MODELS[name])
     exact = far_logits(built, batch)
     with converted(POLICY):
         assert likeness(built, rounded_positions(batch), exact) < KEPT < likeness(built, batch, exact)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "falcon", "qwen3"])
-def test_mutation_removed_rotation_loses_the_far_logits(name: str):
-    built, batch = build_long(MODELS[name]), long_batch(MODELS[name])
-    exact = far_logits(built, batch)
-    mutations.rotation_removed(built)
-    with converted(POLICY):
-        assert likeness(built, batch, exact) < KEPT
-
-
-@pytest.mark.slow
-def test_mutation_mul_on_the_list_of_a_sound_policy_loses_the_far_logits():
-    built, batch = build_long(MODELS["llama"]), long_batch(MODELS["llama"])
-    exact = far_logits(built, batch)
-    bert = hmp.Policy.load("bert")
-    with converted(bert.replace(bf16=bert.bf16 | {"mul"})):
-        assert likeness(built, batch, exact) < KEPT

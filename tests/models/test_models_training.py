@@ -34,7 +34,6 @@ def wanted(name: str) -> Reference:
     return dataclasses.replace(found, steady=frozenset()) if name in UNSTEADY else found
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model", "policy"), each(policies=POLICIES))
 def test_a_model_trains_under_a_policy_as_in_float32(model: Model, policy: str):
     exact = wanted(model.name)

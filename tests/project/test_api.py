@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import importlib
 import importlib.util
 import inspect
-import pydoc
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,10 +31,7 @@ def test_public_names_are_there_and_have_docstrings() -> None:
 
 def _public_callables() -> Iterator[tuple[str, Any]]:
     """Every public function, class and method of hmp and of its modules for users, each with its name."""
-    homes = [hmp, *map(importlib.import_module, ("hmp.compat.habana", "hmp.compat.gaudi_config", "hmp.pytest_plugin"))]
-    for name in ("transformers", "lightning"):
-        if importlib.util.find_spec(name) is not None:
-            homes.append(importlib.import_module(f"hmp.compat.{name}"))
+    homes = [hmp, *map(importlib.import_module, ("hmp.compat.habana", "hmp.pytest_plugin"))]
     for home in homes:
         for name in getattr(home, "__all__", ()):
             found = getattr(home, name)
@@ -66,49 +59,7 @@ def test_no_default_of_a_public_signature_holds_live_data() -> None:
         asked += 1
         live += [f"{name}({each})" for each in signature.parameters.values() if not (each.default is each.empty or _is_plain(each.default))]
     assert not live
-    assert asked > 100
-
-
-def test_help_of_policy_shows_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_TEST_SECRET", "s3cret")
-    assert "s3cret" not in pydoc.render_doc(hmp.Policy)
-    monkeypatch.setenv("LOWER_LIST", "nowhere.txt")
-    with pytest.raises(hmp.OpListError, match=r"nowhere\.txt"):  # it is read at the call
-        hmp.Policy.from_env()
-
-
-def _messages() -> Iterator[tuple[str, str]]:
-    """The strings of hmp's source that may be a message, each with its place: all but docstrings and code that hmp writes."""
-    for file in sorted((ROOT / "hmp").rglob("*.py")):
-        if file.name in ("dispatcher_code.py", "patches.py", "init.py"):
-            continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        documented = [
-            node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
-        docs = {id(node.body[0].value) for node in documented if node.body and isinstance(node.body[0], ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
-
-
-def test_no_message_names_an_internal_function() -> None:
-    """A user who is told to call a function must be able to."""
-    modules = {file: ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "hmp").rglob("*.py")}
-    functions = {node.name for tree in modules.values() for node in tree.body if isinstance(node, ast.FunctionDef)}
-    the_users = {"model", "module", "train", "batches", "loss", "step", "metric", "optimizer"}  # in recipes
-    public = {*hmp.__all__, *the_users, *(name.rpartition(".")[2] for name, _ in _public_callables())}
-    others = {*dir(builtins), *dir(torch), *dir(torch.Tensor), *dir(torch.nn.Module)}
-    messages = list(_messages())
-    internal = re.compile(rf"\b({'|'.join(sorted(functions - public - others))})\(")
-    assert [(place, text) for place, text in messages if internal.search(text)] == []
-    assert sum("hmp.remove(" in text for _, text in messages) > 1  # messages are found
-
-
-def test_from_hmp_import_hmp_works() -> None:
-    from hmp import hmp as package
-
-    assert package is hmp
+    assert asked > 50
 
 
 def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) -> None:
@@ -155,11 +106,7 @@ def test_importing_hmp_waits_for_nothing_and_brings_torch_and_the_standard_libra
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    "first",
-    ["import hmp.tune.search", "import hmp.benchmark.result", "from hmp.tune.recipe import load", "import hmp.cli, hmp.compat.habana", ""],
-)
+@pytest.mark.parametrize("first", ["import hmp.tune.search, hmp.benchmark.result", "import hmp.cli, hmp.compat.habana"])
 def test_functions_and_packages_of_one_name_are_told_apart(first: str) -> None:
     code = f"{first}\nimport hmp, inspect\nprint(inspect.isfunction(hmp.tune), inspect.isfunction(hmp.benchmark), hmp.tune.__module__)"
     assert run_in_another_process(f"del sys.modules['hmp']\n{code}", with_hmp=False, path=".").strip() == "True True hmp.tune"

@@ -11,8 +11,7 @@ import pytest
 
 import hmp
 from hmp.cli import main
-from hmp.extras import EXTRAS, needed
-from hmp.tune import solver
+from hmp.extras import EXTRAS
 from process_kit import to_install
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
@@ -99,30 +98,3 @@ def test_a_command_asks_for_its_extra_before_the_work(
         said = f"{who} {package} {EXTRAS[extra][package]} or later, and {TOO_OLD[package]} is installed: {to_install(extra)}\n"
     assert main(command.split()) == 2
     assert capsys.readouterr().err == said
-
-
-def test_doctor_and_the_solver_tell_them_apart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(tmp_path, monkeypatch, "scipy", "1.10.1")
-    monkeypatch.setitem(sys.modules, "rich", None)
-    main(["doctor"])
-    wanted = "rich, not installed here; scipy 1.11 or later, and 1.10.1 is installed"
-    assert f"  extra tune: needs {wanted}: {to_install('tune')}\n" in capsys.readouterr().out
-    with pytest.raises(ImportError, match=r"^hmp\.tune needs scipy 1\.11 or later, and 1\.10\.1 is installed: pip install"):
-        solver.scipy()
-
-
-def test_one_that_does_not_import_is_neither_missing_nor_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "markupsafe", None)
-    said = imported_anew("hmp.report.page", monkeypatch)
-    assert re.match(r"a report's page needs jinja2 3[\d.]+, which is installed and does not import here: import of markupsafe", said)
-
-
-def test_a_package_without_a_release_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout on the path: no installer said which release it is."""
-    (tmp_path / "unpacked.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(EXTRAS, "of_a_test", {"unpacked": "3"})
-    with needed("a test needs", "of_a_test", "unpacked"):
-        importlib.import_module("unpacked")

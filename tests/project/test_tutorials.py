@@ -1,10 +1,7 @@
-"""The tutorials run from top to bottom: as scripts, each in a process of its own, and as the notebooks that they are sources of."""
+"""The tutorials run from top to bottom, as the notebooks that they are sources of."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,19 +24,8 @@ def test_every_tutorial_is_tested() -> None:
     assert [source.stem for source in SOURCES] == list(SEEN)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, source], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=env)
-    assert ran.returncode == 0, ran.stderr
-    assert [text for text in SEEN[source.stem] if text not in ran.stdout] == []
-
-
 @pytest.mark.slow
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_tutorial_runs_as_a_notebook(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jupytext = pytest.importorskip("jupytext", reason="notebooks are made with jupytext, of the extras docs and test")
     nbclient = pytest.importorskip("nbclient", reason="notebooks are executed with nbclient, of the extras docs and test")

@@ -1,4 +1,4 @@
-"""What is said of releases is what `.ci/versions` noted of its runs; workflows are right by actionlint, and do what .ci/ does."""
+"""What is said of releases is what `.ci/versions` noted of its runs; workflows are right by actionlint."""
 
 from __future__ import annotations
 
@@ -37,26 +37,6 @@ def test_the_classifiers_are_the_pythons_that_all_default_tests_were_run_with() 
     assert min(torch_private.release(run["torch"]) for run in WHOLE) == torch_private.release(oldest)
 
 
-@pytest.mark.parametrize(
-    ("log", "wanted"),
-    [
-        ("== 1 failed, 3180 passed, 9 skipped, 1 xfailed, 67 warnings in 1719.79s (0:28:39) ==\n", (3180, 1, 9, 1)),
-        ("2 passed, 15 warnings, 2 errors in 83.13s (0:01:23)\n", (2, 2, 0, 0)),
-        ("the machine was switched off\n", (0, 1, 0, 0)),
-    ],
-)
-def test_the_counts_are_those_of_pytests_last_line(log: str, wanted: tuple[int, ...]) -> None:
-    assert tuple(versions.counts("...F [ 3%]\n" + log).values()) == wanted
-
-
-def test_a_run_replaces_what_it_says_again() -> None:
-    whole = {"torch": "2.9.0", "python": "3.11.7", "tests": "default"}
-    gone = [whole, whole | {"tests": "tests/rules"}]
-    stay = [whole | {"tests": "tests/device/test_xla.py"}, whole | {"torch": "2.7.1"}, whole | {"python": "3.12.1"}]
-    assert [versions.is_replaced(each, whole) for each in gone + stay] == [True, True, False, False, False]
-    assert not versions.is_replaced(whole, whole | {"tests": "tests/rules"})
-
-
 def test_a_python_without_its_lock_is_refused_by_name() -> None:
     code = "import sys; sys._is_gil_enabled = lambda: False; import hmp"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -74,20 +54,3 @@ def test_actionlint_finds_nothing() -> None:
         pytest.skip("actionlint comes with the extra test, for the platforms that it has a wheel for")
     run = subprocess.run([found, *map(str, FILES)], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-
-
-def test_every_step_calls_a_script_of_ci() -> None:
-    called = set()
-    for file in FILES:
-        for command in re.findall(r"^ *(?:- )?run: (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE):
-            script = command.partition(" ")[0]
-            assert script.startswith(".ci/"), f"{file.name}: {command}"
-            assert os.access(doc_blocks.ROOT / script, os.X_OK), script
-            called.add(script)
-    assert called == {f".ci/{name}" for name in ("run", "versions", "nightly", "site", "release")}
-
-
-def test_a_release_by_another_tag_than_that_of_the_version_is_refused() -> None:
-    run = subprocess.run([doc_blocks.ROOT / ".ci" / "release", "v0.0.0"], capture_output=True, text=True)
-    assert run.returncode == 1
-    assert re.search(r"the tag is v0\.0\.0, and pyproject\.toml says version (\S+): the tag of that is v\1", run.stderr)

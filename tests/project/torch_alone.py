@@ -1,14 +1,15 @@
-"""Run scripts where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
+"""Run scripts in one process, maybe where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
 
 As a script it is that process: `torch_alone.py NAMES SCRIPT...`. An import finds the modules of NAMES, of the standard library, and no
-other. Each script runs in a fork, as fresh as a process of its own, without the seconds that torch takes to import.
+other; of all where NAMES is "". The scripts run one after the other, each as the main module and with nothing converted, so that torch
+and hmp are imported once.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import runpy
 import sys
+import traceback
+import types
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -17,13 +18,13 @@ from types import ModuleType
 from typing import Any
 
 
-def run(scripts: Mapping[str, str], folder: Path) -> dict[str, str]:
+def run(scripts: Mapping[str, str], folder: Path, *, alone: bool = True) -> dict[str, str]:
     """Return what each script prints in `folder`, by its name. Fails with the traceback of those that raise."""
     from command_kit import python
 
     for name, code in scripts.items():
         (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    done = python(Path(__file__), ",".join(sorted(names())), *(f"{name}.py" for name in scripts), cwd=folder)
+    done = python(Path(__file__), ",".join(sorted(names())) if alone else "", *(f"{name}.py" for name in scripts), cwd=folder)
     assert done.returncode == 0, done.stderr
     return {name: (folder / f"{name}.py.printed").read_text(encoding="utf-8") for name in scripts}
 
@@ -61,22 +62,29 @@ class Only:
         return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
 
 
-def _script(path: str) -> None:
-    with open(f"{path}.printed", "w", encoding="utf-8") as sys.stdout:
-        runpy.run_path(path, run_name="__main__")
+def _fails(path: str) -> bool:
+    import hmp
+
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = path
+    try:
+        with open(f"{path}.printed", "w", encoding="utf-8") as sys.stdout:
+            exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec", dont_inherit=True), main.__dict__)
+    except BaseException:
+        traceback.print_exc()
+        return True
+    finally:
+        sys.stdout = sys.__stdout__
+        hmp.revert()
+        if "hmp.compat.habana" in sys.modules:
+            sys.modules["hmp.compat.habana"].uninstall()
+    return False
 
 
 def _main(names: str, *scripts: str) -> int:
-    sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
-    import torch  # noqa: F401  # once, for all scripts
-
-    failed = 0
-    for path in scripts:
-        process = multiprocessing.get_context("fork").Process(target=_script, args=(path,), name=path)
-        process.start()
-        process.join()
-        failed += process.exitcode != 0
-    return failed
+    if names:
+        sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
+    return sum(map(_fails, scripts))
 
 
 if __name__ == "__main__":

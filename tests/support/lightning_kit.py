@@ -35,8 +35,9 @@ for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "ligh
 
 
 def both_homes(test: Callable[..., Any]) -> Any:
-    """The test with `lightning.pytorch` and with `pytorch_lightning`, which are one code: half of the cases are left to the nightly run."""
-    return pytest.mark.sampled(2)(pytest.mark.parametrize("home", HOMES)(test))
+    """The test with `lightning.pytorch`, and nightly with `pytorch_lightning`, which is the same code."""
+    first, *others = HOMES
+    return pytest.mark.parametrize("home", [first, *(pytest.param(home, marks=pytest.mark.nightly) for home in others)])(test)
 
 
 quiet = pytest.mark.filterwarnings(

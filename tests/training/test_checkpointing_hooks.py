@@ -70,32 +70,20 @@ def on_disk(folder):
     return saved_tensors_hooks(stored.pack, stored.unpack)
 
 
-def doubled(_):
-    """A hook that computes: a power of two is exact in every dtype."""
-    return saved_tensors_hooks(lambda t: t * 2 if t.is_floating_point() else t, lambda t: t * 0.5 if t.is_floating_point() else t)
-
-
 @contextlib.contextmanager
 def nested(folder):
     with save_on_cpu(), on_disk(folder):
         yield
 
 
-HOOKS = {
-    "save_on_cpu": lambda _: save_on_cpu(),
-    "on disk": on_disk,
-    "computing": doubled,
-    "nested": nested,
-    "disabled": lambda _: disable_saved_tensors_hooks("not here"),
-}
+# plain ones, and ones that compute, P9 draws
+HOOKS = {"on disk and on the CPU": nested, "disabled": lambda _: disable_saved_tensors_hooks("not here")}
 AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("lists", [LISTS, EVERYTHING], ids=["", "what hooks call is listed"])
 @pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
-def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(width, name, lists, tmp_path):
+def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(name, tmp_path):
+    width, lists = 64, EVERYTHING
     model, x = Model(width), torch.randn(width, width)
     want = gradients(model, products_as_computed()(lambda x: by_hand(model, x)), x)
 
@@ -109,7 +97,7 @@ def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(width, nam
 
 
 def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
-    model, x = Model(128), torch.randn(128, 128, requires_grad=True)
+    model, x = Model(64), torch.randn(64, 64, requires_grad=True)
     stored = OnDisk(tmp_path)
     with hmp.casts(LISTS), saved_tensors_hooks(stored.pack, stored.unpack):
         model(x)
@@ -120,34 +108,11 @@ def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
     assert ours.count("torch.bfloat16") > ours.count("torch.float32") > 0
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-@pytest.mark.parametrize("inside", [True, False], ids=["hooks inside", "hooks outside"])
-@pytest.mark.parametrize("name", ["save_on_cpu", "on disk", "computing"])
-def test_checkpoints_and_hooks_together(name, inside, reentrant, tmp_path):
-    model, x = Model(8), torch.randn(8, 8)
-    want = gradients(model, lambda x: by_hand(model, x), x)
-
-    def hooked(x):
-        with HOOKS[name](tmp_path):
-            return model(x)
-
-    def run(x):
-        with hmp.casts(EVERYTHING):
-            if inside:
-                return checkpoint(hooked, x, use_reentrant=reentrant)
-            with HOOKS[name](tmp_path):
-                return checkpoint(model, x, use_reentrant=reentrant)
-
-    for one, other in zip(gradients(model, run, x, hmp.disable_casts), want, strict=True):
-        same(one, other)
-
-
 def test_offloaded_activations_are_let_go_of():
     """What a hook takes away is not kept alive by hmp: neither an activation nor its low-precision copy."""
     kept = []
     with hmp.casts(LISTS), saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        x = torch.randn(128, 128, requires_grad=True)
+        x = torch.randn(4, 128, requires_grad=True)
         hidden = torch.sin(x)
         kept.append(weakref.ref(hidden))
         result = F.linear(hidden, torch.randn(128, 128, requires_grad=True)).float().sum()
@@ -160,17 +125,13 @@ def test_offloaded_activations_are_let_go_of():
 # --- checkpoints keep no copies of weights that train
 
 
-REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-
-
 def entries() -> int:
     return hmp.cache_info().entries
 
 
-@REENTRANT
-@pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
-@pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
-def test_a_checkpoint_keeps_no_copies_of_weights_that_train(reentrant, width, nested):
+@pytest.mark.parametrize(("reentrant", "nested"), [(True, True), (False, True), (True, False)])
+def test_a_checkpoint_keeps_no_copies_of_weights_that_train(reentrant, nested):
+    width = 128
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
     x, seen = torch.randn(4, width, requires_grad=True), []
 

@@ -42,12 +42,6 @@ def rotation_removed(built: torch.nn.Module) -> None:
         module.register_forward_hook(lambda module, args, turns: (torch.ones_like(turns[0]), torch.zeros_like(turns[1])))
 
 
-def statistics_frozen(built: torch.nn.Module) -> None:
-    """One batch norm does not learn what its inputs are like."""
-    norms = [module for module in built.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    norms[len(norms) // 2].momentum = 0.0
-
-
 def parameter_detached(name: str) -> Mutation:
     """One parameter takes part in the computation, but not in backward."""
 
@@ -66,15 +60,5 @@ def parameter_detached(name: str) -> Mutation:
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
-
-    return mutate
-
-
-def parameter_narrowed(name: str) -> Mutation:
-    """One parameter is kept in bfloat16."""
-
-    def mutate(built: torch.nn.Module) -> None:
-        parameter = built.get_parameter(name)
-        parameter.data = parameter.data.to(torch.bfloat16)
 
     return mutate

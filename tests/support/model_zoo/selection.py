@@ -19,7 +19,7 @@ QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
 
 
 def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: Iterable[str] = QUICK) -> list[Any]:
-    """A parameter for each model; with `policies`, for each quick model and policy. The others have one of them in turn."""
+    """A parameter for each model, with one of the policies in turn, and nightly each quick model with each of the others."""
     found = []
     for at, name in enumerate(names):
         marks = [] if name in quick else [pytest.mark.nightly if zlib.crc32(name.encode()) % 12 else pytest.mark.slow]
@@ -27,10 +27,13 @@ def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: 
             marks.append(pytest.mark.searches_references)
         if not MODELS[name].available:
             marks.append(pytest.mark.skip(reason=f"this transformers has no {MODELS[name].cls}"))
-        in_turn = policies if name in quick else policies[at % max(len(policies), 1) :][:1]
-        for policy in in_turn or (None,):
-            values = (MODELS[name],) if policy is None else (MODELS[name], policy)
-            found.append(pytest.param(*values, marks=marks, id=name if policy is None else f"{name}-{policy}"))
+        if not policies:
+            found.append(pytest.param(MODELS[name], marks=marks, id=name))
+        first = at % max(len(policies), 1)
+        for number, policy in enumerate(policies):
+            if number == first or name in quick:
+                more = [] if number == first else [pytest.mark.nightly]
+                found.append(pytest.param(MODELS[name], policy, marks=marks + more, id=f"{name}-{policy}"))
     return found
 
 
