@@ -32,16 +32,16 @@ def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another()
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     result = hmp.tune(
-        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="4 evaluations", start="torch-cpu"
+        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="2 evaluations", start="torch-cpu"
     )
     assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
 
 
 def test_a_gain_below_a_floor_is_no_gain() -> None:
-    """The logits are 4 KiB in float32; the linear layers keep a thousand, of which the low dtype saves about half."""
+    """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low dtype saves about half."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 2))
-    batches = [(torch.randn(512, 64), torch.randint(2, (512,))) for _ in range(2)]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.Linear(256, 2))
+    batches = [(torch.randn(128, 8), torch.randint(2, (128,))) for _ in range(2)]
     names = ["linear", "cross_entropy"]
     result = hmp.tune(model, batches, loss=classified, tolerance=0.9, objective="memory", ops=names)
     saved = {unit.op: unit.saved_bytes for unit in result.units}
@@ -55,8 +55,7 @@ def classified(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor])
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("tolerance", [0.02, 0.0005, 0.0001])
+@pytest.mark.parametrize("tolerance", [pytest.param(0.02, marks=pytest.mark.nightly), 0.0005])
 def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
     """Beside all sixteen choices for four ops, each trained in a loop of its own and with its own count of the bytes."""
     names = ("linear", "relu", "layer_norm", "softmax")
@@ -260,18 +259,6 @@ def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_pat
     assert not calls
     assert finished.to_dict() == again.to_dict()
     assert not hmp.is_converted()
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_search() -> None:
-    found = []
-    for _ in range(2):
-        model, batches = perceptron()
-        torch.manual_seed(torch.seed() % 1000)  # what was drawn before does not count
-        found.append(hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=10, tolerance=0.001, objective="memory"))
-    one, other = found
-    assert one.policy == other.policy
-    assert [(t.name, t.loss, t.saved_bytes, t.fits) for t in one.trials] == [(t.name, t.loss, t.saved_bytes, t.fits) for t in other.trials]
 
 
 def test_the_budget_ends_the_search_with_the_best_so_far() -> None:

@@ -15,9 +15,12 @@ from compile_kit import BRIDGED
 from hmp.tune.result import TuneResult
 from tune_kit import overflowing, perceptron, sgd, squared, trained
 
+START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
+
 
 def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> TuneResult:
-    return hmp.tune(model, batches, loss=loss, **{"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "6 evaluations"} | options)
+    given = {"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "4 evaluations", "start": START}
+    return hmp.tune(model, batches, loss=loss, **given | options)
 
 
 def test_a_metric_that_leaves_the_model_in_eval_changes_no_later_run() -> None:
@@ -120,8 +123,8 @@ def test_every_run_begins_with_what_lists_and_dicts_in_attributes_held() -> None
     model, batches = Remembering(), [torch.randn(4, 8) for _ in range(3)]
     model(batches[0])
     twin, held = copy.deepcopy(model), dict(vars(model))
-    wanted = trained(copy.deepcopy(model), batches, squares, 20, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
-    result = tuned(model, batches, squares, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), steps=20)
+    wanted = trained(copy.deepcopy(model), batches, squares, 6, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    result = tuned(model, batches, squares, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), steps=6)
     assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
     assert all(vars(model)[name] is value for name, value in held.items() if isinstance(value, (list, dict, set, deque, tuple)))
     assert (model.lengths, model.kinds, list(model.latest), model.pair[0]) == ([4], {1}, [0.5], [1])
@@ -139,9 +142,9 @@ def test_every_run_begins_with_the_attributes_the_hooks_and_what_is_trained_as_t
     torch.manual_seed(0)
     model = Noting()
     twin, batches = copy.deepcopy(model), [torch.randn(4, 8) for _ in range(3)]
-    wanted = trained(copy.deepcopy(model), batches, squares, 20, frozen)
+    wanted = trained(copy.deepcopy(model), batches, squares, 6, frozen)
     total = model.total
-    result = tuned(model, batches, squares, optimizer=frozen, steps=20)
+    result = tuned(model, batches, squares, optimizer=frozen, steps=6)
     assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
     assert vars(model).keys() == vars(twin).keys() and model.total is total
     assert (model.longest, model.hooked, len(model.out._forward_hooks)) == (0, False, 0)
@@ -296,7 +299,7 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() 
         slope = torch.func.grad(lambda y: torch.tanh(y).sum())(x)
         return (model(x) * slope).square().mean()
 
-    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "3 evaluations"}
+    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "2 evaluations", "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
     with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
         hmp.tune(model, batches, **arguments, objective="memory")
