@@ -87,12 +87,7 @@ def test_another_look_at_the_ops_sees_none_of_the_captures_own(tmp_path: Path) -
     model, x, lists = net(), torch.randn(3, 4), hmp.Policy(bf16={"linear"})
 
     def looked_at() -> tuple[int, list[Any]]:
-        with (
-            hmp.casts(hmp.Policy(bf16={"linear"})),
-            FlopCounterMode(display=False) as counter,
-            hmp.record() as report,
-            hmp.detect_nonfinite(),
-        ):
+        with hmp.casts(lists), FlopCounterMode(display=False) as counter, hmp.record() as report, hmp.detect_nonfinite():
             model(x)
         return counter.get_total_flops(), [(row.op, row.module, row.dtypes, row.calls, row.casts) for row in report.rows]
 

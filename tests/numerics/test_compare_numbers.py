@@ -81,45 +81,29 @@ def test_shares_are_of_the_squared_isolated_errors():
     assert [group.name for group in comparison.by_op()][:2] == ["exp", "linear"]
 
 
-@pytest.mark.parametrize(
-    ("got", "reference", "relative", "ulps"),
-    [
+INF, NAN, MASK = float("inf"), float("nan"), torch.finfo(torch.float32).min
+
+
+def test_distance() -> None:
+    for got, reference, relative, ulps in (
         ([4.0, 3.0], [4.0, 3.0], 0.0, 0.0),
         ([4.0, 0.0], [4.0, 3.0], 3 / 5, 3 / (2.0**-10 + 2.0**-12) ** 0.5),
-        ([1.0, float("-inf")], [2.0, float("-inf")], 0.5, 64.0),  # masked in both; at 2 the spacing is 2**-6
-        ([1.0, float("nan")], [2.0, 1.0], float("inf"), float("inf")),
-        ([1.0, torch.finfo(torch.bfloat16).min], [2.0, torch.finfo(torch.float32).min], 0.5, 64.0),
-    ],
-)
-def test_distance(got: list[float], reference: list[float], relative: float, ulps: float):
-    found = distances.distance(torch.tensor(got), torch.tensor(reference))
-    assert found == pytest.approx((relative, ulps))
-
-
-INF, NAN, HALF_MASK = float("inf"), float("nan"), torch.finfo(torch.float16).min
-
-
-@pytest.mark.parametrize("alone", [NAN, -INF, 2.0**101])
-def test_what_one_side_alone_has_instead_of_a_number_is_not_hidden(alone: float):
-    whole, broken = torch.tensor([1.0, 2.0]), torch.tensor([1.0, alone])
-    for got, reference in ((broken, whole), (whole, broken), (torch.tensor([1.0, -alone if alone == alone else INF]), broken)):
-        assert distances.distance(got, reference) == (INF, INF)
-        assert distances.total([(torch.ones(2), torch.ones(2)), (got[1:], reference[1:])]) == INF  # one without a number of float32's
-    assert distances.distance(broken, broken) == (0.0, 0.0)
-
-
-def test_numbers_that_rounding_takes_over_the_limit_are_none_that_one_side_alone_has():
-    reference = torch.tensor([1.0, 2.0**100])
-    assert distances.distance(torch.tensor([1.0, 0.9 * 2.0**100]), reference) == (0.0, 0.0)
-    assert distances.distance(reference, torch.tensor([1.0, 0.9 * 2.0**100])).relative == pytest.approx(1 / 9)
-
-
-def test_float16s_mask_is_float32s():
-    """What is added to a mask in float16 is the end of its range or near to it (R12), and no error."""
-    for masked in (HALF_MASK, HALF_MASK + 64, -INF):
-        got = torch.tensor([1.0, masked], dtype=torch.float16)
-        assert distances.distance(got, torch.tensor([2.0, torch.finfo(torch.float32).min])).relative == 0.5
+        ([1.0, -INF], [2.0, -INF], 0.5, 64.0),  # masked in both; at 2 the spacing is 2**-6
+        ([1.0, NAN], [2.0, 1.0], INF, INF),
+        ([1.0, torch.finfo(torch.bfloat16).min], [2.0, MASK], 0.5, 64.0),
+    ):
+        assert distances.distance(torch.tensor(got), torch.tensor(reference)) == pytest.approx((relative, ulps))
+    for masked in (torch.finfo(torch.float16).min, torch.finfo(torch.float16).min + 64, -INF):  # float16's mask is float32's (R12)
+        assert distances.distance(torch.tensor([1.0, masked]).half(), torch.tensor([2.0, MASK])).relative == 0.5
     assert distances.distance(torch.tensor([4e4]).half(), torch.tensor([4e4])).relative < 2.0**-11  # a number where float32 has one
+    for alone in (NAN, -INF, 2.0**101):  # what one side alone has instead of a number is not hidden
+        whole, broken = torch.tensor([1.0, 2.0]), torch.tensor([1.0, alone])
+        for one, other in ((broken, whole), (whole, broken), (torch.tensor([1.0, -alone if alone == alone else INF]), broken)):
+            assert distances.distance(one, other) == (INF, INF)
+            assert distances.total([(torch.ones(2), torch.ones(2)), (one[1:], other[1:])]) == INF
+        assert distances.distance(broken, broken) == (0.0, 0.0)
+    reference = torch.tensor([1.0, 2.0**100])  # a number that rounding takes over the limit is none that one side alone has
+    assert distances.distance(torch.tensor([1.0, 0.9 * 2.0**100]), reference) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e25])  # squares of the last two are beyond float32

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.numerics.side_by_side import SideBySide
-from hmp.numerics.values import OF_RESULTS, Values
-from page_kit import said
 from trap_kit import policy
 
 LOW = policy(bf16={"linear"}, name="brain")
@@ -130,18 +128,6 @@ def test_the_verdict_says_of_whom_it_speaks_and_has_no_ratio_where_there_is_none
     assert verdict.startswith(subject) and told in verdict
 
 
-def test_real_and_complex_tensors_count_together_by_their_sizes() -> None:
-    torch.manual_seed(0)
-    exact = [torch.randn(32), torch.randn(32, dtype=torch.complex64)]
-    first = Values()
-    second = Values(first)
-    for values, factors in ((first, (1.0, 1.0)), (second, (1.5, 1.0))):
-        for tensor, factor in zip(exact, factors, strict=True):
-            values.add(("x",), tensor * factor, tensor)
-    wanted = norm(exact[0] * 0.5) / math.hypot(norm(exact[0]), float(exact[1].abs().double().norm()))
-    assert second.together([("x",)]) == pytest.approx(wanted)
-
-
 def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) -> None:
     """300 * 300 is beyond float16."""
     net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())
@@ -213,20 +199,6 @@ def test_dropout_draws_the_same_under_each_policy() -> None:
     assert found.notes == () and found.policies == ("brain", "half", "wide")
 
 
-@pytest.mark.parametrize("shape", [(64, 1024), (4096, 16), (OF_RESULTS + 1,)])
-def test_a_sample_tells_the_distance_of_the_whole(shape: tuple[int, ...]) -> None:
-    """Also where the values differ by column, as channels do."""
-    torch.manual_seed(0)
-    exact = torch.randn(shape) * torch.linspace(0.1, 3, shape[-1])
-    one, other = exact.bfloat16(), exact.half()
-    first = Values()
-    first.add(("x",), one, exact)
-    second = Values(first)
-    second.add(("x",), other.t().contiguous().t() if other.dim() == 2 else other, exact)
-    assert second.largest([("x",)]) == pytest.approx(norm(one.double() - other.double()) / norm(exact), rel=0.1)
-    assert [kept.numel() for kept in first._kept["x",]] == [OF_RESULTS]
-
-
 @pytest.mark.parametrize("lists", [hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})])
 def test_an_fp8_list_stands_beside_the_low_dtype(lists: hmp.Policy) -> None:
     torch.manual_seed(0)
@@ -242,13 +214,6 @@ def test_an_fp8_list_stands_beside_the_low_dtype(lists: hmp.Policy) -> None:
         assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
 
 
-def test_the_page_has_each_policy(found: Any, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="pages need the extra report")
-    pytest.importorskip("matplotlib", reason="pages need the extra report")
-    page = said(found[0].to_html(tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert found[0].verdict() in page and "brain" in page and "half" in page
-
-
 def test_wrong_use_is_an_error_that_names_the_policies() -> None:
     net, x = Net(), torch.randn(2, 16)
     with pytest.raises(hmp.HmpError, match="'brain' and 'other' are the same"):
@@ -261,10 +226,3 @@ def test_wrong_use_is_an_error_that_names_the_policies() -> None:
     hmp.apply(net, LOW)
     with pytest.raises(hmp.HmpError, match=r"'brain' is applied to the model, .* not 'half'; call hmp.remove\(model\)"):
         hmp.compare(net, x, against=HALF)
-
-
-def test_policies_of_one_name_are_told_apart() -> None:
-    lists = [policy(bf16={"linear"}), policy(bf16={"linear"}, dtype=torch.float16), policy(bf16={"linear", "tanh"})]
-    with torch.no_grad():
-        found = hmp.compare(Net(), torch.randn(2, 16), lists)
-    assert found.policies == ("test (bfloat16) (1)", "test (float16)", "test (bfloat16) (3)")

@@ -50,8 +50,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     comparison = folder / "comparison.html"
     comparison.write_text(comparison_page(page_kit.comparison()), encoding="utf-8")
     tuning = tune_result_kit.crowded().to_html(folder / "tuning.html")
-    small = tune_result_kit.result().to_html(folder / "small.html")
-    return {"report": report, "comparison": comparison, "tuning": tuning, "small tuning": small}
+    return {"report": report, "comparison": comparison, "tuning": tuning}
 
 
 def opened(browser: Any, page: Path, theme: str = "light", media: str = "screen") -> Any:
@@ -143,21 +142,6 @@ return [...document.querySelectorAll("td.module")].filter((each) => {
 """
 
 
-@pytest.mark.slow
-def test_marks_say_their_values_when_they_are_pointed_at(browser: Any, pages: dict[str, Path]) -> None:
-    def titles(name: str, section: str) -> list[str]:
-        opened(browser, pages[name])
-        every = (
-            f"return [...document.querySelectorAll('{section} svg title')].filter((t) => t.parentElement.getBoundingClientRect().height)"
-        )
-        return list(browser.execute_script(every + ".map((title) => title.textContent)"))
-
-    assert "linear in bfloat16: 400 ms" in titles("report", "#time")
-    assert f"mul in net.{page_kit.NASTY}: 0.03 by itself" in titles("comparison", "#depth")
-    curve = titles("small tuning", "#curve")
-    assert len(curve) == 5 and "2 of 4 units: 0.62 of float32's time of a step, loss 0.10% worse" in curve
-
-
 # Texts of charts that lie on each other, or stick out of their chart.
 OVERLAPPING = """
 const found = [];
@@ -246,12 +230,3 @@ def test_the_button_turns_the_page_dark_the_tree_folds_and_code_is_copied(browse
     browser.find_element("css selector", ".tree details details summary").send_keys(" ")  # by the keyboard
     assert "mul bf16 · model.py:12" not in visible()
     assert browser.get_log("browser") == []
-
-
-@pytest.mark.slow
-def test_paper_is_white_and_has_no_buttons(browser: Any, pages: dict[str, Path]) -> None:
-    opened(browser, pages["report"], "dark", "print")
-    assert background(browser) == "rgb(255, 255, 255)"
-    for selector in ("#theme", "nav", "#filter", ".tools"):
-        assert not any(each.is_displayed() for each in browser.find_elements("css selector", selector))
-    assert browser.find_element("css selector", "#table thead th").is_displayed()

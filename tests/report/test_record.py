@@ -96,15 +96,18 @@ def test_what_no_list_decides_is_seen_too() -> None:
     assert ops["cat"] == ops["add"] == "promote"
     assert not any("shape" in op for op in ops)
     assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
+    assert report.never_called == ["conv2d", "linear", "matmul", "softmax"]
 
 
-def test_what_a_hook_calls_in_backward_is_counted_as_left_alone() -> None:
+def test_what_a_hook_calls_in_backward_and_what_runs_where_casts_are_off_is_counted_as_left_alone() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     x.register_hook(torch.tanh)
     with hmp.casts(policy(bf16=["matmul", "tanh"])), hmp.record() as report:
         (x @ x).float().sum().backward()
-    assert report.uncast_calls == 1
-    assert "tanh" not in {row.op for row in report.rows}
+        with hmp.disable_casts():
+            F.linear(x, x)
+    assert report.uncast_calls == 2
+    assert {"tanh", "linear"}.isdisjoint(row.op for row in report.rows)
 
 
 def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
@@ -124,14 +127,6 @@ def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     }
     assert report.uncast_calls == 0
     assert "mse_loss" not in report.never_called
-
-
-def test_listed_names_that_were_never_called_are_told() -> None:
-    x = torch.randn(3, 8)
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        x @ x.t()
-        x + x
-    assert report.never_called == ["cat", "conv2d", "linear", "softmax"]
 
 
 def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:
@@ -163,13 +158,6 @@ def test_a_recording_changes_no_bit_and_nothing_observes_after_it() -> None:
     assert all(map(torch.equal, plain, recorded)) and all(map(torch.equal, plain, after))
 
 
-def test_a_recording_without_a_policy_says_so() -> None:
-    with hmp.record() as report:
-        torch.randn(3, 3).tanh()
-    assert decided(report) == []
-    assert "No policy decided anything" in str(report)
-
-
 def test_recordings_nest_and_each_has_its_own() -> None:
     x = torch.randn(3, 3)
     with hmp.convert(policy=LISTS), hmp.record() as outer:
@@ -194,26 +182,6 @@ def test_an_exception_loses_nothing() -> None:
         assert torch.matmul(x, x.t()).dtype is BF16
     rows = [row for row in decided(report) if row.op == "matmul"]
     assert [(row.calls, row.raised) for row in rows] == [(1, 0), (1, 1)]
-
-
-def test_other_threads_are_recorded() -> None:
-    x = torch.randn(3, 3)
-
-    def work() -> None:
-        for _ in range(50):
-            F.linear(x, x)
-
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(50):
-            torch.matmul(x, x)
-        for thread in threads:
-            thread.join()
-    assert row_of(report, "linear").calls == 200
-    assert row_of(report, "linear").casts == 400
-    assert row_of(report, "matmul").calls == 50
 
 
 def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> None:
@@ -245,16 +213,6 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
     assert (row_of(report, "matmul").casts, row_of(report, "matmul").casts_saved) == (2 * calls, 0)
     assert (row_of(report, "linear").casts, row_of(report, "linear").casts_saved) == (1, calls)
     assert hits == calls
-
-
-def test_calls_where_casts_are_off_are_counted_and_not_mixed_in() -> None:
-    x = torch.randn(3, 3)
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        with hmp.disable_casts():
-            F.linear(x, x)
-            x.tanh()
-    assert report.rows == ()
-    assert report.uncast_calls == 2
 
 
 @pytest.mark.usefixtures("fresh_compiler")

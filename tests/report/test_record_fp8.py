@@ -110,17 +110,6 @@ def test_it_is_in_the_text_the_json_and_the_page_and_of_no_fp8_nothing_is(tmp_pa
     assert hmp.Report.from_dict(values).fp8 == []
 
 
-def test_recordings_nest() -> None:
-    with hmp.casts(LINEAR), hmp.record() as outer:
-        Net()(wide())
-        with hmp.record() as inner, hmp.record() as innermost:
-            Net()(wide())
-    assert [row.tensors for row in outer.fp8] == [2] * 4
-    for report in (inner, innermost):
-        assert [row.tensors for row in report.fp8] == [1] * 4
-        assert {row.compute for row in report.rows if row.op == "linear"} == {"float8_e4m3fn"}
-
-
 @pytest.mark.slow
 def test_what_has_no_values_has_no_figures_and_spoils_none() -> None:
     net, x = Net(), wide()
