@@ -81,7 +81,7 @@ def test_generation_has_no_finding(name: str, precision: str | None, how: dict[s
     model = build(MODELS[name]).eval()
     batch = feed(MODELS[name], model)
     with hmp.detect_nonfinite() as findings, hmp.casts(half()) if precision else contextlib.nullcontext():
-        model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=4, pad_token_id=0, **how)
+        model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=2, pad_token_id=0, **how)
     assert findings == []
 
 

@@ -59,7 +59,6 @@ def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.Re
 INSIDE = {
     "einsum": (lambda: torch.einsum("ij,jk->ik", X, X), "bfloat16"),
     "lstm": (lambda: nn.LSTM(8, 4, num_layers=2)(X[None]), "bfloat16"),
-    "gru_cell": (lambda: nn.GRUCell(8, 4)(X), "bfloat16"),
     "cov": (lambda: torch.cov(X), None),
     "pad": (lambda: F.pad(LOW[None], (1, 1), mode="reflect"), "float32"),
 }

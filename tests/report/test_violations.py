@@ -185,7 +185,7 @@ def test_none_is_reported_where_there_is_none():
         assert violations(lambda: (LINEAR(X), torch.bmm(X[None], X[None]))) == []
 
 
-@pytest.mark.parametrize("name", ["torch-cpu", "habana"])
+@pytest.mark.parametrize("name", ["torch-cpu", pytest.param("habana", marks=pytest.mark.slow)])
 def test_the_presets_have_none_in_a_model(name):
     model = nn.Sequential(nn.Embedding(9, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LayerNorm(8), nn.Linear(8, 9))
     tokens = torch.randint(0, 9, (2, 5))
