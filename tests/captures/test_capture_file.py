@@ -119,19 +119,6 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
         hmp.Capture.load(other)
 
 
-def test_nothing_but_the_header_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
-    """The values are written over behind the open file's back: what is read later is what stands there then."""
-    path = captured(tmp_path / "a.capture")
-    found = hmp.Capture.load(path)
-    assert len(found.calls) == 2
-    size = path.stat().st_size
-    with path.open("r+b") as opened:
-        opened.seek(size - 64)
-        opened.write(bytes(64))
-    last = max((found.values(at, 0) for at in (0, 1)), key=lambda values: int((values == 0).sum()))
-    assert bool((last == 0).any())
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = nn.Linear(4, 4), tmp_path / "a"

@@ -149,14 +149,10 @@ def test_r22_statistics_are_kept_as_they_are() -> None:
                 found = norm(x).grad_fn
             for attribute in ("_saved_result1", "_saved_result2"):
                 assert torch.equal(getattr(found, attribute), getattr(exact, attribute)), name
-
-
-def test_r22_the_sums_of_an_attention_are_kept_as_they_are() -> None:
-    torch.manual_seed(0)
     q = torch.randn(16, 4, 32, 16)
+    exact = F.scaled_dot_product_attention(*(given(q) for _ in range(3))).grad_fn
     with hmp.casts(EVERYTHING):
         found = F.scaled_dot_product_attention(*(given(q) for _ in range(3))).grad_fn
-    exact = F.scaled_dot_product_attention(*(given(q) for _ in range(3))).grad_fn
     assert torch.equal(found._saved_logsumexp, exact._saved_logsumexp)  # type: ignore[union-attr]
 
 

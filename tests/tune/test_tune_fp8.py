@@ -15,7 +15,6 @@ import hmp
 from hmp.cli import main
 from hmp.lists import scopes
 from hmp.tune import third_level
-from hmp.tune.bisection import bisect
 from hmp.tune.decisions import Decisions, Key
 from tune_kit import to_sines as loss
 from tune_kit import trained
@@ -119,17 +118,6 @@ def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -
     assert hmp.Policy.load(tmp_path) == other.policy
 
 
-@pytest.mark.slow
-def test_a_spent_budget_keeps_what_fits(tmp_path: Path) -> None:
-    whole = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "whole")
-    before = sum(not trial.fp8 for trial in whole.trials)
-    part = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "part", budget=f"{before + 1} evaluations")
-    assert part.stopped == "budget"
-    assert part.best.fits
-    on = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "part")
-    assert (on.policy, on.best.fp8) == (whole.policy, whole.best.fp8)
-
-
 def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
     short = {"optimizer": None, "ops": ["linear"], "budget": "3 evaluations"}
     assert "no product in FP8: the budget was spent" in str(tuned(two(), **short))
@@ -180,20 +168,6 @@ def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> No
         for key, level in chosen.items():
             of = policies[model.get_submodule(str(key.module))]
             assert next(each for each in LEVELS if "linear" in getattr(of, each)) == level
-
-
-def test_bisection_bars_each_that_is_one_too_many() -> None:
-    keys = [Key(f"op{number}") for number in range(9)]
-    bad, asked = {keys[2], keys[7]}, []
-
-    def fits(units: frozenset[Key], last: Key | None) -> bool:
-        asked.append(units)
-        return not units & bad
-
-    barred: list[Key] = []
-    found = bisect(frozenset(), keys, fits, barred.append)
-    assert (found, barred) == (frozenset(keys) - bad, [keys[2], keys[7]])
-    assert len(asked) < 2 * 5
 
 
 @pytest.mark.slow

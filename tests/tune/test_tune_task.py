@@ -13,7 +13,7 @@ from torch import nn
 import hmp
 from compile_kit import BRIDGED
 from hmp.tune.result import TuneResult
-from tune_kit import overflowing, perceptron, sgd, squared, trained
+from tune_kit import perceptron, sgd, squared, trained
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
 
@@ -191,17 +191,9 @@ def test_an_optimizer_that_wants_a_closure_trains() -> None:
 
 
 def test_gradients_of_a_sparse_embedding_are_compared() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)
-
-        def forward(self, words: torch.Tensor) -> torch.Tensor:
-            return torch.softmax(self.out(self.words(words)), -1)
-
     torch.manual_seed(0)
-    batches = [torch.randint(0, 20, (4, 5)) for _ in range(2)]
-    result = tuned(Words(), batches, lambda model, words: model(words).square().mean(), tolerance={"gradient": 0.9})
+    model, batches = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)), [torch.randint(0, 20, (4, 5)) for _ in range(2)]
+    result = tuned(model, batches, squares, tolerance={"gradient": 0.9})
     assert 0.9 <= result.best.gradient_cosine <= 1.0 + 1e-9
 
 
@@ -225,22 +217,9 @@ def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> Non
 
 
 @pytest.mark.slow
-def test_what_the_users_code_raises_under_a_policy_is_laid_on_the_policy() -> None:
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        found = model(x).float().square().mean()
-        assert torch.isfinite(found), "diverged"
-        return found
-
-    model, batches = overflowing()
-    result = tuned(model, batches, loss, start=hmp.Policy(bf16={"exp", "log", "linear", "add"}, dtype=torch.float16), budget=None)
-    assert any(trial.why == "AssertionError: diverged" for trial in result.trials)
-    assert result.best.fits
-
-
-@pytest.mark.slow
 def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    model, batches, threads = nn.Linear(777, 1_000), [torch.randn(2, 777)], torch.get_num_threads()
+    model, batches, threads = nn.Linear(777, 500), [torch.randn(2, 777)], torch.get_num_threads()
     nn.init.normal_(model.weight)
     try:
         for each in (1, 2):
