@@ -11,7 +11,6 @@ import torch
 import hmp
 from fp8_oracle import gradients, product, roundings
 from hmp.fp8 import PRODUCTS, RECIPES, why_not
-from hmp.fp8.quantising import Layout, Quantised, quantise
 from hmp.fp8.statistics import Statistics
 
 NAMES = list(RECIPES)
@@ -240,64 +239,3 @@ def test_a_number_that_is_not_finite_is_seen_where_it_counts_and_nowhere_else(re
 def test_a_result_beyond_the_low_dtype_is_infinite_as_in_torch() -> None:
     found = run("linear", torch.full((16, 32), 1e3), torch.full((16, 32), 1e3), recipe="tensorwise", low=torch.float16)
     assert found.isposinf().all()
-
-
-# --- observer and quantiser -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_an_observer_is_told_of_input_weight_and_gradient(recipe: str) -> None:
-    x, w = torch.zeros(40, 64), tensor(32, 64, grad=True)
-    x[0] = 448.0
-    x[1] = 1e-4  # below half of the smallest number, 2**-10, in a tensor of 448
-    seen: list[Statistics] = []
-    run("linear", x.requires_grad_(), w, recipe=recipe, observer=seen.append).sum().backward()
-    told = {"tensorwise": "input weight grad", "rowwise_with_gw_hp": "input weight weight grad"}
-    assert [each.role for each in seen] == told.get(recipe, "input weight weight input grad grad").split()
-    of_x = seen[0]
-    assert float(of_x.amax) == 448
-    own_scales = RECIPES[recipe].scaling != "tensor"
-    assert float(of_x.flushed) == pytest.approx(0 if own_scales else 1 / 40)
-    assert float(seen[1].amax) == float(w.detach().abs().max())
-    assert float(of_x.saturated) >= 1 / 40
-    assert float(seen[-1].amax) == 1
-    quantised = quantise(x.detach(), Layout(scaling=RECIPES[recipe].scaling, power_of_two=RECIPES[recipe].power_of_two))
-    assert torch.equal(of_x.scale, quantised.scale)
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_a_copy_of_a_weight_that_is_kept_gives_the_same_result(recipe: str) -> None:
-    kept: dict[tuple[int, Layout], Quantised] = {}
-    made: list[Layout] = []
-    x, w = tensor(16, 64), torch.nn.Parameter(tensor(32, 64))
-
-    def keeping(given: torch.Tensor, layout: Layout) -> Quantised:
-        if given is not w:
-            return quantise(given, layout)
-        if (id(given), layout) not in kept:
-            made.append(layout)
-            kept[id(given), layout] = quantise(given.detach(), layout)
-        return kept[id(given), layout]
-
-    wanted = run("linear", x, w, recipe=recipe)
-    with torch.no_grad():
-        for _ in range(3):
-            assert torch.equal(run("linear", x, w, recipe=recipe, quantiser=keeping), wanted)
-    assert len(made) == 1
-    (copy,) = kept.values()
-    assert copy.data.element_size() == 1 and copy.data.shape == w.shape and not copy.data.requires_grad
-    # in training: the copy for the product, and the one for the input's gradient, once each
-    x.requires_grad_()
-    for _ in range(2):
-        run("linear", x, w, recipe=recipe, quantiser=keeping).sum().backward()
-    assert len(made) == (1 if recipe == "tensorwise" else 2)
-    other = torch.nn.Parameter(w.detach().clone())
-    y = torch.nn.Parameter(x.detach().clone())
-    for _ in range(2):
-        run("linear", y, other, recipe=recipe).sum().backward()
-    assert torch.equal(w.grad, other.grad) and torch.equal(x.grad, y.grad)
-
-
-def test_an_unknown_kernel_is_an_error() -> None:
-    with pytest.raises(hmp.HmpError, match="takes kernel='auto', 'emulate' or 'real', got 'fast'"):
-        PRODUCTS["mm"](tensor(16, 16), tensor(16, 16), recipe=RECIPES["rowwise"], low=BF16, kernel="fast")
