@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.masked import masked_tensor
 from torch.nn import functional as F
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import hmp
@@ -197,50 +196,13 @@ def test_the_presets_have_none_in_a_model(name):
 # --- verify()
 
 
-def test_verify_gives_the_report_and_leaves_the_model_as_it_was(tmp_path):
-    model = nn.Sequential(nn.BatchNorm1d(3), Head())
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    x = torch.randn(2, 3)
-    state = torch.get_rng_state()
+def test_verify_gives_the_report(tmp_path):
     (tmp_path / "bf16.txt").write_text("linear\ngelu\n")
     (tmp_path / "fp32.txt").write_text("linear @ 1.lm_head\n")
-    report = hmp.verify(model, x, tmp_path)
+    report = hmp.verify(nn.Sequential(nn.BatchNorm1d(3), Head()), torch.randn(2, 3), tmp_path)
     report.assert_dtype("batch_norm", torch.float32)
     assert "gelu" in report.never_called
     assert {row.compute for row in report.rows if row.op == "linear"} == {"bfloat16", "float32"}
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def averaging(average: torch.Tensor) -> nn.Linear:
-    """A layer with a running average, which each forward moves by less than bfloat16 tells apart."""
-
-    class Averages(nn.Linear):
-        def forward(self, x):
-            self.average.mul_(1 + 2**-12)
-            return super().forward(x)
-
-    layer = Averages(3, 3)
-    layer.register_buffer("average", average)
-    return layer
-
-
-def test_verify_puts_back_what_the_policy_around_it_would_round_and_reports_the_models_ops_alone():
-    model = averaging(torch.full((3,), 1.0001))
-    with hmp.casts(policy(bf16={"linear", "equal", "clone"})):
-        report = hmp.verify(model, torch.randn(2, 3))
-    assert torch.equal(model.average, torch.full((3,), 1.0001))
-    assert {row.op for row in report.rows} == {"mul_", "linear", "sum"}
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_verify_puts_back_buffers_that_torchs_kernels_do_not_compare(device):
-    parts = [torch.ones(3, device=device) for _ in range(2)]
-    model = averaging(TwoTensor(*parts) if device == "cpu" else parts[0]).to(device)  # of a class with kernels of its own, as a DTensor
-    hmp.verify(model, torch.randn(2, 3, device=device), policy(bf16={"linear"}))
-    if device == "cpu":
-        assert torch.equal(parts[0], torch.ones(3)) and torch.equal(parts[1], torch.ones(3))
 
 
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
@@ -263,43 +225,12 @@ def test_verify_raises_with_the_table_and_names_lines_without_a_call():
 def test_verify_refuses_what_shows_nothing_and_leaves_nothing_where_it_fails():
     with pytest.raises(hmp.HmpError, match="nothing was verified"):
         hmp.verify(Head(), torch.randn(2, 3))
-    with pytest.raises(hmp.HmpError, match="is no module"):
-        hmp.verify(len, X)  # type: ignore[arg-type]
     for wrong in ("island", ["nonsense"]):
         with pytest.raises(hmp.HmpError, match="'region', 'island'"):
             hmp.verify(Head(), X, LISTS, allow=wrong)
-    with pytest.raises(hmp.HmpError, match=r"call hmp\.remove\(model\) first"):
-        hmp.verify(hmp.apply(Head(), LISTS), X, "habana")
     with pytest.raises(ZeroDivisionError):
         hmp.verify(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), LISTS, loss=lambda out: 1 / 0)
     assert torch._C._len_torch_function_stack() == 0
-
-
-_ODD = [name for name in ("complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8") if hasattr(torch, name)]
-
-
-@pytest.mark.parametrize("name", _ODD)
-def test_buffers_of_every_dtype_and_such_as_forward_replaces_are_as_before(name: str) -> None:
-    dtype, shape = getattr(torch, name), () if name == "bits8" else (8,)
-
-    class Holding(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
-            self.register_buffer("calls", torch.zeros(1))
-            values = torch.full(shape, 7, dtype=torch.uint8)
-            self.register_buffer("held", torch.zeros(shape, dtype=dtype) if name == "complex32" else values.view(dtype))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls = self.calls + 1
-            return self.layer(x)
-
-    model, x = Holding(), torch.ones(1, 2)
-    held, calls = model.held, model.calls
-    hmp.verify(model, x, LISTS)
-    assert hmp.compare(model, x, LISTS).output is not None
-    assert model.held is held and model.calls is calls and calls.item() == 0
-    assert bytes(held.reshape(-1).view(torch.uint8).numpy()) == (bytes(held.nbytes) if name == "complex32" else b"\x07" * held.nbytes)
 
 
 def test_a_float32_line_whose_weight_was_rounded_before_is_told() -> None:
