@@ -107,9 +107,9 @@ def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> Non
     assert json.loads(json.dumps(both.to_dict()))["verdict"] == verdict
 
 
-@pytest.mark.parametrize(
-    ("errors", "gradients", "subject", "told"),
-    [
+def test_the_verdict_says_of_whom_it_speaks_and_has_no_ratio_where_there_is_none(found: Any) -> None:
+    both, _ = found
+    for errors, gradients, subject, told in (
         ((0.0, 0.0), (None, None), "brain and half have", ""),
         ((0.0, 0.5), (0.1, 0.3), "brain has", "half is 0.5 away"),
         ((0.5, 0.51), (None, None), "brain and half are", "equally near"),
@@ -117,15 +117,10 @@ def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> Non
         ((0.1, 9.96), (0.1, 0.1), "brain is", "100 times"),  # and not 1e+02
         ((math.inf, 0.5), (None, None), "brain makes", "NaN or Inf"),
         ((None, None), (None, None), "nothing", ""),
-    ],
-)
-def test_the_verdict_says_of_whom_it_speaks_and_has_no_ratio_where_there_is_none(
-    found: Any, errors: Any, gradients: Any, subject: str, told: str
-) -> None:
-    both, _ = found
-    other = replace(both.others[0], output=errors[1], gradient=gradients[1], loss=None)
-    verdict = replace(both, output=errors[0], gradient=gradients[0], loss=None, others=(other,), beside_ops=()).verdict()
-    assert verdict.startswith(subject) and told in verdict
+    ):
+        other = replace(both.others[0], output=errors[1], gradient=gradients[1], loss=None)
+        verdict = replace(both, output=errors[0], gradient=gradients[0], loss=None, others=(other,), beside_ops=()).verdict()
+        assert verdict.startswith(subject) and told in verdict
 
 
 def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) -> None:
@@ -158,16 +153,12 @@ def test_a_call_that_two_policies_make_of_other_aten_ops_is_one_call() -> None:
 
 
 def test_what_only_one_policy_runs_stands_beside_nothing() -> None:
-    class Forks(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(8, 8)
-
+    class Forks(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.layer(x)
-            return torch.tanh(self.layer(x)) if x.dtype is torch.float16 else x
+            x = super().forward(x)
+            return torch.tanh(super().forward(x)) if x.dtype is torch.float16 else x
 
-    both = hmp.compare(Forks(), torch.randn(4, 8), LOW, against=HALF)
+    both = hmp.compare(Forks(8, 8), torch.randn(4, 8), LOW, against=HALF)
     rows = {row.op: row for row in both.beside}
     assert rows["tanh"].isolated[0] is None and rows["tanh"].dtypes == ("", "float16") and rows["tanh"].apart == (None,)
     assert rows["linear"].apart == (None,)  # once and twice
@@ -199,19 +190,19 @@ def test_dropout_draws_the_same_under_each_policy() -> None:
     assert found.notes == () and found.policies == ("brain", "half", "wide")
 
 
-@pytest.mark.parametrize("lists", [hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})])
-def test_an_fp8_list_stands_beside_the_low_dtype(lists: hmp.Policy) -> None:
+def test_an_fp8_list_stands_beside_the_low_dtype() -> None:
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)), torch.randn(16, 32)
-    with torch.no_grad():
-        found = hmp.compare(model, x, lists)
-        exact = F.linear(x.double(), model[0].weight.double())
-        low = F.linear(x.bfloat16(), model[0].weight.bfloat16()).double()
-        assert isinstance(found, SideBySide)
-        assert found.policies == ("custom", "custom without FP8")
-        assert found.output > 5 * found.others[0].output == pytest.approx(5 * norm(low - exact) / norm(exact), rel=0.02)
-        hmp.apply(model, lists)
-        assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
+    for lists in (hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})):
+        with torch.no_grad():
+            found = hmp.compare(model, x, lists)
+            exact = F.linear(x.double(), model[0].weight.double())
+            low = F.linear(x.bfloat16(), model[0].weight.bfloat16()).double()
+            assert isinstance(found, SideBySide) and found.policies == ("custom", "custom without FP8")
+            assert found.output > 5 * found.others[0].output == pytest.approx(5 * norm(low - exact) / norm(exact), rel=0.02)
+            hmp.apply(model, lists)
+            assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
+            hmp.remove(model)
 
 
 def test_wrong_use_is_an_error_that_names_the_policies() -> None:
