@@ -108,19 +108,15 @@ def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
 
 
 def test_a_model_that_calls_itself_is_one_call(tmp_path: Path) -> None:
-    class Again(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
+    class Again(nn.Sequential):
         def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
-            return self.layer(self(x, times - 1) if times else x)
+            return self[0](self(x, times - 1) if times else x)
 
-    model = Again()
+    model = Again(nn.Linear(4, 4))
     with hmp.capture(tmp_path / "a", model, calls=1) as found:
         model(torch.randn(3, 4))
-    assert modules(tmp_path / "a") == ["layer", "", "layer", "", "(inputs)"]
-    torch.testing.assert_close(found.values(3, 0), model.layer(found.values(1, 0)).detach())
+    assert modules(tmp_path / "a") == ["0", "", "0", "", "(inputs)"]
+    torch.testing.assert_close(found.values(3, 0), model[0](found.values(1, 0)).detach())
 
 
 def test_the_rank_is_that_of_the_script_which_joins_and_leaves_the_others_in_the_region(tmp_path: Path) -> None:

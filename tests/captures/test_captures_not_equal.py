@@ -115,11 +115,7 @@ def test_modules_that_are_not_called_every_time_are_beside_the_same_call_of_the_
             for ids, each in zip(batches, chosen, strict=True):
                 model(ids, each)
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
-    assert [(gap.module, gap.relative) for gap in found.gaps if gap.step == 1 and gap.kind] == [
-        ("embed", 0.0),
-        ("experts.1", 0.0),
-        ("", 0.0),
-    ]
+    assert {gap.module: gap.relative for gap in found.gaps if gap.step == 1 and gap.kind} == {"embed": 0.0, "experts.1": 0.0, "": 0.0}
     assert (found.unmatched_a, found.unmatched_b) == (("experts.0",), ("experts.1",))
     with hmp.capture(tmp_path / "parts", model):
         model(batches[0], 0, model.embed(batches[0]))

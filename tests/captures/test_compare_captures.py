@@ -265,18 +265,14 @@ def test_what_cannot_be_matched_says_why(tmp_path: Path) -> None:
 
 
 def test_a_tuple_that_begins_with_what_the_other_returns_is_beside_it_and_samples_are_of_the_same_columns(tmp_path: Path) -> None:
-    class Returns(nn.Module):
-        def __init__(self, form: type, scale: float) -> None:
-            super().__init__()
-            self.form, self.scale = form, scale
-
-        def forward(self, x: torch.Tensor) -> Any:
-            x = x * self.scale
-            return (x, x.sum()) if self.form is tuple else x
+    def returns(form: type, scale: float) -> nn.Module:
+        made = nn.Linear(1, 1)
+        made.forward = lambda x: (x * scale, x.sum()) if form is tuple else x * scale  # type: ignore[method-assign]
+        return made
 
     x = torch.randn(4, 5, 64)
     for name, form, scale, most in (("a", tuple, 1.0, 10**6), ("b", list, 1.01, 4 * 5 * 16 * 4)):
-        with hmp.capture(tmp_path / name, model := Returns(form, scale), bytes_each=most, mask=torch.tensor([[1, 1, 1, 0, 0]] * 4)):
+        with hmp.capture(tmp_path / name, model := returns(form, scale), bytes_each=most, mask=torch.tensor([[1, 1, 1, 0, 0]] * 4)):
             model(x)
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
     columns = sampled_columns(64, 16)

@@ -135,16 +135,12 @@ def test_what_overflows_cannot_be_low() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_parts_are_measured(reentrant: bool) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.inner = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Softmax(-1))
-
+    class Checkpointed(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.inner, self.first(x), use_reentrant=reentrant)
+            return checkpoint(self[1], self[0](x), use_reentrant=reentrant)
 
     torch.manual_seed(0)
-    model = Checkpointed()
+    model = Checkpointed(nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Softmax(-1)))
     found = hmp.tune(model, [torch.randn(8, 16)], loss=lambda model, x: model(x).float().square().mean(), objective="memory")
     assert {"linear", "gelu", "softmax"} <= {unit.op for unit in found.units if 0 < unit.sensitivity < 1}
 
@@ -160,14 +156,10 @@ def test_no_hook_stays_on_a_parameter_that_an_op_gives_as_it_is() -> None:
 
 
 def test_what_is_called_under_transforms_can_be_decided() -> None:
-    class Transformed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.eye(8))
-
+    class Transformed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.func.vmap(lambda each: torch.softmax(torch.mv(self.weight, torch.exp(each)), -1))(x)
 
     short = {"objective": "memory", "start": START, "budget": "2 evaluations"}
-    result = hmp.tune(Transformed(), [torch.randn(4, 8)], loss=lambda model, x: model(x).float().square().mean(), **short)
+    result = hmp.tune(Transformed(8, 8), [torch.randn(4, 8)], loss=lambda model, x: model(x).float().square().mean(), **short)
     assert {"exp", "softmax"} <= {unit.op for unit in result.units if unit.sensitivity < 1}

@@ -42,48 +42,24 @@ def test_a_metric_that_leaves_the_model_in_eval_changes_no_later_run() -> None:
     assert all(module.training for module in model.modules())
 
 
-class Caching(nn.Module):
-    """Puts other tensors in its buffers' places: a cache that grows, one that begins as None, one made in the first call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 8)
-        self.register_buffer("grows", torch.zeros(1))
-        self.register_buffer("none", None)
-        self.register_buffer("counts", torch.zeros(1), persistent=False)
-        self.alias = self.counts
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.grows = torch.cat([self.grows, self.grows])
-        self.none = x.mean(0)
-        self.counts += 1
-        if not hasattr(self, "made"):
-            self.register_buffer("made", torch.ones(8))
-        return torch.softmax(self.linear(x) + self.made, -1)
-
-
-def test_buffers_that_forward_replaces_are_put_back() -> None:
-    model, batches = Caching(), perceptron()[1]
-    before = copy.deepcopy(model.state_dict())
-    tuned(model, batches)
-    assert {name: value.shape for name, value in model.state_dict().items()} == {name: value.shape for name, value in before.items()}
-    assert model.none is None
-    assert model.counts is model.alias
-    assert float(model.counts) == 0.0
-
-
 class Noting(nn.Module):
-    """A table for the longest input so far, an average, a count and a hook: all of them in plain attributes."""
+    """A table for the longest input so far, an average, a count and a hook in plain attributes; and buffers that are replaced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out, self.longest, self.average, self.total, self.hooked = nn.Linear(8, 8), 0, torch.zeros(8), torch.zeros(8), False
         self.register_buffer("table", torch.zeros(0, 8))
+        self.register_buffer("none", None)
+        self.register_buffer("counts", torch.zeros(1), persistent=False)
+        self.alias = self.counts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts += 1
+        self.none = x.mean(0)
         if len(x) > self.longest:
             self.longest = len(x)
             self.register_buffer("table", torch.full((len(x), 8), 0.5))
+            self.register_buffer("made", torch.ones(8))
         if not self.hooked:
             self.out.register_forward_hook(lambda module, args, result: result * 2)
             self.hooked, self.first = True, x.detach()
@@ -149,20 +125,14 @@ def test_every_run_begins_with_the_attributes_the_hooks_and_what_is_trained_as_t
     assert vars(model).keys() == vars(twin).keys() and model.total is total
     assert (model.longest, model.hooked, len(model.out._forward_hooks)) == (0, False, 0)
     assert not model.average.any() and not model.total.any() and model.table.shape == (0, 8)
+    assert model.none is None and model.counts is model.alias and float(model.counts) == 0.0
+    assert model.state_dict().keys() == twin.state_dict().keys()
     assert model.out.bias.requires_grad
     assert torch.equal(model(batches[0]), twin(batches[0]))
 
 
 def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).float().square().mean()
-
-
-def test_random_state_is_kept_where_the_batches_draw() -> None:
-    model, batches = perceptron()
-    loader = torch.utils.data.DataLoader(torch.cat(batches), batch_size=32, shuffle=True)
-    before = torch.get_rng_state()
-    tuned(model, loader)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
@@ -184,10 +154,12 @@ def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
         assert torch.equal(was["x"], now["x"])
 
 
-def test_an_optimizer_that_wants_a_closure_trains() -> None:
+def test_an_optimizer_that_wants_a_closure_trains_and_random_state_is_kept_where_the_batches_draw() -> None:
     model, batches = perceptron()
-    result = tuned(model, batches, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)
-    assert result.best.fits
+    loader = torch.utils.data.DataLoader(torch.cat(batches), batch_size=32, shuffle=True)
+    before = torch.get_rng_state()
+    result = tuned(model, loader, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)
+    assert result.best.fits and torch.equal(before, torch.get_rng_state())
 
 
 def test_gradients_of_a_sparse_embedding_are_compared() -> None:
@@ -198,19 +170,21 @@ def test_gradients_of_a_sparse_embedding_are_compared() -> None:
 
 
 def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> None:
-    class Experts(nn.Module):
+    class Experts(nn.Sequential):
         """Which one is used is told by what the low dtype cannot tell apart."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            chosen = int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)
-            return self.experts[chosen](x).float().square().mean()
+            return self[int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)](x).float().square().mean()
 
     torch.manual_seed(0)
-    result = tuned(Experts(), [torch.ones(2, 4)], lambda model, x: model(x), ops=["mul"], tolerance={"gradient": 0.5}, budget=None)
+    result = tuned(
+        Experts(nn.Linear(4, 4), nn.Linear(4, 4)),
+        [torch.ones(2, 4)],
+        lambda model, x: model(x),
+        ops=["mul"],
+        tolerance={"gradient": 0.5},
+        budget=None,
+    )
     low = next(trial for trial in result.trials if trial.low == ("mul",))
     assert low.gradient_cosine == 0.0
     assert not low.fits
