@@ -216,7 +216,7 @@ def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None
     model, batches = perceptron()
     model = torch.compile(model, backend=backend)
     limit = torch._dynamo.config.recompile_limit
-    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations")
+    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations", ops=None, start="habana")
     assert len(compiled) >= len(result.trials) > limit
     compiled.clear()
     hmp.apply(model, result.policy)
