@@ -192,4 +192,8 @@ def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.Captu
     assert "float32" in printed.err and printed.err.endswith("\r\033[K") and "\n" not in printed.err
     hmp.benchmark(nothing, ["float32"], **ONCE)
     assert capsys.readouterr().err == ""
-    assert [row.name for row in hmp.benchmark(nothing, rounds=1, steps=1)] == ["float32", "autocast", "torch-cpu"]
+
+
+@pytest.mark.slow
+def test_without_policies_those_of_the_documentation_are_compared() -> None:
+    assert [row.name for row in hmp.benchmark(nothing, **ONCE)] == ["float32", "autocast", "torch-cpu"]
