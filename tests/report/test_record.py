@@ -198,6 +198,13 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
     assert hits == calls
 
 
+def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record(), torch.profiler.profile() as profile:
+        F.linear(x, x)
+    assert [event.key for event in profile.key_averages() if event.key.startswith("hmp::")] == ["hmp::cast float32 to bfloat16"]
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
     net, x = Net(), torch.randn(3, 8)
