@@ -52,17 +52,6 @@ def test_eager_and_sdpa_attention_part_in_the_first_attention(dtype: torch.dtype
     assert len(layers) == 3 and layers == sorted(layers)
 
 
-def test_a_compiled_model_is_seen_from_outside(prompts: Any, tmp_path: Path, fresh_compiler: None) -> None:
-    ids = prompts[3][None]
-    a = run(tmp_path / "a", torch.compile(checkpoint(dtype=torch.bfloat16), backend="aot_eager"), input_ids=ids)
-    b = run(tmp_path / "b", checkpoint(dtype=torch.bfloat16), input_ids=ids)
-    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
-    assert [gap.named for gap in found.gaps] == ["(inputs)[input_ids]", "(the model)[logits]"]
-    assert found.gaps[1].relative == pytest.approx(relative(a, b), rel=1e-4, abs=1e-12)
-    assert "a: the model ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it" in found.notes
-    assert found.unmatched_b[0] == "model.embed_tokens"
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_batch_of_one_beside_its_row_of_eight_with_padding(side: str, prompts: Any, tmp_path: Path) -> None:
     ids, mask = torch.zeros(8, 32, dtype=torch.long), torch.zeros(8, 32, dtype=torch.long)
@@ -74,7 +63,7 @@ def test_a_batch_of_one_beside_its_row_of_eight_with_padding(side: str, prompts:
     one = run(tmp_path / "one", model, input_ids=prompts[3][None])
     eight = run(tmp_path / "eight", model, input_ids=ids, attention_mask=mask, position_ids=positions)
     found = hmp.compare_captures(tmp_path / "one", tmp_path / "eight")
-    assert found.notes[0] == "row 0 beside row 3 of batches of 1 and 8, 17 places counted in both"
+    assert "row 0 beside row 3 " in found.notes[0] and "17 places" in found.notes[0]
     assert found.last is not None and found.last.relative == pytest.approx(relative(one[0], eight[3][mask[3] > 0]), rel=1e-4, abs=1e-9)
     assert max(gap.relative for gap in found.gaps if gap.relative is not None) < 1e-6
     assert [gap.named for gap in found.gaps if gap.relative is None] == []

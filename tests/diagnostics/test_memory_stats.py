@@ -23,25 +23,12 @@ HAS_PROC = Path("/proc/self/status").is_file()
 
 # 40 MiB in two live tensors of three that were made, as torch.cuda.memory_stats() has it; keys as in its documentation
 CUDA = {
-    "allocated_bytes.all.current": 41_943_040,
-    "allocated_bytes.all.peak": 62_914_560,
-    "allocated_bytes.all.allocated": 62_914_560,
-    "allocated_bytes.all.freed": 20_971_520,
-    "allocation.all.current": 2,
-    "allocation.all.peak": 3,
-    "allocation.all.allocated": 3,
-    "allocation.all.freed": 1,
-    "active.all.current": 2,
-    "active.all.peak": 3,
-    "active.all.allocated": 4,
-    "active.all.freed": 2,
-    "segment.all.current": 5,
-    "segment.all.peak": 6,
-    "segment.all.allocated": 7,
-    "segment.all.freed": 2,
-    "num_alloc_retries": 0,
+    "allocated_bytes.all.current": 41_943_040, "allocated_bytes.all.peak": 62_914_560, "allocated_bytes.all.allocated": 62_914_560,
+    "allocated_bytes.all.freed": 20_971_520, "allocation.all.current": 2, "allocation.all.peak": 3, "allocation.all.allocated": 3,
+    "allocation.all.freed": 1, "active.all.current": 2, "active.all.peak": 3, "active.all.allocated": 4, "active.all.freed": 2,
+    "segment.all.current": 5, "segment.all.peak": 6, "segment.all.allocated": 7, "segment.all.freed": 2, "num_alloc_retries": 0,
     "num_ooms": 0,
-}
+}  # fmt: skip
 
 
 def test_the_cpu_says_three_and_none_for_the_rest():
@@ -104,48 +91,20 @@ def test_an_allocator_that_says_nothing_gives_none_and_not_zero(monkeypatch: pyt
     assert set(stats.values()) == {None}
 
 
-def test_the_keys_are_those_that_torchs_own_summary_reads(monkeypatch: pytest.MonkeyPatch):
-    read = set()
-
-    class Asked(dict[str, int]):
-        def __missing__(self, key: str) -> int:
-            read.add(key)
-            return 0
-
-    monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: Asked(num_ooms=0, num_alloc_retries=0))
-    torch.cuda.memory_summary(0)
-    assert set(sys.modules["hmp.diagnostics.memory_statistics"]._CUDA.values()) <= read
-    assert CUDA.keys() <= read | {"num_ooms", "num_alloc_retries"}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_cuda_device_that_is_not_there_is_an_error():
-    with pytest.raises(hmp.HmpError) as error:
-        hmp.memory_stats("cuda")
-    assert str(error.value) == "memory_stats('cuda'): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA"
-
-
-@pytest.mark.parametrize("given", [None, 2.5])
-def test_what_is_no_device_is_an_error(given: object):
-    with pytest.raises(hmp.HmpError, match=rf"^memory_stats\(\): device={given} is none; give one such as 'cpu' or 'cuda:0'$"):
-        hmp.memory_stats(given)  # type: ignore[call-overload]
-    with pytest.raises(hmp.HmpError, match=r"^memory_stats\(\): device='nosuch' is none: Expected one of cpu, .*; give one such as 'cpu'"):
-        hmp.memory_stats("nosuch")
+def test_a_device_that_is_not_there_and_what_is_no_device_are_errors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for given, told in (("cuda", "CUDA"), (None, "device=None"), (2.5, "device=2.5"), ("nosuch", "device='nosuch'")):
+        with pytest.raises(hmp.HmpError, match=told):
+            hmp.memory_stats(given)  # type: ignore[call-overload]
+    if not hasattr(torch, "hpu"):
+        with pytest.raises(hmp.HmpError, match=r"habana_frameworks\.torch"):
+            hmp.memory_stats("hpu:0")
 
 
 def test_hpus_statistics_are_habanas_own(monkeypatch: pytest.MonkeyPatch):
     said = {name: index for index, name in enumerate(TEN)}
     monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: {**said, "Another": 1}), raising=False)
     assert hmp.memory_stats("hpu") == said, "0 stays 0"
-
-
-@pytest.mark.skipif(hasattr(torch, "hpu"), reason="there is a torch.hpu")
-def test_an_hpu_that_is_not_there_is_an_error():
-    with pytest.raises(hmp.HmpError) as error:
-        hmp.memory_stats("hpu:0")
-    assert str(error.value) == (
-        "memory_stats('hpu:0'): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
-    )
 
 
 def test_a_device_that_keeps_no_statistics_says_ten_times_none():

@@ -12,6 +12,7 @@ from hmp.fp8 import PRODUCTS, RECIPES, why_not
 BF16 = torch.bfloat16
 ROWWISE, MXFP8 = RECIPES["rowwise"], RECIPES["mxfp8"]
 MULTIPLES = "dimensions that are no multiples of 16"
+BLOCKS = "dimensions that are no multiples of 32"
 SHAPES = "shapes that torch refuses"
 ARGUMENTS = "arguments that FP8 products do not take"
 
@@ -35,112 +36,67 @@ def leaf(*shape: int) -> torch.Tensor:
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("linear", (t(3, 16), t(32, 16)), {}, ""),
     ("linear", (t(16), t(32, 16), t(32)), {}, ""),
-    ("linear", (t(3, 16),), {"weight": t(32, 16), "bias": None}, ""),
-    ("linear", (t(3, 16), t(32, 16), t(32, dtype=BF16)), {}, ""),
     ("linear", (t(3, 17), t(32, 17)), {}, MULTIPLES),
-    ("linear", (t(3, 16), t(10, 16)), {}, MULTIPLES),
     ("linear", (t(3, 16), t(16)), {}, "a vector"),
     ("linear", (t(3, 16), t(2, 32, 16)), {}, SHAPES),
-    ("linear", (t(3, 32), t(32, 16)), {}, SHAPES),
     ("linear", (t(3, 16), t(32, 16), t(3, 32)), {}, SHAPES),
     ("linear", (t(3, 16), t(32, 16), t(1)), {}, SHAPES),
     ("linear", (t(0, 16), t(32, 16)), {}, "an empty tensor"),
-    ("linear", (t(3, 16), t(0, 16)), {}, "an empty tensor"),
-    ("linear", (t(3, 0), t(32, 0)), {}, "an empty tensor"),
     ("matmul", (t(3, 16), t(16, 32)), {}, ""),
     ("matmul", (t(2, 1, 3, 16), t(5, 16, 32)), {}, ""),
-    ("matmul", (t(1, 3, 16), t(5, 16, 32)), {}, ""),
     ("matmul", (t(16), t(16, 32)), {}, "a vector"),
-    ("matmul", (t(3, 16), t(16)), {}, "a vector"),
     ("matmul", (t(2, 3, 16), t(5, 16, 32)), {}, SHAPES),
-    ("matmul", (t(3, 16), t(32, 16)), {}, SHAPES),
-    ("mm", (t(3, 16), t(16, 32)), {"out": t(3, 32)}, ""),
     ("mm", (t(3, 16), t(16, 32)), {"out": t(3, 32, dtype=BF16)}, ""),
-    ("mm", (t(3, 16), t(16, 32, dtype=BF16)), {"out": t(3, 32)}, ""),
     ("mm", (t(3, 16), t(16, 32)), {"out": t(3, 32, dtype=torch.float64)}, "out= of another kind"),
     ("mm", (leaf(3, 16), t(16, 32)), {"out": t(3, 32)}, "out= where a gradient is needed"),
-    ("mm", (t(3, 16), t(16, 32)), {"out": leaf(3, 32)}, "out= where a gradient is needed"),
-    ("mm", (t(2, 3, 16), t(16, 32)), {}, SHAPES),
-    ("mm", (t(16), t(16, 32)), {}, "a vector"),
     ("mm", (t(3, 16), t(16, 32)), {"out_dtype": torch.float32}, "out_dtype is given"),
     ("mm", (t(3, 16), t(16, 32), torch.float32), {}, "out_dtype is given"),
     ("bmm", (t(2, 3, 16), t(2, 16, 32)), {}, ""),
     ("bmm", (t(2, 3, 16), t(3, 16, 32)), {}, SHAPES),
-    ("bmm", (t(1, 3, 16), t(3, 16, 32)), {}, SHAPES),
-    ("bmm", (t(0, 3, 16), t(0, 16, 32)), {}, "an empty tensor"),
     ("addmm", (t(32), t(3, 16), t(16, 32)), {"beta": 2, "alpha": 0.5}, ""),
-    ("addmm", (torch.tensor(1.0), t(3, 16), t(16, 32)), {}, ""),
-    ("addmm", (t(3, 1), t(3, 16), t(16, 32)), {}, ""),
     ("addmm", (t(3), t(3, 16), t(16, 32)), {}, SHAPES),
-    ("addmm", (t(3, 32), t(1, 16), t(16, 32)), {}, SHAPES),
-    ("addmm", (t(2, 3, 32), t(3, 16), t(16, 32)), {}, SHAPES),
     ("addmm", (leaf(32), t(3, 16), t(16, 32)), {"beta": 0}, "beta=0 beside an input that needs a gradient"),
     ("addmm", (t(32), t(3, 16), t(16, 32)), {"beta": torch.tensor(2.0)}, "alpha or beta that is no number"),
     ("addmm", (0.5, t(32), 2, t(3, 16), t(16, 32)), {}, ARGUMENTS),  # a signature of old
     ("baddbmm", (t(2, 3, 32), t(2, 3, 16), t(2, 16, 32)), {}, ""),
-    ("baddbmm", (t(4, 3, 32), t(2, 3, 16), t(2, 16, 32)), {}, SHAPES),
     ("addbmm", (t(3, 32), t(2, 3, 16), t(2, 16, 32)), {}, ""),
     ("addbmm", (t(3, 32), t(2, 3, 8), t(2, 8, 32)), {}, ""),  # 2 times 8 terms
     ("addbmm", (t(3, 32), t(2, 3, 4), t(2, 4, 32)), {}, MULTIPLES),
     ("linear", (t(3, 16), [[1.0]]), {}, ARGUMENTS),
-    ("linear", (t(3, 16), t(32, 16)), {"x": 1}, ARGUMENTS),
     ("linear", (t(3, 16, dtype=torch.float64), t(32, 16)), {}, "a float64 input"),
-    ("linear", (t(3, 16), t(32, 16), t(32, dtype=torch.float64)), {}, "a float64 input"),
     ("mm", (t(3, 16, dtype=torch.complex64), t(16, 32)), {}, "a complex64 input"),
-    ("mm", (t(3, 16, dtype=torch.int8), t(16, 32)), {}, "a int8 input"),
     ("mm", (t(3, 16).to(torch.float8_e4m3fn), t(16, 32)), {}, "a float8_e4m3fn input"),
     ("mm", (t(16, 16).to_sparse(), t(16, 32)), {}, "a tensor that is not dense"),
-    ("mm", (t(16, 16).to_mkldnn(), t(16, 32)), {}, "a tensor that is not dense"),
     ("linear", (t(3, 16).as_subclass(Subclass), t(32, 16)), {}, "a tensor subclass"),
     ("linear", (t(3, 16), SubclassOfParameter(t(32, 16))), {}, "a tensor subclass"),
-    ("linear", (t(3, 16), torch.nn.Parameter(t(32, 16))), {}, ""),
     ("linear", (t(3, 16), torch.empty(32, 16, device="meta")), {}, "several devices"),
     ("linear", (torch.empty(3, 16, device="meta"), torch.empty(32, 16, device="meta")), {}, ""),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "args", "kwargs", "reason"), CALLS)
-def test_the_reason(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
-    assert why_not(op, args, kwargs, ROWWISE, BF16) == reason
-
-
-REFUSED = [call[:3] for call in CALLS if call[3] == SHAPES]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("op", "args", "kwargs"), [call[:3] for call in CALLS if call[3] == ""])
-def test_where_there_is_none_the_product_has_torchs_shape(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    plain = getattr(torch.nn.functional if op == "linear" else torch, op)
-    cast = [a.to(BF16) for a in args]
-    wanted = plain(*cast, **{name: v.to(BF16) if isinstance(v, torch.Tensor) else v for name, v in kwargs.items()})
-    found = PRODUCTS[op](*args, **kwargs, recipe=ROWWISE, low=BF16)
-    assert found.shape == wanted.shape
-    assert found.dtype is (kwargs["out"].dtype if "out" in kwargs else BF16)
-
-
-@pytest.mark.parametrize(("op", "args", "kwargs"), REFUSED)
-def test_shapes_that_it_says_torch_refuses_are_refused_or_special(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    plain = getattr(torch.nn.functional if op == "linear" else torch, op)
-    if op == "linear" and len(args) == 3:
-        plain(*args, **kwargs)  # a bias that is no vector of the outer size broadcasts, and is left to torch
-        return
-    if op == "linear" and args[1].dim() == 3:
-        return
-    with pytest.raises(RuntimeError):
-        plain(*args, **kwargs)
-
-
-def test_blocks_ask_for_multiples_of_32() -> None:
-    assert why_not("linear", (t(3, 16), t(32, 16)), {}, MXFP8, BF16) == "dimensions that are no multiples of 32"
-    assert why_not("linear", (t(3, 32), t(48, 32)), {}, MXFP8, BF16) == "dimensions that are no multiples of 32"
-    assert why_not("linear", (t(3, 32), t(32, 32)), {}, MXFP8, BF16) == ""
-
-
-def test_nested_tensors() -> None:
+def test_the_reason() -> None:
+    for op, args, kwargs, reason in CALLS:
+        assert why_not(op, args, kwargs, ROWWISE, BF16) == reason, (op, [getattr(each, "shape", each) for each in args])
+    for shapes, reason in ((((3, 16), (32, 16)), BLOCKS), (((3, 32), (48, 32)), BLOCKS), (((3, 32), (32, 32)), "")):
+        assert why_not("linear", tuple(t(*shape) for shape in shapes), {}, MXFP8, BF16) == reason
     nested = torch.nested.nested_tensor([t(2, 16), t(3, 16)])
     assert why_not("linear", (nested, t(32, 16)), {}, ROWWISE, BF16) == "a tensor that is not dense"
     jagged = torch.nested.nested_tensor([t(2, 16), t(3, 16)], layout=torch.jagged)
     assert why_not("linear", (jagged, t(32, 16)), {}, ROWWISE, BF16) == "a tensor subclass"
+
+
+def test_where_there_is_none_the_product_has_torchs_shape() -> None:
+    for op, args, kwargs, reason in CALLS:
+        plain = getattr(torch.nn.functional if op == "linear" else torch, op)
+        if reason == "":
+            cast = [a.to(BF16) for a in args]
+            wanted = plain(*cast, **{name: v.to(BF16) if isinstance(v, torch.Tensor) else v for name, v in kwargs.items()})
+            found = PRODUCTS[op](*args, **kwargs, recipe=ROWWISE, low=BF16)
+            assert found.shape == wanted.shape
+            assert found.dtype is (kwargs["out"].dtype if "out" in kwargs else BF16)
+        elif reason == SHAPES and op != "linear":  # there a bias may broadcast, and a weight have three dimensions
+            with pytest.raises(RuntimeError):
+                plain(*args, **kwargs)
 
 
 def test_a_device_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:

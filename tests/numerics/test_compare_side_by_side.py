@@ -14,8 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.numerics.side_by_side import SideBySide
-from hmp.numerics.values import OF_RESULTS, Values
-from page_kit import said
 from trap_kit import policy
 
 LOW = policy(bf16={"linear"}, name="brain")
@@ -90,10 +88,9 @@ def test_a_comparison_by_itself_has_the_same_figures(found: Any) -> None:
     both, _ = found
     torch.manual_seed(0)
     net, x = Net(), torch.randn(24, 16)
-    for side, lists in zip(both.comparisons, (LOW, HALF), strict=True):
-        alone = hmp.compare(net, x, lists, loss=squares)
-        assert type(alone).__name__ == "Comparison"
-        assert alone.rows == side.rows and (alone.output, alone.gradient) == (side.output, side.gradient)
+    alone = hmp.compare(net, x, HALF, loss=squares)
+    assert not isinstance(alone, SideBySide)
+    assert alone.rows == both.comparisons[1].rows and (alone.output, alone.gradient) == (both.others[0].output, both.others[0].gradient)
 
 
 def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> None:
@@ -103,58 +100,27 @@ def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> Non
     by_hand = {row.op: row.squares[0] - row.squares[1] for row in both.beside_ops}
     assert parts == {op: pytest.approx(more / sum(map(abs, by_hand.values()))) for op, more in by_hand.items() if more}
     op, part = max(parts.items(), key=lambda pair: pair[1])
-    assert both.verdict() == (
-        f"half is {times:.2g} times nearer to float32 than brain in the output and {gradient:.2g} times nearer in the gradient; "
-        f"{op} makes {100 * part:.0f} % of the difference"
-    )
-    text = str(both).splitlines()
-    assert text[0] == both.verdict()
-    assert [line.split() for line in text if line.startswith("  op ")] == [["op", "brain", "half", "times", "apart", "difference"]]
-    assert json.loads(json.dumps(both.to_dict()))["verdict"] == both.verdict()
+    verdict = both.verdict()
+    assert verdict.startswith("half is") and f"{times:.2g} times" in verdict and f"{gradient:.2g} times" in verdict
+    assert f"{op} makes {100 * part:.0f} %" in verdict
+    assert str(both).startswith(verdict)
+    assert json.loads(json.dumps(both.to_dict()))["verdict"] == verdict
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("errors", "wanted"),
-    [
-        ((0.0, 0.0), "brain and half have float32's output"),
-        ((0.0, 0.5), "brain has float32's output, and half is 0.5 away from it"),
-        ((0.5, 0.51), "brain and half are equally near to float32 in the output"),
-        ((math.inf, 0.5), "brain makes NaN or Inf, or float32 a zero, of the output; half is the only one with numbers for all"),
-        ((None, None), "nothing of the whole was compared"),
-    ],
-)
-def test_the_verdict_has_no_ratio_where_there_is_none(found: Any, errors: tuple[float, float], wanted: str) -> None:
+def test_the_verdict_says_of_whom_it_speaks_and_has_no_ratio_where_there_is_none(found: Any) -> None:
     both, _ = found
-    none = {"loss": None, "gradient": None, "beside_ops": ()}
-    other = replace(both.others[0], output=errors[1], loss=None, gradient=None)
-    assert replace(both, output=errors[0], others=(other,), **none).verdict() == wanted
-
-
-@pytest.mark.parametrize(
-    ("errors", "gradients", "wanted"),
-    [
-        ((0.0, 0.5), (0.1, 0.3), "brain has float32's output, and half is 0.5 away from it, and brain is 3 times nearer in the gradient"),
-        ((0.5, 0.5), (0.3, 0.1), "brain and half are equally near to float32 in the output, and brain is 3 times farther in the gradient"),
-        ((0.1, 9.96), (0.1, 0.1), "brain is 100 times nearer to float32 than half in the output"),  # and not 1e+02
-    ],
-)
-def test_the_verdict_says_of_whom_it_speaks(found: Any, errors: Any, gradients: Any, wanted: str) -> None:
-    both, _ = found
-    other = replace(both.others[0], output=errors[1], gradient=gradients[1])
-    assert replace(both, output=errors[0], gradient=gradients[0], others=(other,), beside_ops=()).verdict() == wanted
-
-
-def test_real_and_complex_tensors_count_together_by_their_sizes() -> None:
-    torch.manual_seed(0)
-    exact = [torch.randn(32), torch.randn(32, dtype=torch.complex64)]
-    first = Values()
-    second = Values(first)
-    for values, factors in ((first, (1.0, 1.0)), (second, (1.5, 1.0))):
-        for tensor, factor in zip(exact, factors, strict=True):
-            values.add(("x",), tensor * factor, tensor)
-    wanted = norm(exact[0] * 0.5) / math.hypot(norm(exact[0]), float(exact[1].abs().double().norm()))
-    assert second.together([("x",)]) == pytest.approx(wanted)
+    for errors, gradients, subject, told in (
+        ((0.0, 0.0), (None, None), "brain and half have", ""),
+        ((0.0, 0.5), (0.1, 0.3), "brain has", "half is 0.5 away"),
+        ((0.5, 0.51), (None, None), "brain and half are", "equally near"),
+        ((0.5, 0.5), (0.3, 0.1), "brain and half are", "brain is 3 times farther in the gradient"),
+        ((0.1, 9.96), (0.1, 0.1), "brain is", "100 times"),  # and not 1e+02
+        ((math.inf, 0.5), (None, None), "brain makes", "NaN or Inf"),
+        ((None, None), (None, None), "nothing", ""),
+    ):
+        other = replace(both.others[0], output=errors[1], gradient=gradients[1], loss=None)
+        verdict = replace(both, output=errors[0], gradient=gradients[0], loss=None, others=(other,), beside_ops=()).verdict()
+        assert verdict.startswith(subject) and told in verdict
 
 
 def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) -> None:
@@ -164,8 +130,6 @@ def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) 
     both = hmp.compare(net, torch.tensor([[300.0]]), [LOW, HALF], loss=lambda out: out.float().sum())
     (row,) = (row for row in both.beside if (row.op, row.direction) == ("linear", "forward"))
     assert row.isolated == (pytest.approx(0.0, abs=0.01), math.inf) and row.apart == (math.inf,)
-    cells = next(line.split() for line in str(both).splitlines() if line.startswith("  linear"))
-    assert cells[2:5] == [">1", "-", ">1"]
     assert "nan" not in str(both).lower().replace("nan or inf", "")
     assert "NaN" not in both.to_json(tmp_path / "both.json").read_text(encoding="utf-8").replace("NaN or Inf", "")
 
@@ -189,21 +153,16 @@ def test_a_call_that_two_policies_make_of_other_aten_ops_is_one_call() -> None:
 
 
 def test_what_only_one_policy_runs_stands_beside_nothing() -> None:
-    class Forks(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(8, 8)
-
+    class Forks(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.layer(x)
-            return torch.tanh(self.layer(x)) if x.dtype is torch.float16 else x
+            x = super().forward(x)
+            return torch.tanh(super().forward(x)) if x.dtype is torch.float16 else x
 
-    both = hmp.compare(Forks(), torch.randn(4, 8), LOW, against=HALF)
+    both = hmp.compare(Forks(8, 8), torch.randn(4, 8), LOW, against=HALF)
     rows = {row.op: row for row in both.beside}
     assert rows["tanh"].isolated[0] is None and rows["tanh"].dtypes == ("", "float16") and rows["tanh"].apart == (None,)
     assert rows["linear"].apart == (None,)  # once and twice
-    assert next(line.split() for line in str(both).splitlines() if line.startswith("  tanh"))[1] == "-"
-    assert "the float32 runs beside brain and half are " in both.notes[-1]
+    assert "brain and half" in both.notes[-1]  # whose float32 runs are two
 
 
 def test_sparse_gradients_count() -> None:
@@ -231,64 +190,30 @@ def test_dropout_draws_the_same_under_each_policy() -> None:
     assert found.notes == () and found.policies == ("brain", "half", "wide")
 
 
-@pytest.mark.parametrize("shape", [(64, 1024), (4096, 16), (OF_RESULTS + 1,)])
-def test_a_sample_tells_the_distance_of_the_whole(shape: tuple[int, ...]) -> None:
-    """Also where the values differ by column, as channels do."""
-    torch.manual_seed(0)
-    exact = torch.randn(shape) * torch.linspace(0.1, 3, shape[-1])
-    one, other = exact.bfloat16(), exact.half()
-    first = Values()
-    first.add(("x",), one, exact)
-    second = Values(first)
-    second.add(("x",), other.t().contiguous().t() if other.dim() == 2 else other, exact)
-    assert second.largest([("x",)]) == pytest.approx(norm(one.double() - other.double()) / norm(exact), rel=0.1)
-    assert [kept.numel() for kept in first._kept["x",]] == [OF_RESULTS]
-
-
-@pytest.mark.parametrize("lists", [hmp.Policy(fp8={"linear"}), hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})])
-def test_an_fp8_list_stands_beside_the_low_dtype(lists: hmp.Policy) -> None:
+def test_an_fp8_list_stands_beside_the_low_dtype() -> None:
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)), torch.randn(16, 32)
-    with torch.no_grad():
-        found = hmp.compare(model, x, lists)
-        exact = F.linear(x.double(), model[0].weight.double())
-        low = F.linear(x.bfloat16(), model[0].weight.bfloat16()).double()
-        assert isinstance(found, SideBySide)
-        assert found.policies == ("custom", "custom without FP8")
-        assert found.output > 5 * found.others[0].output == pytest.approx(5 * norm(low - exact) / norm(exact), rel=0.02)
-        hmp.apply(model, lists)
-        assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
+    for lists in (hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})):
+        with torch.no_grad():
+            found = hmp.compare(model, x, lists)
+            exact = F.linear(x.double(), model[0].weight.double())
+            low = F.linear(x.bfloat16(), model[0].weight.bfloat16()).double()
+            assert isinstance(found, SideBySide) and found.policies == ("custom", "custom without FP8")
+            assert found.output > 5 * found.others[0].output == pytest.approx(5 * norm(low - exact) / norm(exact), rel=0.02)
+            hmp.apply(model, lists)
+            assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
+            hmp.remove(model)
 
 
-def test_the_page_has_a_curve_for_each_policy(found: Any, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="pages need the extra report")
-    pytest.importorskip("matplotlib", reason="pages need the extra report")
-    page = said(found[0].to_html(tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert f"{found[0].verdict()}." in page
-    for text in ("Side by side", "half from brain", "under half", "apart"):
-        assert text in page, text
-    assert "linear in first: " in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
+def test_wrong_use_is_an_error_that_names_the_policies() -> None:
     net, x = Net(), torch.randn(2, 16)
-    same = r"policies 'brain' and 'other' are the same, and nothing would be between them; leave one out, or change a list or the low dtype"
-    with pytest.raises(hmp.HmpError, match=same):
+    with pytest.raises(hmp.HmpError, match="'brain' and 'other' are the same"):
         hmp.compare(net, x, LOW, against=LOW.replace(name="other"))
-    with pytest.raises(hmp.HmpError, match="a list of 1 policy leaves nothing to compare; give two or more, or one without a list"):
-        hmp.compare(net, x, [LOW])
-    for against in (None, LOW):
-        with pytest.raises(hmp.HmpError, match="an empty list of policies; give two or more, or one without a list"):
-            hmp.compare(net, x, [], against=against)
+    for policies, against in (([LOW], None), ([], None), ([], LOW)):
+        with pytest.raises(hmp.HmpError, match="give two or more, or one without a list"):
+            hmp.compare(net, x, policies, against=against)
     with pytest.raises(hmp.OpListError, match="no_such"):
         hmp.compare(net, x, LOW, against="no_such")
     hmp.apply(net, LOW)
-    with pytest.raises(hmp.HmpError, match=r"policy 'brain' is applied to the model, .* not 'half'; call hmp.remove\(model\) first"):
+    with pytest.raises(hmp.HmpError, match=r"'brain' is applied to the model, .* not 'half'; call hmp.remove\(model\)"):
         hmp.compare(net, x, against=HALF)
-
-
-def test_policies_of_one_name_are_told_apart() -> None:
-    lists = [policy(bf16={"linear"}), policy(bf16={"linear"}, dtype=torch.float16), policy(bf16={"linear", "tanh"})]
-    with torch.no_grad():
-        found = hmp.compare(Net(), torch.randn(2, 16), lists)
-    assert found.policies == ("test (bfloat16) (1)", "test (float16)", "test (bfloat16) (3)")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import hmp
 from hmp.numerics import ranks
-from hmp.numerics.attribution import Attribution
 from hmp.numerics.finding import Finding
 from thread_kit import in_thread, in_threads
 from trap_kit import policy
@@ -105,12 +104,11 @@ MARKS = {
 }
 
 
-@pytest.mark.parametrize("mark", MARKS)
-def test_it_is_found_at_its_line(mark: str) -> None:
-    run, aten, direction, made = MARKS[mark]
-    finding = found(run)
-    assert (finding.kind, finding.aten, finding.direction, finding.made) == ("op", aten, direction, made)
-    assert (finding.file, finding.line) == (str(HERE), line_of(mark))
+def test_it_is_found_at_its_line() -> None:
+    for mark, (run, aten, direction, made) in MARKS.items():
+        finding = found(run)
+        assert (finding.kind, finding.aten, finding.direction, finding.made) == ("op", aten, direction, made)
+        assert (finding.file, finding.line) == (str(HERE), line_of(mark))
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # torch's, of hooks that are called twice
@@ -123,28 +121,14 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen(fresh_compiler: None) -> N
     assert {row.op for row in rows} == {"linear", "mul", "ones_like", "sqrt", "sum"}
 
 
-def test_a_hook_under_casts_is_told_that_no_list_reaches_it() -> None:
-    """The op in the hook is named, and not the forward's; its remedy is no line in a list."""
-    weight = torch.full((2, 2), 300.0, requires_grad=True)
-
-    def step() -> None:
-        y = weight @ torch.ones(2, 2)
-        y.register_hook(lambda gradient: gradient.half().mul(70000.0))  # in the hook
-        y.sum().backward()
-
-    with hmp.casts(LISTS):
-        finding = found(step)
-    assert (finding.op, finding.direction, finding.line) == ("mul", "backward", line_of("in the hook"))
-    assert finding.rule == "none of hmp's: your code in backward runs without lists (R13)"
-    assert finding.remedy.startswith("cast to float32 in this line") and ".txt" not in finding.remedy
-
-
-def test_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_hook_is_told_that_no_list_reaches_it_unless_it_asks_for_casts(asks: bool) -> None:
+    """The op in the hook is named, and not the forward's."""
     weight = torch.full((2, 2), 300.0, requires_grad=True)
 
     def hook(gradient: torch.Tensor) -> torch.Tensor:
-        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})):
-            return gradient.mul(100.0).exp()  # asks
+        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})) if asks else contextlib.nullcontext():
+            return gradient.mul(100.0).exp() if asks else gradient.half().mul(70000.0)  # in the hook
 
     def step() -> None:
         y = weight @ torch.ones(2, 2)
@@ -153,54 +137,32 @@ def test_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
 
     with hmp.casts(LISTS):
         finding = found(step)
-    assert (finding.op, finding.direction, finding.line) == ("exp", "backward", line_of("asks"))
-    assert "on the bf16 list" in finding.rule and finding.remedy.startswith("policy = policy.replace(")
+    assert (finding.op, finding.direction, finding.line) == ("exp" if asks else "mul", "backward", line_of("in the hook"))
+    assert ("on the bf16 list" in finding.rule) == finding.remedy.startswith("policy = policy.replace(") == asks
+    assert ("R13" in finding.rule) != asks and ".txt" not in finding.remedy
 
 
-def test_the_message_says_all_of_it(tmp_path: Path):
+def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: Path):
     (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
     (tmp_path / "fp32.txt").write_text("softmax\n")
     (tmp_path / "dtype.txt").write_text("float16\n")
     with hmp.casts(tmp_path):
-        finding = found(lambda: Block()(OVERFLOWS))
-    place = f"{tmp_path / 'bf16.txt'}:2"
-    assert str(finding).splitlines() == [
-        f"`bmm` made Inf out of finite inputs: in attention, {HERE}:{line_of('scores')}",
-        "  inputs: float16[1, 2, 2] in [300, 300]; float16[1, 2, 2] in [3000, 3000]",
-        "  output: float16[1, 2, 2] without a finite value, 4 Inf",
-        f"  rule: on the bf16 list of policy '{tmp_path.name}' ({place}), low dtype float16",
-        f"  try: write `bmm` in fp32.txt and take it off {place}; bfloat16 in place of float16 has float32's range",
-    ]
-
-
-def test_the_message_without_a_policy_and_in_float32():
-    finding = found(lambda: Root()(torch.ones(1, 2)).sum().backward())
-    assert str(finding).splitlines() == [
-        f"`sqrt` (div) made Inf out of finite inputs in the backward (SqrtBackward0): in Root, {HERE}:{line_of('root')}",
-        "  inputs: float32[1, 2] in [1, 1]; float32[1, 2] in [0, 0]",
-        "  output: float32[1, 2] without a finite value, 2 Inf",
-        "  rule: none of hmp's: no policy was in force here",
-        "  try: it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp",
-    ]
-
-
-def test_the_message_of_an_in_place_op_says_that_its_input_is_gone():
-    alone = found(lambda: torch.tensor([1.0, -1.0]).log_())
-    assert str(alone).splitlines()[1] == "  inputs: what it wrote in place, whose values before are gone"
-    divided = found(lambda: torch.ones(2).div_(torch.zeros(2)))
-    assert str(divided).splitlines()[1] == "  inputs: float32[2] in [0, 0]; what it wrote in place, whose values before are gone"
+        listed = str(found(lambda: Block()(OVERFLOWS)))
+    for told in ("`bmm` made Inf", f"in attention, {HERE}:{line_of('scores')}", f"{tmp_path / 'bf16.txt'}:2", "fp32.txt"):
+        assert told in listed
+    for told in ("float16[1, 2, 2] in [300, 300]; float16[1, 2, 2] in [3000, 3000]", "4 Inf", "low dtype float16"):
+        assert told in listed
+    plain = str(found(lambda: Root()(torch.ones(1, 2)).sum().backward()))
+    for told in ("`sqrt` (div) made Inf", "SqrtBackward0", f"in Root, {HERE}:{line_of('root')}", "no policy was in force", "no list"):
+        assert told in plain
+    alone, divided = (found(run) for run in (lambda: torch.tensor([1.0, -1.0]).log_(), lambda: torch.ones(2).div_(torch.zeros(2))))
     assert (alone.overwritten, divided.overwritten, len(alone.inputs), len(divided.inputs)) == (1, 1, 0, 1)
 
 
-def test_the_message_for_data():
+def test_data_and_weights_that_are_not_finite_are_told_as_such():
     finding = found(lambda: Root()(torch.tensor([[1.0, float("nan")]])))
-    lines = str(finding).splitlines()
-    assert lines[0] == (
-        "NaN came in with argument `x` of Root, no op made it; first used by `linear` (addmm): "
-        f"in layer, {HERE}:{line_of('root')}"
-    )  # fmt: skip
-    assert lines[-1] == "  try: look at the batch: no list changes this"
     assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
+    assert f"{HERE}:{line_of('root')}" in str(finding)
     bad = Root()
     bad.layer.weight.data[0, 0] = float("nan")
     finding = found(lambda: bad(torch.ones(1, 2)))
@@ -220,7 +182,6 @@ def test_torch_autocast_is_watched_too():
     with torch.autocast("cpu", torch.float16):
         finding = found(lambda: Block()(OVERFLOWS))
     assert (finding.op, finding.line, finding.inputs[0].dtype) == ("bmm", line_of("scores"), "float16")
-    assert finding.remedy == "run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `bmm`"
 
 
 def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
@@ -228,48 +189,26 @@ def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
         Root()(torch.ones(1, 2)).sum().backward()
 
     results: list[str] = []
-
     with hmp.detect_nonfinite():
         in_thread(run)
     in_threads(lambda _: results.append(found(run).op), range(2))
     assert results == ["sqrt", "sqrt"]
 
 
-def test_nested_regions_find_it_once():
-    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite() as outer, hmp.detect_nonfinite() as inner:
-        attend()
-    assert (len(outer), len(inner)) == (1, 0)
-
-
-def test_it_is_a_decorator_and_leaves_nothing_behind():
-    observers = sys.modules["hmp.session.compiled_policies"].observers
-
+def test_it_is_a_decorator_nests_and_leaves_nothing_behind():
     @hmp.detect_nonfinite()
     def step() -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
         step()
+    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite() as outer, hmp.detect_nonfinite() as inner:
+        attend()
+    assert (len(outer), len(inner)) == (1, 0)
     assert torch._C._len_torch_dispatch_stack() == 0
-    assert not observers
     assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
-
-
-def test_an_unknown_on_find_is_an_error():
-    with pytest.raises(hmp.HmpError, match='on_find=\'stop\' is unknown; use "raise" to stop at the first finding or "log" to go on'):
+    with pytest.raises(hmp.HmpError, match="'stop'"):
         hmp.detect_nonfinite(on_find="stop")
-
-
-def test_forward_ops_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hmp.numerics.attribution.REMEMBERED", 10)
-    seen: list[int] = []
-    call = Attribution.call
-    monkeypatch.setattr(Attribution, "call", lambda self, aten: (call(self, aten), seen.append(len(self._by_sequence)))[0])
-    with hmp.detect_nonfinite():
-        x = torch.ones(2, requires_grad=True)
-        for _ in range(30):
-            x = x * 1
-    assert max(seen) == 10
 
 
 @pytest.fixture
@@ -291,11 +230,8 @@ def test_a_rank_that_does_not_come_is_waited_for_and_then_left(store: dist.Store
     store.add(f"{region(store)}/entered", 1)
     with caplog.at_level(logging.WARNING, "hmp"), hmp.detect_nonfinite():
         torch.ones(2) + 1
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "at the end of detect_nonfinite(): waiting for other ranks, which are still inside",
-        "going on without them: what they find is not told to this rank",
-    ]
+    waiting, left = (record.getMessage() for record in caplog.records)
+    assert "waiting for other ranks" in waiting and "going on without them" in left
 
 
 @hmp.detect_nonfinite()
@@ -306,7 +242,7 @@ def ends(by: BaseException) -> None:
 
 @pytest.mark.parametrize("end", [AssertionError("isnan"), SystemExit(0)])
 def test_a_finding_is_raised_in_the_place_of_what_came_of_it(store: dist.Store, end: BaseException) -> None:
-    with pytest.raises(hmp.NonFiniteError, match=r"^rank 3: `log` made NaN") as raised:
+    with pytest.raises(hmp.NonFiniteError) as raised:
         ends(end)
     assert raised.value.__context__ is end
     assert raised.value.finding.rank == 3

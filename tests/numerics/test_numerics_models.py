@@ -15,7 +15,7 @@ from model_zoo.kit import Model, build, feed, forward, gradients, loss_of, seed_
 from model_zoo.selection import each
 
 # Slices that overlap: backward adds their gradients up in bfloat16, and that is nearly all of what is lost.
-BEYOND_LISTS = {"longformer": "nothing to move to the FP32 list: no list changes what rounds most, getitem (99%)"}
+BEYOND_LISTS = {"longformer"}
 
 
 @pytest.mark.slow
@@ -44,24 +44,18 @@ def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
             assert gradient is None or torch.equal(gradient, found[name]), name
     assert all(r.isolated is not None for r in comparison.rows if r.aten != "mkldnn_rnn_layer_backward")
     assert bool(comparison.advice) == (model.name not in BEYOND_LISTS) and comparison.gradient > 0
-    if model.name in BEYOND_LISTS:
-        assert str(comparison).endswith(BEYOND_LISTS[model.name])
-
-
-TEN = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2", "vit", "gpt2", "whisper", "clip")
 
 
 def half() -> hmp.Policy:
     return hmp.Policy.load("autocast").replace(dtype="float16")
 
 
-def tiers(names: tuple[str, ...], quick: tuple[str, ...]) -> list[object]:
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
+def some(*names: str, nightly: tuple[str, ...]) -> list[object]:
+    return [*names, *(pytest.param(name, marks=pytest.mark.nightly) for name in nightly)]
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", tiers(TEN, ("bert", "t5", "mixtral")))
+@pytest.mark.parametrize("name", some("bert", "t5", nightly=("llama", "mixtral", "resnet", "mamba2", "vit", "gpt2", "whisper", "clip")))
 @pytest.mark.parametrize("precision", ["habana", "float16", "autocast float16"])
 def test_a_healthy_model_trains_without_a_finding(name: str, precision: str):
     model = build(MODELS[name])
@@ -80,15 +74,14 @@ def test_a_healthy_model_trains_without_a_finding(name: str, precision: str):
     assert findings == []
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("name", tiers(("llama", "gpt2", "t5", "bart"), ("llama",)))
+@pytest.mark.parametrize("name", some("llama", nightly=("gpt2", "t5", "bart")))
 @pytest.mark.parametrize("precision", [None, "float16"])
-@pytest.mark.parametrize("how", [{"do_sample": True, "top_k": 5, "top_p": 0.8}, {"num_beams": 3}, {"do_sample": True, "typical_p": 0.9}])
+@pytest.mark.parametrize("how", [{"do_sample": True, "top_k": 5, "top_p": 0.8}, {"num_beams": 3}])
 def test_generation_has_no_finding(name: str, precision: str | None, how: dict[str, object]):
     model = build(MODELS[name]).eval()
     batch = feed(MODELS[name], model)
     with hmp.detect_nonfinite() as findings, hmp.casts(half()) if precision else contextlib.nullcontext():
-        model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=4, pad_token_id=0, **how)
+        model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=2, pad_token_id=0, **how)
     assert findings == []
 
 

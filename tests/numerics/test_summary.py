@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,38 +88,6 @@ def test_a_policy_changes_what_layers_compute_in(net: Net) -> None:
     scoped = hmp.Policy(bf16={"linear @ head.*"})
     found = hmp.summary(net, X, scoped)
     assert (found["head.1"].computes, found["blocks.0.up"].computes) == (("bfloat16",), ("float32",))
-    with hmp.casts(base):
-        assert hmp.summary(net, X).layers == hmp.summary(net, X, base).layers
-    assert hmp.summary(hmp.apply(copy.deepcopy(net), base), X)["blocks.1.down"].computes == ("bfloat16",)
-
-
-def test_model_and_random_state_are_as_before(net: Net) -> None:
-    before, drawn = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    hmp.summary(net, X)
-    assert torch.equal(torch.get_rng_state(), drawn)
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert not any(module._forward_hooks for module in net.modules())
-    assert all(p.grad is None for p in net.parameters())
-
-
-def test_what_it_puts_back_is_not_rounded_by_the_policy_in_force() -> None:
-    model = nn.Linear(3, 3)
-    model.register_buffer("scale", torch.full((3,), 1.0001), persistent=False)
-    model(torch.full((2, 3), 1.0001)).sum().backward()
-    with hmp.casts(hmp.Policy(name="clones", bf16={"linear", "clone"})):
-        hmp.summary(model, torch.randn(2, 3))
-    assert torch.equal(model.scale, torch.full((3,), 1.0001))
-    assert torch.equal(model.weight.grad, torch.full((3, 3), 1.0001) * 2)
-
-
-def test_batches_are_passed_as_compare_passes_them() -> None:
-    class Two(nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return a @ b
-
-    a = torch.ones(2, 2)
-    for batch in ((a, a), [a, a], {"a": a, "b": a}):
-        assert hmp.summary(Two(), batch)[""].computes == ("bfloat16",)
 
 
 def test_without_a_batch_there_are_parameters_alone(net: Net) -> None:
@@ -128,34 +96,17 @@ def test_without_a_batch_there_are_parameters_alone(net: Net) -> None:
     assert "without a batch" in str(found)
 
 
-def test_the_table(net: Net) -> None:
-    lines = str(hmp.summary(net.blocks[0], torch.randn(2, 5, 16), hmp.Policy("mine", bf16={"linear"}))).splitlines()
-    assert lines[0] == "hmp summary, under policy 'mine'"
-    heading, _, *rows = [line.split() for line in lines[2:]]
-    assert heading == ["layer", "output", "parameters", "computes", "in", "saves"]
-    assert rows[0][:5] == ["Block", "[2,", "5,", "16]", "16"]
-    assert rows[2][:7] == ["up", "(Linear)", "[2,", "5,", "32]", "544", "bfloat16"]
-    assert lines[-1].startswith("1,120 parameters; ") and lines[-1].endswith("saved for backward")
-
-
-@pytest.mark.parametrize(("given", "message"), [(torch.relu, "builtin_function_or_method is no module"), (None, "NoneType is no module")])
-def test_what_is_no_module_is_an_error(given: object, message: str) -> None:
-    with pytest.raises(hmp.HmpError, match=message):
-        hmp.summary(given, X)  # type: ignore[arg-type]
-
-
-def test_another_policy_than_the_applied_one_is_an_error() -> None:
-    """Which the model's calls would follow: the table would be of that one, under the name of the other."""
-    net = hmp.apply(torch.nn.Linear(3, 3), "habana")
-    with pytest.raises(hmp.HmpError, match=r"'habana' is applied to the model, .* not 'bert'; call hmp.remove\(model\) first"):
-        hmp.summary(net, torch.ones(2, 3), "bert")
-    assert hmp.summary(net, torch.ones(2, 3), "habana").policy == hmp.summary(net, torch.ones(2, 3)).policy == "habana"
+def test_the_table_has_each_layer_and_the_sum(net: Net) -> None:
+    text = str(hmp.summary(net.blocks[0], torch.randn(2, 5, 16), hmp.Policy("mine", bf16={"linear"})))
+    assert "policy 'mine'" in text and "1,120 parameters" in text
+    (up,) = (line for line in text.splitlines() if "up (Linear)" in line)
+    assert "[2, 5, 32]" in up and "544" in up and "bfloat16" in up
 
 
 def test_the_command_prints_the_layers_of_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "recipe.py").write_text(RECIPE)
     assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habana"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "(" in line]

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from command_kit import python
 from hmp.report.rows import Row
+from process_kit import alone
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -41,43 +41,22 @@ def row_of(report: hmp.Report, op: str) -> Row:
     return found
 
 
-def test_dtypes_casts_and_bytes_are_those_of_the_calls() -> None:
+def test_dtypes_casts_bytes_and_places_are_those_of_the_calls() -> None:
     net, x = Net(), torch.randn(3, 8)
     with hmp.convert(policy=LISTS), hmp.record() as report:
         net(x)
-    first, second, last = decided(report)
+        torch.matmul(x, x.t())
+    first, second, last, product = decided(report)
     assert (first.op, first.rule, first.inputs, first.compute, first.output) == ("linear", "bf16", "float32", "bfloat16", "bfloat16")
     # input 3x8, weight 8x8, bias 8, of 4 bytes each
     assert (first.calls, first.casts, first.casts_saved, first.cast_bytes) == (1, 3, 0, 4 * (24 + 64 + 8))
     # the input is in bfloat16 by now
     assert (second.inputs, second.casts, second.cast_bytes) == ("bfloat16, float32", 2, 4 * (32 + 4))
-    assert (last.op, last.rule, last.dtypes) == ("softmax", "fp32", "bfloat16 → float32 → float32")
-    assert (last.casts, last.cast_bytes) == (1, 2 * 12)
+    assert (last.op, last.rule, last.casts, last.cast_bytes) == ("softmax", "fp32", 1, 2 * 12)
+    assert (last.inputs, last.compute, last.output) == ("bfloat16", "float32", "float32")
     assert all(row.op_seconds > 0 and row.cast_seconds > 0 for row in (first, second, last))
-
-
-def test_the_place_is_the_modules_path_and_the_users_line() -> None:
-    net, x = Net(), torch.randn(3, 8)
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        net(x)
-        torch.matmul(x, x.t())
-    paths = [row.module for row in decided(report) if row.op != "t"]
-    assert paths == ["blocks.0", "blocks.1.1", "Net", ""]
-    softmax = row_of(report, "softmax")
-    assert (softmax.file, softmax.line) == (__file__, SOFTMAX_LINE)
-    assert Path(row_of(report, "matmul").file).name == Path(__file__).name
-
-
-def test_casts_that_the_caches_save_are_told_apart() -> None:
-    net, x = Net(), torch.randn(3, 8)
-    with hmp.convert(policy=LISTS), torch.no_grad():
-        net(x)
-        with hmp.record() as report:
-            net(x)
-    rows = [row for row in decided(report) if row.op == "linear"]
-    assert sum(row.casts_saved for row in rows) == 4  # two weights, two biases
-    assert sum(row.casts for row in rows) == 1  # the input
-    assert sum(row.cast_bytes for row in rows) == 4 * 24
+    assert [row.module for row in (first, second, last, product)] == ["blocks.0", "blocks.1.1", "Net", ""]
+    assert (last.file, last.line, product.file) == (__file__, SOFTMAX_LINE, __file__)
 
 
 def test_of_a_sparse_tensor_the_elements_that_it_stores_are_cast() -> None:
@@ -105,21 +84,24 @@ def test_what_no_list_decides_is_seen_too() -> None:
     assert ops["cat"] == ops["add"] == "promote"
     assert not any("shape" in op for op in ops)
     assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
+    assert report.never_called == ["conv2d", "linear", "matmul", "softmax"]
 
 
-def test_what_a_hook_calls_in_backward_is_counted_as_left_alone() -> None:
+def test_what_a_hook_calls_in_backward_and_what_runs_where_casts_are_off_is_counted_as_left_alone() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     x.register_hook(torch.tanh)
     with hmp.casts(policy(bf16=["matmul", "tanh"])), hmp.record() as report:
         (x @ x).float().sum().backward()
-    assert report.uncast_calls == 1
-    assert "tanh" not in {row.op for row in report.rows}
+        with hmp.disable_casts():
+            F.linear(x, x)
+    assert report.uncast_calls == 2
+    assert {"tanh", "linear"}.isdisjoint(row.op for row in report.rows)
 
 
 def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     """Their code runs with casts off, for they are one op (R8): these are calls under the policy all the same."""
     low, wide = torch.randn(2, 3).bfloat16(), torch.randn(2, 3)
-    with hmp.convert(policy="habana"), hmp.record() as report:
+    with hmp.convert(policy=policy(promote={"mse_loss", "sub", "mul"}, fp32={"norm", "div"})), hmp.record() as report:
         nn.MSELoss()(low, low)
         F.mse_loss(low, wide)
         F.normalize(low)
@@ -135,24 +117,16 @@ def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     assert "mse_loss" not in report.never_called
 
 
-def test_listed_names_that_were_never_called_are_told() -> None:
-    x = torch.randn(3, 8)
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        x @ x.t()
-        x + x
-    assert report.never_called == ["cat", "conv2d", "linear", "softmax"]
-
-
 def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:
     x = torch.eye(3)
     with hmp.convert(policy=policy(bf16={"linalg.solve"})), hmp.record() as report:
         assert torch.linalg.solve(x, x).dtype is F32
     (row,) = report.no_kernel
     assert (row.op, row.rule, row.compute, row.no_kernel) == ("linalg.solve", "bf16", "float32", 1)
-    assert "In float32 for want of a kernel (R11): linalg.solve (1)" in str(report)
+    assert "linalg.solve (1)" in str(report)
 
 
-def test_results_and_gradients_are_the_same_bits_with_a_recording() -> None:
+def test_a_recording_changes_no_bit_and_nothing_observes_after_it() -> None:
     torch.manual_seed(0)
     net, x = Net(), torch.randn(3, 8)
 
@@ -163,32 +137,13 @@ def test_results_and_gradients_are_the_same_bits_with_a_recording() -> None:
 
     with hmp.convert(policy=LISTS):
         plain = gradients()
-        with hmp.record():
-            recorded = gradients()
-        after = gradients()
-    assert all(map(torch.equal, plain, recorded))
-    assert all(map(torch.equal, plain, after))
-
-
-def test_nothing_observes_after_the_recording() -> None:
-    x = torch.randn(3, 3)
-    with hmp.convert(policy=LISTS):
-        F.linear(x, x)
-        before = F.linear.__code__
         with hmp.record() as report:
-            F.linear(x, x)
-        F.linear(x, x)
-        assert F.linear.__code__ is before  # the dispatcher that reads dtypes and nothing else
-        assert len(decided(report)) == 1
-        assert torch.nn.modules.module._global_forward_hooks == {}
-        assert torch.nn.modules.module._global_forward_pre_hooks == {}
-
-
-def test_a_recording_without_a_policy_says_so() -> None:
-    with hmp.record() as report:
-        torch.randn(3, 3).tanh()
-    assert decided(report) == []
-    assert "No policy decided anything: call hmp.convert()" in str(report)
+            recorded = gradients()
+        seen = len(report.rows)
+        after = gradients()
+        assert len(report.rows) == seen
+        assert torch.nn.modules.module._global_forward_hooks == torch.nn.modules.module._global_forward_pre_hooks == {}
+    assert all(map(torch.equal, plain, recorded)) and all(map(torch.equal, plain, after))
 
 
 def test_recordings_nest_and_each_has_its_own() -> None:
@@ -197,12 +152,7 @@ def test_recordings_nest_and_each_has_its_own() -> None:
         F.linear(x, x)
         with hmp.record() as inner:
             F.linear(x, x)
-            x.tanh()
-        F.linear(x, x)
-    assert row_of(inner, "linear").calls == 1
-    assert row_of(outer, "linear").calls == 3
-    assert row_of(outer, "linear").casts == 6
-    assert row_of(inner, "tanh").calls == row_of(outer, "tanh").calls == 1
+    assert [(row_of(each, "linear").calls, row_of(each, "linear").casts) for each in (inner, outer)] == [(1, 2), (2, 4)]
 
 
 def test_an_exception_loses_nothing() -> None:
@@ -215,31 +165,10 @@ def test_an_exception_loses_nothing() -> None:
         assert torch.matmul(x, x.t()).dtype is BF16
     rows = [row for row in decided(report) if row.op == "matmul"]
     assert [(row.calls, row.raised) for row in rows] == [(1, 0), (1, 1)]
-    assert "1 call ended in an exception." in report.notes
-
-
-def test_other_threads_are_recorded() -> None:
-    x = torch.randn(3, 3)
-
-    def work() -> None:
-        for _ in range(50):
-            F.linear(x, x)
-
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(50):
-            torch.matmul(x, x)
-        for thread in threads:
-            thread.join()
-    assert row_of(report, "linear").calls == 200
-    assert row_of(report, "linear").casts == 400
-    assert row_of(report, "matmul").calls == 50
 
 
 def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> None:
-    calls, small, weight = 1500, torch.randn(4, 4), nn.Parameter(torch.randn(128, 128))
+    calls, small, weight = 500, torch.randn(4, 4), nn.Parameter(torch.randn(64, 64))
     started = threading.Barrier(2)
 
     def use_a_copy() -> None:
@@ -248,7 +177,7 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
             for _ in range(calls):
                 F.linear(low, weight)
 
-    low = torch.randn(1, 128, dtype=BF16)
+    low = torch.randn(1, 64, dtype=BF16)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # the threads take turns within a cast
     try:
@@ -269,22 +198,11 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
     assert hits == calls
 
 
-def test_calls_where_casts_are_off_are_counted_and_not_mixed_in() -> None:
-    x = torch.randn(3, 3)
-    with hmp.convert(policy=LISTS), hmp.record() as report:
-        with hmp.disable_casts():
-            F.linear(x, x)
-            x.tanh()
-    assert report.rows == ()
-    assert report.uncast_calls == 2
-
-
 def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
     x = torch.randn(3, 3)
     with hmp.convert(policy=LISTS), hmp.record(), torch.profiler.profile() as profile:
         F.linear(x, x)
-    names = [event.key for event in profile.key_averages() if event.key.startswith("hmp::")]
-    assert names == ["hmp::cast float32 to bfloat16"]
+    assert [event.key for event in profile.key_averages() if event.key.startswith("hmp::")] == ["hmp::cast float32 to bfloat16"]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -304,30 +222,29 @@ def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
 
 @pytest.mark.slow
 def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> None:
-    script = tmp_path / "first.py"
-    script.write_text(
-        "import sys, torch, hmp\n"
-        "x = torch.randn(3, 3)\n"
-        "plain = torch.compile\n"
-        "one, other = hmp.record(), hmp.record()\n"  # as two threads do: neither is around the other
-        "one.__enter__(), other.__enter__()\n"
-        "kept = torch.compile\n"
-        "one.__exit__(None, None, None), other.__exit__(None, None, None)\n"
-        "assert torch.compile is plain\n"
-        "with hmp.casts('habana'), hmp.record() as report:\n"
-        "    assert 'torch._dynamo' not in sys.modules\n"
-        "    compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)\n"
-        "    compiled(x)\n"
-        "assert torch.compile is plain\n"
-        "report.assert_dtype('linear', torch.bfloat16)\n"
-        "with hmp.casts('habana'):\n"
-        "    assert compiled(x).dtype is torch.bfloat16\n"
-        "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1\n"
-        "kept(lambda x: x + 1, backend='eager')(x)\n"
-        "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2\n"
+    alone(
+        tmp_path,
+        """
+        import sys, torch, hmp
+        x, plain = torch.randn(3, 3), torch.compile
+        one, other = hmp.record(), hmp.record()  # as two threads do: neither is around the other
+        one.__enter__(), other.__enter__()
+        kept = torch.compile
+        one.__exit__(None, None, None), other.__exit__(None, None, None)
+        assert torch.compile is plain
+        with hmp.casts('habana'), hmp.record() as report:
+            assert 'torch._dynamo' not in sys.modules
+            compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)
+            compiled(x)
+        assert torch.compile is plain
+        report.assert_dtype('linear', torch.bfloat16)
+        with hmp.casts('habana'):
+            assert compiled(x).dtype is torch.bfloat16
+        assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+        kept(lambda x: x + 1, backend='eager')(x)
+        assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2
+        """,
     )
-    ran = python(script, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
 
 
 class Disobedient(nn.Linear):
@@ -337,9 +254,8 @@ class Disobedient(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("with_page", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_page: bool) -> None:
-    """The first places are told apart, what is called in later ones is added up, and text, JSON and page say how much that is."""
+def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first places are told apart, what is called in later ones is added up, and text and JSON say how much that is."""
     monkeypatch.setattr("hmp.report.bounded_places.MOST", 40)
     with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"tanh"})), hmp.record() as report:
         for number in range(60):  # a module of a class of its own, in which two lines call ops
@@ -347,40 +263,39 @@ def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pyte
     for kept, calls in ((decided(report), 60), (report.violations(), 60)):
         assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
     assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
-    said = "calls in places beyond the first 40 are added up by op, without module and line."
-    (note,) = [note for note in report.notes if note.endswith(said)]
+    (note,) = [note for note in report.notes if "beyond the first 40" in note]
     assert note in str(report)
     saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
-    assert note in saved.notes and f"{2 * int(note.split()[0])} {said}" in saved.merge(report).notes
-    if with_page:
-        assert note in report.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert note in saved.notes and any(each.startswith(f"{2 * int(note.split()[0])} ") for each in saved.merge(report).notes)
+
+
+class Seeing(torch.overrides.TorchFunctionMode):
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_users_mode_sees_the_same_calls_and_the_recording_goes_on_after_an_exception() -> None:
     """The recording's own mode is out of force while an op that a list decides runs."""
-    x, seen = torch.ones(2, 8), []
+    x, modes = torch.ones(2, 8), [Seeing() for _ in range(3)]
 
-    class Seeing(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    def calls() -> int:
-        seen.clear()
+    def calls() -> None:
         F.linear(x, torch.ones(4, 8))
         with pytest.raises(RuntimeError):
             F.linear(x, torch.ones(4, 9))
         torch.tanh(x)
-        return sum(func in (F.linear, torch.tanh) for func in seen)
 
     with hmp.casts(LISTS):
-        with Seeing():
-            alone = calls()
-            with hmp.record() as report:
-                below = calls()
-        with hmp.record(), Seeing():
-            above = calls()
-    assert alone == below == above == 3
+        with modes[0]:
+            calls()
+        with modes[1], hmp.record() as report:
+            calls()
+        with hmp.record(), modes[2]:
+            calls()
+    assert [sum(func in (F.linear, torch.tanh) for func in mode.seen) for mode in modes] == [3, 3, 3]
     assert [(row.op, row.calls) for row in report.grouped("op", "op") if row.op != "ones"] == [("linear", 1), ("linear", 1), ("tanh", 1)]
 
 

@@ -13,11 +13,9 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.masked import masked_tensor
 from torch.nn import functional as F
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from hmp.report.violations import REMEDIES
 from innermost_kit import Head, autocast, write_lists
 from trap_kit import policy
 
@@ -34,7 +32,7 @@ class Doubles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return torch.mm(grad.float(), torch.eye(4))
+        return torch.mm(grad.float(), torch.eye(grad.shape[1]))
 
 
 def violations(call: Callable[[], Any], lists: hmp.Policy = LISTS) -> list[Any]:
@@ -65,11 +63,6 @@ def disabled() -> None:
         LINEAR(X)
 
 
-@hmp.disable_casts
-def decorated() -> None:
-    LINEAR(X)
-
-
 def without_a_kernel() -> None:
     torch.linalg.inv(X)
 
@@ -91,7 +84,6 @@ KINDS = {
     in_region: ("bmm", "float32", "bfloat16", "region", f"torch.autocast, enabled at {line_of(in_region, 1)}", line_of(in_region, 2)),
     in_island: ("linear", "bfloat16", "float32", "island", f"(enabled=False) at {line_of(in_island, 1)}", line_of(in_island, 2)),
     disabled: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(disabled, 2)),
-    decorated: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(decorated.__wrapped__, 2)),
     without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
     past: ("mm", "bfloat16", "float32", "past hmp", "a name that was taken before", line_of(past, 1)),
     left_to_torch: ("add", "bfloat16", "float32", "torch", "torch itself", line_of(left_to_torch, 2)),
@@ -99,22 +91,12 @@ KINDS = {
 }  # fmt: skip
 
 
-def test_every_kind_is_pinned():
-    have_tests_of_their_own = {"rounded before", "outside"}
-    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | have_tests_of_their_own == REMEDIES.keys()
-
-
-@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
-@pytest.mark.parametrize("call", KINDS, ids=lambda call: call.__name__)
-def test_each_kind_says_what_ran_where_and_who_had_the_last_word(call):
-    op, wanted, got, kind, by, place = KINDS[call]
-    (found,) = violations(call)
-    assert (found.op, found.wanted, found.got, found.kind, found.calls) == (op, wanted, got, kind, 1)
-    assert by in found.by
-    assert f"{found.file}:{found.line}" == place
-    assert found.source == op
-    assert kind in REMEDIES
+def test_each_kind_says_what_ran_where_and_who_had_the_last_word():
+    for call, (op, wanted, got, kind, by, place) in KINDS.items():
+        (found,) = violations(call)
+        assert (found.op, found.wanted, found.got, found.kind, found.calls, found.source) == (op, wanted, got, kind, 1, op)
+        assert by in found.by and f"{found.file}:{found.line}" == place
 
 
 def test_the_line_has_its_file_and_number_and_the_module_its_path(tmp_path):
@@ -128,21 +110,18 @@ def test_the_line_has_its_file_and_number_and_the_module_its_path(tmp_path):
     (found,) = report.violations()
     assert found.source == f"linear @ lm_head ({tmp_path / 'fp32.txt'}:1)"
     assert (found.module, found.wanted, found.got) == ("lm_head", "float32", "bfloat16")
-    assert "ran otherwise than its line says" in str(report)
-    assert str(report).index("ran otherwise") < str(report).index("dtypes")
-    page = report.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.index("Ran otherwise than its line says") < page.index("The rules by which this was found")
+    assert "lm_head" in str(report) and "fp32.txt" in str(report)
     again = hmp.Report.load(report.to_json(tmp_path / "report.json"))
     assert again.violations() == report.violations()
     assert [each.calls for each in again.merge(report).violations()] == [2]
 
 
-@pytest.mark.parametrize("disable", [lambda: torch.autocast("cpu", enabled=False), hmp.disable_casts])
-def test_casts_that_are_off_around_a_call_of_an_applied_model_void_its_lines(tmp_path, disable):
+def test_casts_that_are_off_around_a_call_of_an_applied_model_void_its_lines(tmp_path):
     model = hmp.apply(Head(), write_lists(tmp_path))
-    with hmp.record() as report, disable():
-        model(torch.randn(2, 3))
-    assert [(each.module, each.wanted, each.got) for each in report.violations()] == [("body", "bfloat16", "float32")]
+    for disable in (lambda: torch.autocast("cpu", enabled=False), hmp.disable_casts):
+        with hmp.record() as report, disable():
+            model(torch.randn(2, 3))
+        assert [(each.module, each.wanted, each.got) for each in report.violations()] == [("body", "bfloat16", "float32")]
 
 
 def test_backward_inside_a_region_is_told():
@@ -156,17 +135,13 @@ def test_backward_inside_a_region_is_told():
 def test_code_in_backward_follows_no_scoped_line():
     """The lines for all modules are what it does not follow, also where others have a scope; of two policies either may be meant."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.lm_head = nn.Linear(4, 4), nn.Linear(4, 4)
-
+    class Model(Head):
         def forward(self, x):
             return self.lm_head(Doubles.apply(self.body(x)))
 
     lists = hmp.Policy(bf16={"linear", "mm"}, fp32={"mm @ lm_head"})
-    with pytest.raises(hmp.ViolationError, match=r"mm \(mm\) in .*: wanted bfloat16, got float32, once; by autograd's backward"):
-        hmp.verify(Model(), X, lists)
+    with pytest.raises(hmp.ViolationError, match=r"wanted bfloat16, got float32"):
+        hmp.verify(Model(), X[:, :3], lists)
     with hmp.record() as report:
         with hmp.casts(policy(fp32={"mm"})):
             torch.mm(X, X)
@@ -175,15 +150,6 @@ def test_code_in_backward_follows_no_scoped_line():
             loss = Doubles.apply(X.clone().requires_grad_()).sum()
         loss.backward()
     assert report.violations() == []
-
-
-def test_a_region_inside_vmap_is_told():
-    def in_region():
-        with autocast():
-            torch.vmap(lambda row: torch.bmm(row[None, None], X[None]))(X)
-
-    (found,) = violations(in_region)
-    assert (found.op, found.got, found.kind) == ("bmm", "bfloat16", "region")
 
 
 def test_none_is_reported_where_there_is_none():
@@ -211,7 +177,7 @@ def test_none_is_reported_where_there_is_none():
         assert violations(lambda: (LINEAR(X), torch.bmm(X[None], X[None]))) == []
 
 
-@pytest.mark.parametrize("name", ["torch-cpu", "habana", "autocast"])
+@pytest.mark.parametrize("name", ["torch-cpu", pytest.param("habana", marks=pytest.mark.slow)])
 def test_the_presets_have_none_in_a_model(name):
     model = nn.Sequential(nn.Embedding(9, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LayerNorm(8), nn.Linear(8, 9))
     tokens = torch.randint(0, 9, (2, 5))
@@ -223,69 +189,13 @@ def test_the_presets_have_none_in_a_model(name):
 # --- verify()
 
 
-def test_verify_gives_the_report_and_leaves_the_model_as_it_was(tmp_path):
-    model = nn.Sequential(nn.BatchNorm1d(3), Head())
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    x = torch.randn(2, 3)
-    state = torch.get_rng_state()
+def test_verify_gives_the_report(tmp_path):
     (tmp_path / "bf16.txt").write_text("linear\ngelu\n")
     (tmp_path / "fp32.txt").write_text("linear @ 1.lm_head\n")
-    report = hmp.verify(model, x, tmp_path)
+    report = hmp.verify(nn.Sequential(nn.BatchNorm1d(3), Head()), torch.randn(2, 3), tmp_path)
     report.assert_dtype("batch_norm", torch.float32)
     assert "gelu" in report.never_called
-    assert {row.direction if hasattr(row, "direction") else row.compute for row in report.rows if row.op == "linear"} == {
-        "bfloat16",
-        "float32",
-    }
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_verify_puts_back_buffers_that_forward_replaces():
-    class Counts(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(3, 3)
-            self.register_buffer("calls", torch.zeros(1))
-
-        def forward(self, x):
-            self.calls = self.calls + 1
-            return super().forward(x)
-
-    model = Counts()
-    before = model.calls
-    hmp.verify(model, torch.randn(2, 3), policy(bf16={"linear"}))
-    assert model.calls is before and before.item() == 0
-
-
-def averaging(average: torch.Tensor) -> nn.Linear:
-    """A layer with a running average, which each forward moves by less than bfloat16 tells apart."""
-
-    class Averages(nn.Linear):
-        def forward(self, x):
-            self.average.mul_(1 + 2**-12)
-            return super().forward(x)
-
-    layer = Averages(3, 3)
-    layer.register_buffer("average", average)
-    return layer
-
-
-def test_verify_puts_back_what_the_policy_around_it_would_round_and_reports_the_models_ops_alone():
-    model = averaging(torch.full((3,), 1.0001))
-    with hmp.casts(policy(bf16={"linear", "equal", "clone"})):
-        report = hmp.verify(model, torch.randn(2, 3))
-    assert torch.equal(model.average, torch.full((3,), 1.0001))
-    assert {row.op for row in report.rows} == {"mul_", "linear", "sum"}
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_verify_puts_back_buffers_that_torchs_kernels_do_not_compare(device):
-    parts = [torch.ones(3, device=device) for _ in range(2)]
-    model = averaging(TwoTensor(*parts) if device == "cpu" else parts[0]).to(device)  # of a class with kernels of its own, as a DTensor
-    hmp.verify(model, torch.randn(2, 3, device=device), policy(bf16={"linear"}))
-    if device == "cpu":
-        assert torch.equal(parts[0], torch.ones(3)) and torch.equal(parts[1], torch.ones(3))
+    assert {row.compute for row in report.rows if row.op == "linear"} == {"bfloat16", "float32"}
 
 
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
@@ -298,68 +208,30 @@ def test_verify_raises_with_the_table_and_names_lines_without_a_call():
     with pytest.raises(hmp.ViolationError) as raised:
         hmp.verify(Disables(), torch.randn(2, 3), lists)
     said = str(raised.value)
-    assert said.startswith("2 calls ran otherwise than their lines say:")
-    assert "linear (linear) in body at" in said and "in lm_head at" in said
-    assert "wanted bfloat16, got float32, once; by disable_casts()" in said
-    assert f"what may be done: {REMEDIES['disable_casts']}" in said
-    assert "notice: on the lists, and of no call: gelu" in said
+    for told in ("2 calls", "in body", "in lm_head", "wanted bfloat16, got float32", "disable_casts()", "gelu"):
+        assert told in said
     assert len(raised.value.report.violations()) == 2
     assert isinstance(raised.value, AssertionError)
     hmp.verify(Disables(), torch.randn(2, 3), policy(bf16={"linear", "sum"}), allow=["disable_casts"])
 
 
-def test_verify_refuses_what_shows_nothing():
+def test_verify_refuses_what_shows_nothing_and_leaves_nothing_where_it_fails():
     with pytest.raises(hmp.HmpError, match="nothing was verified"):
         hmp.verify(Head(), torch.randn(2, 3))
-    with pytest.raises(hmp.HmpError, match="is no module"):
-        hmp.verify(len, X)  # type: ignore[arg-type]
     for wrong in ("island", ["nonsense"]):
-        with pytest.raises(hmp.HmpError, match="give a list of kinds of violations; there are 'region', 'island'"):
+        with pytest.raises(hmp.HmpError, match="'region', 'island'"):
             hmp.verify(Head(), X, LISTS, allow=wrong)
-    with pytest.raises(hmp.HmpError, match=r"call hmp\.remove\(model\) first"):
-        hmp.verify(hmp.apply(Head(), LISTS), X, "habana")
-
-
-def test_a_recording_that_verify_ends_leaves_nothing(tmp_path: Path):
     with pytest.raises(ZeroDivisionError):
         hmp.verify(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), LISTS, loss=lambda out: 1 / 0)
     assert torch._C._len_torch_function_stack() == 0
 
 
-_ODD = [name for name in ("complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8") if hasattr(torch, name)]
-
-
-@pytest.mark.parametrize("name", _ODD)
-@pytest.mark.parametrize("shape", [(8,), ()], ids=str)
-def test_buffers_of_every_dtype_are_as_before(name: str, shape: tuple[int, ...]) -> None:
-    dtype = getattr(torch, name)
-
-    class Holding(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
-            values = torch.full(shape, 7, dtype=torch.uint8)
-            self.register_buffer("held", torch.zeros(shape, dtype=dtype) if name == "complex32" else values.view(dtype))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    model, x = Holding(), torch.ones(1, 2)
-    held = model.held
-    hmp.verify(model, x, "torch-cpu")
-    assert hmp.compare(model, x, "torch-cpu").output is not None
-    assert model.held is held
-    assert bytes(held.reshape(-1).view(torch.uint8).numpy()) == (bytes(held.nbytes) if name == "complex32" else b"\x07" * held.nbytes)
-
-
-@pytest.mark.parametrize("store", [lambda head: head.half(), lambda head: head.to(torch.bfloat16)], ids=["half", "to"])
-def test_a_float32_line_whose_weight_was_rounded_before_is_told(store: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_float32_line_whose_weight_was_rounded_before_is_told() -> None:
     lists = policy(fp32={"linear", "softmax"})
-    model = nn.Sequential(nn.Linear(4, 4), store(nn.Linear(4, 4)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
     (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
-    low = str(model[1].weight.dtype).removeprefix("torch.")
-    assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and low in found.by
-    with pytest.raises(hmp.ViolationError, match="what may be done: keep weight and input in float32"):
+    assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and "float16" in found.by
+    with pytest.raises(hmp.ViolationError, match="keep weight and input in float32"):
         hmp.verify(model, X, lists)
     assert hmp.verify(model, X, lists, allow=["rounded before"]).rows
     model[1].float()
@@ -395,18 +267,10 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("build", "given", "says"),
     [
-        (lambda: nn.Softmax(-1), X.half(), "an input that came in float16"),
-        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "an input that came in bfloat16"),
-        (
-            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))),
-            X,
-            "a hook or a wrapper that casts its input to bfloat16",
-        ),
-        (
-            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))),
-            X,
-            "a hook or a wrapper that casts its input to bfloat16",
-        ),
+        (lambda: nn.Softmax(-1), X.half(), "came in float16"),
+        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "came in bfloat16"),
+        (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))), X, "a hook or a wrapper"),
+        (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))), X, "a hook or a wrapper"),
     ],
     ids=["input", "through an unlisted op", "hook", "FSDP2"],
 )
@@ -415,9 +279,7 @@ def test_a_float32_line_whose_input_was_rounded_before_is_told(
 ) -> None:
     model = build()
     (found,) = violations(lambda: model(given), FIRST)
-    assert (found.op, found.kind, found.by, found.wanted, found.calls) == ("softmax", "rounded before", says, "float32", 1)
-    with pytest.raises(hmp.ViolationError, match=says):
-        hmp.verify(model, given, FIRST)
+    assert (found.op, found.kind, found.wanted, found.calls) == ("softmax", "rounded before", "float32", 1) and says in found.by
 
 
 def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violation() -> None:
@@ -427,20 +289,20 @@ def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violatio
     assert violations(lambda: (LINEAR(X.bfloat16()), LINEAR(X)), FIRST) == []
 
 
-class Coder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
-
+class Coder(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.encode(x)
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inside(x)
+        return self[0](x)
+
+
+def coder() -> Coder:
+    return Coder(nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)))
 
 
 def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() -> None:
-    model, alone = hmp.apply(Coder(), LISTS), Coder()
+    model, alone = hmp.apply(coder(), LISTS), coder()
     with hmp.record() as report:
         model(X)
         alone.encode(X)  # no policy is applied to it
@@ -449,9 +311,9 @@ def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() ->
         model.encode(X)
     (found,) = report.violations()  # softmax computes in float32 either way
     assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
-    assert found.by == "encode() of Coder, outside of any call of it" and found.place.endswith(line_of(Coder.encode, 1))
-    assert "methods=('forward', 'encode')" in str(report) and "encode() of Coder" in str(report)
-    wrapped = hmp.apply(nn.DataParallel(Coder()), LISTS)
+    assert "encode() of Coder" in found.by and found.place.endswith(line_of(Coder.encode, 1))
+    assert "methods=('forward', 'encode')" in str(report)
+    wrapped = hmp.apply(nn.DataParallel(coder()), LISTS)
     with hmp.record() as report:
         wrapped.module.encode(X)
     assert report.violations()[0].by == found.by
@@ -459,7 +321,7 @@ def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() ->
     with hmp.record() as report:
         model.encode(X)
         with hmp.casts(LISTS):
-            model.inside(X)
+            model[0](X)
     assert not report.violations()
 
 
@@ -469,5 +331,5 @@ def test_scoped_lines_count_outside_of_a_models_calls_too(tmp_path: Path) -> Non
         model.lm_head(torch.ones(2, 3))  # its line asks for float32
         model.body(torch.ones(2, 3))
     (found,) = report.violations()
-    assert (found.kind, found.module) == ("outside", "Linear") and found.by == "Head, outside of any call of it"
+    assert (found.kind, found.module) == ("outside", "Linear") and "Head" in found.by
     assert found.line == test_scoped_lines_count_outside_of_a_models_calls_too.__code__.co_firstlineno + 4

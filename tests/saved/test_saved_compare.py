@@ -20,8 +20,8 @@ Tensor = torch.Tensor
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = torch.nn.BatchNorm1d(128, affine=False)
-        self.first, self.second = torch.nn.Linear(128, 256), torch.nn.Linear(256, 64)
+        self.norm = torch.nn.BatchNorm1d(64, affine=False)
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(F.dropout(F.gelu(self.first(self.norm(x))), 0.1))
@@ -42,7 +42,7 @@ def gradients_of_quantised_tensors(model: Net, x: Tensor, recipe: str) -> dict[s
 
 def test_packing_alone_moves_gradients_as_quantised_tensors_do(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = Net(), torch.randn(64, 128)
+    model, x = Net(), torch.randn(64, 64)
     packed = gradients_of_quantised_tensors(model, x, "fp8")
     torch.manual_seed(7)
     names = dict(model.named_parameters())
@@ -64,19 +64,14 @@ def test_packing_alone_moves_gradients_as_quantised_tensors_do(tmp_path: Path) -
     # nothing else is rounded under this policy, and what is compared with float32 packs nothing
     assert compared.gradient == 0.0
     assert int(model.norm.num_batches_tracked) == 0 and all(p.grad is None for p in model.parameters())
-    ((worst, error), (other, least)) = found.by_module
-    line = f"  packing alone (fp8): gradient {found.gradient:.2g}; most in {worst} {error:.2g}, {other} {least:.2g}"
-    assert line in str(compared).splitlines()
+    assert f"packing alone (fp8): gradient {found.gradient:.2g}" in str(compared)
     values = json.loads(compared.to_json(tmp_path / "compared.json").read_text(encoding="utf-8"))["packing"]
-    assert values["gradient"] == found.gradient and values["by_module"][0] == [worst, error]
-    pytest.importorskip("jinja2", reason="pages need the extra report")
-    page = compared.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "What packing does to gradients" in page and f"fp8; most in {worst}" in page
+    assert values["gradient"] == found.gradient and values["by_module"][0] == list(found.by_module[0])
 
 
 def test_a_model_with_an_applied_policy_is_told_of_too_and_one_without_a_saved_list_is_not() -> None:
     torch.manual_seed(0)
-    model, x = Net(), torch.randn(64, 128)
+    model, x = Net(), torch.randn(64, 64)
     found = hmp.compare(model, x, "saved8", loss=squares).packing
     hmp.apply(model, "saved8")
     applied = hmp.compare(model, x, loss=squares).packing
@@ -97,7 +92,7 @@ class Clamped(torch.nn.Linear):
 
 
 def test_what_the_packed_steps_write_is_as_before_and_what_they_do_not_write_stays_unwritten() -> None:
-    model, x = Clamped(128, 64), torch.randn(1, 128).expand(64, 128)  # into which torch copies nothing
+    model, x = Clamped(64, 64), torch.randn(1, 64).expand(64, 64)  # into which torch copies nothing
     before, versions = model.weight.detach().clone(), (model.bias._version, x._version)
     found = hmp.compare(model, x, hmp.Policy(saved={"linear"}), loss=squares).packing
     assert found is not None
@@ -106,10 +101,10 @@ def test_what_the_packed_steps_write_is_as_before_and_what_they_do_not_write_sta
 
 def test_the_imaginary_part_of_a_gradient_counts() -> None:
     """The loss makes the real part of the weight's gradient zero: of it alone nothing would be moved."""
-    weight = torch.nn.Parameter(torch.randn(128, dtype=torch.complex64))
-    model = torch.nn.Linear(128, 128)
+    weight = torch.nn.Parameter(torch.randn(64, dtype=torch.complex64))
+    model = torch.nn.Linear(64, 64)
     model.register_parameter("weight_of_what_is_packed", weight)
-    x = torch.randn(64, 128)
+    x = torch.randn(64, 64)
 
     def loss(output: Tensor) -> Tensor:
         return (F.gelu(output) * weight.imag).square().sum()

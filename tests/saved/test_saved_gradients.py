@@ -65,9 +65,9 @@ class Bert(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.norm = nn.LayerNorm(128)
-        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(8))
-        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+        self.norm = nn.LayerNorm(64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
         self.to(dtype)
 
     def forward(self, x: torch.Tensor, ops: Any) -> torch.Tensor:
@@ -76,12 +76,12 @@ class Bert(nn.Module):
 
         x = ops.first(x, self.layers[0].weight, self.layers[0].bias)
         y = ops.layer_norm(x, self.norm.weight, self.norm.bias)
-        q, k, v = (linear(self.layers[i], y).view(4, 32, 4, 32) for i in (1, 2, 3))
-        attended = ops.attention(q, k, v).transpose(1, 2).reshape(4, 32, 128)
+        q, k, v = (linear(self.layers[i], y).view(2, 32, 2, 32) for i in (1, 2, 3))
+        attended = ops.attention(q, k, v).transpose(1, 2).reshape(2, 32, 64)
         x = x + ops.dropout(linear(self.layers[4], attended, ops.behind_attention))
-        q, k, v = (linear(self.layers[i], y).view(4, 32, 4, 32).transpose(1, 2) for i in (5, 6, 7))
+        q, k, v = (linear(self.layers[i], y).view(2, 32, 2, 32).transpose(1, 2) for i in (5, 6, 7))
         scores = torch.matmul(q, k.transpose(2, 3)) / 32**0.5
-        x = x + torch.matmul(ops.softmax(scores), v).transpose(1, 2).reshape(4, 32, 128)
+        x = x + torch.matmul(ops.softmax(scores), v).transpose(1, 2).reshape(2, 32, 64)
         return x + linear(self.down, ops.gelu(linear(self.up, x)))
 
 
@@ -98,7 +98,7 @@ def step(model: Bert, x: torch.Tensor, ops: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_r22_gradients_are_those_of_quantised_tensors_and_the_result_is_torchs(recipe: str, dtype: torch.dtype) -> None:
-    model, x = Bert(dtype), torch.randn(4, 32, 128, dtype=dtype).mul(3)
+    model, x = Bert(dtype), torch.randn(2, 32, 64, dtype=dtype).mul(3)
     exact = step(model, x, Plain())
     expected = step(model, x, Quantised(recipe))
     with hmp.casts(hmp.Policy("packed", saved=OPS, saved_recipe=recipe)):
@@ -119,41 +119,40 @@ def there_and_back(tensor: torch.Tensor, recipe: str) -> torch.Tensor:
     return unpack(pack(tensor, FORMATS[recipe]))
 
 
-@pytest.mark.parametrize(("recipe", "dtype"), PAIRS)
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "as elsewhere"])
-def test_r22_each_number_comes_back_within_its_formats_error(
-    recipe: str, dtype: torch.dtype, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_r22_each_number_comes_back_within_its_formats_error(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if elsewhere:  # the way of devices that would have to be waited for: nothing is asked of the numbers
         monkeypatch.setattr(formats, "_is_usual", lambda flat: False)
-    x = (torch.randn(300_000) * torch.logspace(-3, 3, 300_000)).to(dtype)  # several pieces, and a rest
-    y = there_and_back(x, recipe)
-    assert y.dtype is dtype and torch.equal(y[-(300_000 % 128) :], x[-(300_000 % 128) :])
-    blocks, error = x.double()[:299_904].view(-1, 128), (x.double() - y.double()).abs()[:299_904].view(-1, 128)
-    step = torch.finfo(dtype).eps / 2 * blocks.abs()  # the rounding to the tensor's own dtype
-    most = {
-        "fp8": (blocks.abs() / 16).maximum(blocks.abs().amax(1, keepdim=True) * 2**-16),
-        "bf16": blocks.abs() / 256,
-        "int8": (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 509 + step,
-    }[recipe]
-    assert bool((error <= most).all())
-    assert pack(x, FORMATS[recipe]).nbytes <= {"fp8": 1.045, "bf16": 2.001, "int8": 1.08}[recipe] * 300_000
-
-
-@pytest.mark.parametrize(("recipe", "dtype"), PAIRS)
-def test_r22_nan_and_inf_come_back_and_what_is_finite_stays_finite(recipe: str, dtype: torch.dtype) -> None:
-    largest, least = torch.finfo(dtype).max, torch.finfo(dtype).tiny
-    for special in ([INF, -INF, NAN], [INF] * 128, [NAN] * 128, [largest, -largest], [largest] * 128, [0.0] * 128, [least, -least], [-0.0]):
-        x = torch.randn(4096 + 5).to(dtype)
-        x[: len(special)] = torch.tensor(special, dtype=dtype)
+    for recipe, dtype in PAIRS:
+        x = (torch.randn(300_000) * torch.logspace(-3, 3, 300_000)).to(dtype)  # several pieces, and a rest
         y = there_and_back(x, recipe)
-        odd = ~x.isfinite()
-        assert torch.equal(y[odd].nan_to_num(7), x[odd].nan_to_num(7)) and bool(y[~odd].isfinite().all()), special
-        plain = x[128:4096]  # the blocks beside it know nothing of it
-        assert torch.equal(y[128:4096], there_and_back(plain, recipe)) or (y[128:4096] - plain).abs().max() < 0.2
+        assert y.dtype is dtype and torch.equal(y[-(300_000 % 128) :], x[-(300_000 % 128) :])
+        blocks, error = x.double()[:299_904].view(-1, 128), (x.double() - y.double()).abs()[:299_904].view(-1, 128)
+        # the rounding to the tensor's own dtype, which the next power of two may begin
+        step = torch.finfo(dtype).eps / 2 * blocks.abs().maximum(y.double().abs()[:299_904].view(-1, 128))
+        most = {
+            "fp8": (blocks.abs() / 16).maximum(blocks.abs().amax(1, keepdim=True) * 2**-16),
+            "bf16": blocks.abs() / 256,
+            "int8": (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 509 + step,
+        }[recipe]
+        assert bool((error <= most).all()), (recipe, dtype)
+        assert pack(x, FORMATS[recipe]).nbytes <= {"fp8": 1.045, "bf16": 2.001, "int8": 1.08}[recipe] * 300_000
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "int8"])
-def test_r22_tiny_numbers_are_numbers(recipe: str) -> None:
+def test_r22_nan_and_inf_come_back_and_what_is_finite_stays_finite() -> None:
+    for recipe, dtype in PAIRS:
+        most, least = torch.finfo(dtype).max, torch.finfo(dtype).tiny
+        for special in ([INF, -INF, NAN], [INF] * 128, [NAN] * 128, [most, -most], [most] * 128, [0.0] * 128, [least, -least], [-0.0]):
+            x = torch.randn(4096 + 5).to(dtype)
+            x[: len(special)] = torch.tensor(special, dtype=dtype)
+            y = there_and_back(x, recipe)
+            odd = ~x.isfinite()
+            assert torch.equal(y[odd].nan_to_num(7), x[odd].nan_to_num(7)) and bool(y[~odd].isfinite().all()), (recipe, special)
+            plain = x[128:4096]  # the blocks beside it know nothing of it
+            assert bool(((y[128:4096] - plain).abs() <= plain.abs() / 16 + 0.02).all()), (recipe, special)
+
+
+def test_r22_tiny_numbers_are_numbers() -> None:
     x = torch.randn(8192) * 1e-20
-    assert (there_and_back(x, recipe) - x).norm() < 0.03 * x.norm()
+    for recipe in ("fp8", "int8"):
+        assert (there_and_back(x, recipe) - x).norm() < 0.03 * x.norm()

@@ -28,9 +28,12 @@ def normed(x: Tensor, over: Tensor) -> Tensor:
     return (F.layer_norm(x, x.shape[-1:]) * over).sum()
 
 
+ROWS = 128
+
+
 def linear(width: int) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
     def made() -> tuple[Callable[[], Tensor], Tensor]:
-        x, weight, over = rows(256, width), torch.randn(48, width, requires_grad=True), torch.randn(256, 48)
+        x, weight, over = rows(ROWS, width), torch.randn(8, width, requires_grad=True), torch.randn(ROWS, 8)
         return lambda: normed(F.linear(x * 1.0, weight), over), weight
 
     return made
@@ -38,8 +41,8 @@ def linear(width: int) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
 
 def conv(dims: tuple[int, ...], layout: torch.memory_format) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
     def made() -> tuple[Callable[[], Tensor], Tensor]:
-        x = rows(8, 16, 8, 8, dims=dims).contiguous(memory_format=layout)
-        weight, over = torch.randn(24, 16, 3, 3, requires_grad=True), torch.randn(8, 8, 8, 24)
+        x = rows(8, 8, 8, 8, dims=dims).contiguous(memory_format=layout)
+        weight, over = torch.randn(4, 8, 3, 3, requires_grad=True), torch.randn(8, 8, 8, 4)
         return lambda: normed(F.conv2d(x * 1.0, weight, padding=1).permute(0, 2, 3, 1), over), weight
 
     return made
@@ -47,7 +50,7 @@ def conv(dims: tuple[int, ...], layout: torch.memory_format) -> Callable[[], tup
 
 def transposed(of_what: str) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
     def made() -> tuple[Callable[[], Tensor], Tensor]:
-        x, weight, over = rows(256, 32), torch.randn(48, 32, requires_grad=True), torch.randn(256, 48)
+        x, weight, over = rows(ROWS, 32), torch.randn(8, 32, requires_grad=True), torch.randn(ROWS, 8)
         columns = x.t().contiguous()
         return {
             "second factor": lambda: normed((weight @ (x * 1.0).t()).t(), over),
@@ -70,9 +73,9 @@ def over_columns() -> tuple[Callable[[], Tensor], Tensor]:
 
 
 CASES = {
-    **{f"linear {width}": linear(width) for width in (8, 24, 32, 100, 130, 131, 256)},
-    **{f"conv {dims}": conv(dims, torch.contiguous_format) for dims in ((0,), (1,), (2,), (3,), (0, 2))},
-    **{f"conv {dims}, channels last": conv(dims, torch.channels_last) for dims in ((0,), (1,), (2,), (3,))},
+    **{f"linear {width}": linear(width) for width in (32, 131, 256)},
+    **{f"conv {dims}": conv(dims, torch.contiguous_format) for dims in ((0,), (1,), (0, 2))},
+    **{f"conv {dims}, channels last": conv(dims, torch.channels_last) for dims in ((1,), (3,))},
     **{f"transposed {name}": transposed(name) for name in ("second factor", "second factor, contiguous", "input", "batches")},
     "channels of a batch norm": channels,
     "a softmax over columns": over_columns,
@@ -81,26 +84,26 @@ CASES = {
 
 @packs
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])
-@pytest.mark.parametrize("name", CASES)
-def test_r22_a_gradient_is_near_where_rows_differ_by_a_thousand(name: str, recipe: str) -> None:
-    torch.manual_seed(0)
-    call, leaf = CASES[name]()
-    exact = torch.autograd.grad(call(), leaf)[0]
-    with hmp.casts(hmp.Policy("everything", saved={"*"}, saved_recipe=recipe)):
-        loss = call()
-        F.gelu(torch.ones(8))  # packs what nobody holds
-    found = torch.autograd.grad(loss, leaf)[0]
-    assert (found - exact).norm() < 0.05 * exact.norm()
-    assert not torch.equal(found, exact) or name == "a softmax over columns"  # something was packed
+def test_r22_a_gradient_is_near_where_rows_differ_by_a_thousand(recipe: str) -> None:
+    for name, case in CASES.items():
+        torch.manual_seed(0)
+        call, leaf = case()
+        exact = torch.autograd.grad(call(), leaf)[0]
+        with hmp.casts(hmp.Policy("everything", saved={"*"}, saved_recipe=recipe)):
+            loss = call()
+            F.gelu(torch.ones(8))  # packs what nobody holds
+        found = torch.autograd.grad(loss, leaf)[0]
+        assert (found - exact).norm() < 0.05 * exact.norm(), name
+        assert not torch.equal(found, exact) or name == "a softmax over columns"  # something was packed
 
 
-@pytest.mark.parametrize("row", [4, 7, 16, 60, 96, 100, 127, 128, 129, 131, 192, 200, 257, 1000])
 @pytest.mark.parametrize("recipe", ["fp8", "int8"])
-def test_r22_the_error_of_a_number_is_in_proportion_to_its_row(row: int, recipe: str) -> None:
-    x = torch.randn(8192 // row + 8, row) * torch.logspace(-6, 6, 8192 // row + 8)[:, None]
-    error = (unpack(pack(x.flatten(), FORMATS[recipe], row)).view(x.shape) - x).abs()
-    assert bool((error <= x.abs().amax(1, keepdim=True) / 16).all())
-    assert float((error / x.abs().amax(1, keepdim=True)).max()) > 0
+def test_r22_the_error_of_a_number_is_in_proportion_to_its_row(recipe: str) -> None:
+    for row in (4, 16, 60, 100, 127, 128, 131, 192, 257, 1000):
+        x = torch.randn(8192 // row + 8, row) * torch.logspace(-6, 6, 8192 // row + 8)[:, None]
+        error = (unpack(pack(x.flatten(), FORMATS[recipe], row)).view(x.shape) - x).abs()
+        assert bool((error <= x.abs().amax(1, keepdim=True) / 16).all()), row
+        assert float((error / x.abs().amax(1, keepdim=True)).max()) > 0
 
 
 @packs

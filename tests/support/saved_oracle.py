@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -144,16 +144,29 @@ def storages() -> dict[int, int]:
     return found
 
 
-def bytes_of(forward: Callable[[], Any]) -> tuple[int, Any]:
-    """What is alive behind `forward()` that was not before it, its result apart: in bytes of memory, each once."""
+@contextlib.contextmanager
+def only_what_is_new() -> Iterator[dict[int, int]]:
+    """Python's collector does not go again through what there is, a million objects; the memory that there is."""
     gc.collect()  # graphs of tests before, which are packed at some call
-    before = storages()
-    gc.freeze()  # what there is, a million objects, need not be gone through again
+    known = storages()
+    gc.freeze()
     try:
-        result = forward()
-        gc.collect()
-        after = storages()
+        yield known
     finally:
         gc.unfreeze()
+
+
+def bytes_of(forward: Callable[[], Any], known: dict[int, int] | None = None) -> tuple[int, Any]:
+    """What is alive behind `forward()` that was not before it, its result apart: in bytes of memory, each once.
+
+    `known` is what `only_what_is_new()` knows, around several calls.
+    """
+    if known is None:
+        with only_what_is_new() as known:
+            return bytes_of(forward, known)
+    before = known | storages()
+    result = forward()
+    gc.collect()
+    after = storages()
     mine = {each.untyped_storage().data_ptr() for each in (result if isinstance(result, (list, tuple)) else (result,))}
     return sum(nbytes for address, nbytes in after.items() if address not in before and address not in mine), result

