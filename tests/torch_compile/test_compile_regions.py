@@ -106,7 +106,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [regions, asking, pytest.param(asking_autocast_in_a_region, marks=pytest.mark.slow)])
 def test_regions_in_compiled_code(function):
     before = real_state()
     expected, expected_off = FUNCTIONS[function]
