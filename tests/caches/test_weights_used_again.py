@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import pickle
 import sys
 import weakref
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 import hmp
 from low_kernels_kit import products_as_computed
-from thread_kit import in_threads
 
 LOW = torch.bfloat16
 USES = 5
@@ -124,17 +122,6 @@ def stopped_in_the_middle(model: Loop) -> Any:
     return after, x.grad, model.grads
 
 
-def written_between_forward_and_backward(model: Loop) -> Any:
-    x = model.batch()
-    value = model.loss(x)
-    with torch.no_grad():
-        for weight in model.weights:
-            weight.mul_(0.5)
-    later = model.loss(x)
-    (value + later).backward()
-    return value, later, x.grad, model.grads
-
-
 def written_between_two_uses(model: Loop) -> Any:
     x = model.batch()
     first = model(x)
@@ -148,17 +135,6 @@ def written_between_two_uses(model: Loop) -> Any:
     return first, second, third, x.grad, model.grads
 
 
-def used_without_a_gradient_between(model: Loop) -> Any:
-    x = model.batch()
-    first = model(x)
-    with torch.no_grad():
-        seen = model(x)
-    with torch.inference_mode():
-        model(x.detach())
-    model(first).square().sum().backward()
-    return seen, x.grad, model.grads
-
-
 def frozen_in_the_middle(model: Loop) -> Any:
     x = model.batch()
     first = model(x)
@@ -167,15 +143,6 @@ def frozen_in_the_middle(model: Loop) -> Any:
     model.requires_grad_(True)
     model(second).square().sum().backward()
     return x.grad, model.grads
-
-
-def a_copy_of_the_model_in_the_middle(model: Loop) -> Any:
-    x = model.batch()
-    first = model(x)
-    other = copy.deepcopy(model)
-    third = pickle.loads(pickle.dumps(model))
-    third(other(first)).square().sum().backward()
-    return x.grad, model.grads, other.grads, third.grads
 
 
 def swapped_while_no_graph_is_left(model: Loop) -> Any:
@@ -231,20 +198,6 @@ def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
         weight.detach_().requires_grad_(True)
     model.loss(x).backward()
     return model.grads, [factor.grad for factor in old]
-
-
-def threads_with_graphs_of_their_own(model: Loop) -> Any:
-    found: dict[int, Any] = {}
-    x = model.batch().detach()
-
-    def work(number: int) -> None:
-        mine = copy.deepcopy(model) if model.by_hand else model  # functional_call() is not for several threads
-        with hmp.casts(POLICY) if not model.by_hand else torch.enable_grad():
-            for _ in range(3):
-                found[number] = torch.autograd.grad(mine.loss(x + number), mine.weights)
-
-    in_threads(work, range(4))
-    return [found[number] for number in range(4)]
 
 
 def gradients_by_function(model: Loop) -> Any:
