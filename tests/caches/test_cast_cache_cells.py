@@ -15,11 +15,7 @@ import hmp
 from low_kernels_kit import products_as_computed
 
 STEPS, WIDTH = 8, 64
-CELLS = {
-    "gru": lambda: nn.GRUCell(WIDTH, WIDTH),
-    "lstm": lambda: nn.LSTMCell(WIDTH, WIDTH),
-    "tanh": lambda: nn.RNNCell(WIDTH, WIDTH),
-}
+CELLS = {"gru": lambda: nn.GRUCell(WIDTH, WIDTH), "lstm": lambda: nn.LSTMCell(WIDTH, WIDTH), "tanh": lambda: nn.RNNCell(WIDTH, WIDTH)}
 LISTED = hmp.Policy("listed", bf16={"lstm_cell", "gru_cell", "rnn_tanh_cell"})
 MANY = 80  # steps, after which sums in bfloat16 are far from those in float32
 
@@ -109,11 +105,7 @@ def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):
         return torch.cat([each.double().flatten() for each in found])
 
     exact = gradients_of(copy.deepcopy(net).double(), x.double(), contextlib.nullcontext())
-    regions = {
-        "hmp": hmp.casts(policy),
-        "once": torch.autocast("cpu", torch.bfloat16),
-        "each": torch.autocast(**AUTOCAST_FOR_EACH),
-    }
+    regions = {"hmp": hmp.casts(policy), "once": torch.autocast("cpu", torch.bfloat16), "each": torch.autocast(**AUTOCAST_FOR_EACH)}
     errors = {name: float((gradients_of(net, x, region) - exact).norm() / exact.norm()) for name, region in regions.items()}
     assert errors["once"] > 2 * errors["each"]
     assert errors["hmp"] <= (1.1 if policy == "torch-cpu" else 2) * errors["each"]  # listed, the gates are bfloat16 too

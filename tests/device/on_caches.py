@@ -89,11 +89,7 @@ def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Ten
 
 @check
 def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
-    kinds = [
-        ("SGD", {"foreach": False}),
-        ("SGD", {"foreach": True, "momentum": 0.9}),
-        ("AdamW", {"foreach": True}),
-    ]
+    kinds = [("SGD", {"foreach": False}), ("SGD", {"foreach": True, "momentum": 0.9}), ("AdamW", {"foreach": True})]
     if DEVICE != "xla":  # torch has no fused step for it
         kinds += [("SGD", {"fused": True}), ("AdamW", {"fused": True})]
     if not ON_CPU and DEVICE != "xla":  # a capturable step is for devices that capture

@@ -102,11 +102,7 @@ BF16_LIST = [
     Op("layer_norm", everywhere("layer_norm", lambda op, a, w, b: op(a, (4,), w, b)), (x(3, 4), x(4), x(4)), frozenset({1, 2})),
     Op("leaky_relu", everywhere("leaky_relu", lambda op, a: op(a, 0.3)) | module(lambda: torch.nn.LeakyReLU(0.3)), (x(3, 4),)),
     Op("linear", everywhere("linear"), (x(2, 3), x(4, 3), x(4))),
-    Op(
-        "matmul",
-        everywhere("matmul") | {"@": operator.matmul, "__rmatmul__": lambda a, b: b.__rmatmul__(a)},
-        (x(2, 3), x(3, 4)),
-    ),
+    Op("matmul", everywhere("matmul") | {"@": operator.matmul, "__rmatmul__": lambda a, b: b.__rmatmul__(a)}, (x(2, 3), x(3, 4))),
     Op("mm", everywhere("mm"), (x(2, 3), x(3, 4))),
     Op(
         "mul",
