@@ -24,7 +24,7 @@ EVERY_PRODUCT = policy(
 
 
 def _trained(make, *inputs):
-    """Two micro-batches a step, and two evaluations before each in either mode."""
+    """Two steps of two micro-batches, and before each two evaluations in each mode."""
 
     def scenario():
         torch.manual_seed(0)
@@ -34,11 +34,12 @@ def _trained(make, *inputs):
     def steps_of(model):
         seen = []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for mode in (torch.no_grad, torch.inference_mode):
-            model.eval()
-            with mode():
-                seen += [_first(model(*inputs)).float() for _ in range(2)]
-            model.train()
+        for _ in range(2):
+            for mode in (torch.no_grad, torch.inference_mode):
+                model.eval()
+                with mode():
+                    seen += [_first(model(*inputs)).float() for _ in range(2)]
+                model.train()
             optimizer.zero_grad()
             for _ in range(2):
                 _first(model(*inputs)).float().pow(2).mean().backward()
@@ -105,6 +106,7 @@ MODELS = {
     "tied": (_tied, X),
     "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(16, 8)), X),
     "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(16, 8)), X),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(16, 16)), X),
     "pruned": (lambda: nn.utils.prune.l1_unstructured(nn.Linear(16, 8), "weight", amount=0.5), X),
 }
 
