@@ -39,7 +39,9 @@ def sent(model: nn.Module) -> nn.Module:
     return pickle.loads(ForkingPickler.dumps(model))
 
 
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, marks=[pytest.mark.slow] * (name == "torch.compile"), id=name) for name, make in KINDS.items()]
+)
 def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler, monkeypatch):
     """Of modules of every make: some have their own idea of what a pickle or a copy holds."""
     # loading a GraphModule leaves its forward there

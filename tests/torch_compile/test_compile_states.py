@@ -82,6 +82,7 @@ def test_eager_code_of_other_threads_is_cast_while_one_compiles():
     assert found == {tuple(ON)}
 
 
+@pytest.mark.slow
 def test_models_that_are_applied_to():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     compiled = torch.compile(lambda x: (model[0](x), model(x), torch.mul(x, x)), backend="eager", fullgraph=True)
