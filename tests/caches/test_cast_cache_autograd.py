@@ -57,12 +57,6 @@ def an_input_that_starts_to_need_a_gradient():
     return x.grad, grads(model), grads(other)
 
 
-def three_uses():
-    model, x = Heads(), _leaf()
-    model(x).float().pow(2).sum().backward()
-    return x.grad, grads(model)
-
-
 def one_of_three_uses_is_no_part_of_the_loss():
     model, x = Heads(), _leaf()
     h = model.norm(x)
@@ -79,16 +73,6 @@ def one_of_three_uses_has_no_gradient():
         (model.q(h).float().sum() + NoGradient.apply(model.k(h)).float().sum() + model.v(h).float().sum()).backward()
     assert model.k.weight.grad is None
     return x.grad, grads(model)
-
-
-def no_use_has_a_gradient():
-    model, x = Heads(), _leaf()
-    for _ in range(3):
-        h = model.norm(x)
-        model.q(h)
-        NoGradient.apply(model.k(h) + model.v(h)).float().sum().backward()
-    assert x.grad is None and all(p.grad is None for p in model.parameters())
-    return x, grads(model)
 
 
 def an_activation_used_by_itself_too():
@@ -109,22 +93,6 @@ def an_activation_in_another_grad_mode():
     assert second.requires_grad and not first.requires_grad and not third.requires_grad
     second.float().sum().backward()
     return first, second, third, x.grad, grads(model)
-
-
-def in_place_between_two_products():
-    model, x = Heads(), _leaf()
-    seen = []
-    h = model.norm(x).detach().requires_grad_().clone()
-    seen.append(model.q(h.detach()))
-    h.mul_(2)
-    seen.append(model.q(h.detach()))
-    with torch.no_grad():
-        g = h.detach().clone()
-        for write in (lambda: g.add_(1), lambda: g[0].zero_(), lambda: g.view(-1).neg_(), lambda: g.t_().t_()):
-            seen += [model.q(g), model.k(g)]
-            write()
-        seen += [model.q(g), model.k(g)]
-    return seen
 
 
 def an_activation_changed_before_backward():
@@ -154,14 +122,6 @@ def weights_written_by_a_hook_in_backward():
     return seen, params(model)
 
 
-def saved_tensors_packed_to_python():
-    model, x = Heads(), _leaf()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().tolist()), lambda p: torch.tensor(p[1], dtype=p[0])):
-        for _ in range(2):
-            model(x).float().pow(2).sum().backward()
-    return x.grad, grads(model)
-
-
 def saved_tensors_may_be_changed():
     model, x = Heads(), _leaf()
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
@@ -186,17 +146,6 @@ def forward_mode():
     return seen
 
 
-def forward_mode_over_backward():
-    model = net()
-    for _ in range(2):
-        loss(model).backward()
-    with forward_ad.dual_level():
-        x = forward_ad.make_dual(_leaf(), torch.ones_like(X))
-        value = F.softplus(model(x).float()).sum() + F.softplus(model(x).float()).sum()
-        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
-        return list(forward_ad.unpack_dual(gradient))
-
-
 SCENARIOS = {
     name: value
     for name, value in list(globals().items())
@@ -204,8 +153,7 @@ SCENARIOS = {
 }
 # no cast may be saved in these: each asks whether the caches step aside
 STEPS_ASIDE = {
-    "an_input_that_stops_needing_a_gradient", "forward_mode", "forward_mode_over_backward", "saved_tensors_may_be_changed",
-    "saved_tensors_packed_to_python",
+    "an_input_that_stops_needing_a_gradient", "forward_mode", "saved_tensors_may_be_changed",
 }  # fmt: skip
 
 
@@ -215,10 +163,9 @@ def test_gradients_are_the_same_with_caches():
 
 def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
     def scenario():
-        model, x, seen = Heads(128, 96), torch.randn(80, 128, requires_grad=True), []
-        for _ in range(3):
+        model, x = Heads(128, 8), torch.randn(80, 128, requires_grad=True)
+        for _ in range(2):
             model(x).float().pow(2).sum().backward()
-            seen += [x.grad.clone(), grads(model), look(model, x)]
-        return seen
+        return x.grad, grads(model), look(model, x)
 
     assert_caches_change_nothing(scenario, share_above=shared_cast.DEFAULT_LEAST)

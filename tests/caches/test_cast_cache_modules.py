@@ -23,8 +23,8 @@ EVERY_PRODUCT = policy(
 )
 
 
-def _trained(make, *inputs, steps=3, evaluates=True):
-    """Two micro-batches a step, and two evaluations between steps in each mode."""
+def _trained(make, *inputs):
+    """Two steps of two micro-batches, and before each two evaluations in each mode."""
 
     def scenario():
         torch.manual_seed(0)
@@ -34,8 +34,8 @@ def _trained(make, *inputs, steps=3, evaluates=True):
     def steps_of(model):
         seen = []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for _ in range(steps):
-            for mode in (torch.no_grad, torch.inference_mode) if evaluates else ():
+        for _ in range(2):
+            for mode in (torch.no_grad, torch.inference_mode):
                 model.eval()
                 with mode():
                     seen += [_first(model(*inputs)).float() for _ in range(2)]
@@ -45,8 +45,7 @@ def _trained(make, *inputs, steps=3, evaluates=True):
                 _first(model(*inputs)).float().pow(2).mean().backward()
             seen += grads(model)
             optimizer.step()
-        with torch.inference_mode(False):
-            return [torch.tensor(t.tolist()) if t.is_inference() else t for t in seen], params(model)
+        return [torch.tensor(t.tolist()) if t.is_inference() else t for t in seen], params(model)
 
     return scenario
 
@@ -95,57 +94,29 @@ def _tied():
 
 
 MODELS = {
-    "linear": (lambda: nn.Linear(16, 8), SEQUENCE),
-    "linear without bias": (lambda: nn.Linear(16, 8, bias=False), SEQUENCE),
     "bilinear": (lambda: nn.Bilinear(16, 16, 4), X, X),
-    "conv1d": (lambda: nn.Conv1d(3, 4, 3), SEQUENCE),
     "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)), IMAGE),
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 4, 3), IMAGE),
-    "conv2d, circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), IMAGE),
-    "lstm": (lambda: nn.LSTM(16, 8, num_layers=2, bidirectional=True), SEQUENCE),
     "gru": (lambda: nn.GRU(16, 8, batch_first=True), WITH_GRAD),
-    "rnn": (lambda: nn.RNN(16, 8, nonlinearity="relu"), SEQUENCE),
     "lstm with projections": (lambda: nn.LSTM(16, 8, proj_size=4), SEQUENCE),
     "flat weights": (Unflattened, SEQUENCE),
     "lstm cell": (lambda: Loop(nn.LSTMCell(16, 8)), SEQUENCE),
-    "gru cell": (lambda: Loop(nn.GRUCell(16, 8)), SEQUENCE),
     "attention": (lambda: nn.MultiheadAttention(16, 2), SEQUENCE, SEQUENCE, SEQUENCE),
-    "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0), SEQUENCE),
     "decoder layer": (lambda: nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0), SEQUENCE, SEQUENCE),
     "tied": (_tied, X),
-    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(16, 8)), X),
-    "old weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(16, 8)), X),
     "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(16, 8)), X),
     "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(16, 8)), X),
     "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(16, 16)), X),
     "pruned": (lambda: nn.utils.prune.l1_unstructured(nn.Linear(16, 8), "weight", amount=0.5), X),
-    "lazy": (lambda: _used(nn.LazyLinear(8)), X),
-    "in a ParameterList": (lambda: nn.ParameterList([torch.randn(16, 8)]), X),
-    "embedding bag and linear": (lambda: nn.Sequential(nn.EmbeddingBag(9, 16, max_norm=1.0), nn.Linear(16, 4)), torch.arange(8).view(2, 4)),
 }
-
-
-def _used(module):
-    module(X)
-    return module
-
-
-class _Listed(nn.Module):
-    def __init__(self, weights):
-        super().__init__()
-        self.weights = weights
-
-    def forward(self, x):
-        return sum((x @ w for w in self.weights), start=torch.zeros(()))
 
 
 def test_a_module_of_torch_is_the_same_with_caches():
     def check(name):
         make, *inputs = MODELS[name]
-        made = (lambda: _Listed(make())) if name == "in a ParameterList" else make
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert_caches_change_nothing(_trained(made, *inputs), hits=name != "flat weights")
+            assert_caches_change_nothing(_trained(make, *inputs), hits=name != "flat weights")
 
     each(MODELS, check)
 
@@ -169,25 +140,25 @@ def test_parametrizations_that_are_cached_are_the_same_with_caches():
 
 def test_every_way_that_linear_computes_a_batch_gives_the_same_bits():
     """linear chooses its kernel by shape, bias, strides and by what needs a gradient: a copy must not change the choice."""
-    shapes = [(16,), (4, 16), (1, 1, 16), (5, 1, 16), (3, 4, 16), (2, 3, 4, 16)]
+    shapes = [(16,), (4, 16), (5, 1, 16), (3, 4, 16)]
     modes = [torch.no_grad, torch.inference_mode, torch.enable_grad]
 
     def check(case):
-        shape, bias, frozen, mode = case
+        shape, bias, mode = case
 
         def scenario():
-            layer = nn.Linear(16, 48, bias=bias).requires_grad_(not frozen)
+            layer = nn.Linear(16, 48, bias=bias)
             x, turned = torch.randn(shape), torch.randn(2, 5, 16)[:, ::2].transpose(0, 1)
             with mode():
                 out = [f(layer) for _ in range(2) for f in (lambda m: m(x), lambda m: m(turned), lambda m: x @ m.weight.T)]
-                layer.requires_grad_(frozen)
+                layer.requires_grad_(False)
                 out += [f(layer) for _ in range(2) for f in (lambda m: m(x), lambda m: m(turned), lambda m: x @ m.weight.T)]
             needs = torch.tensor([o.requires_grad for o in out])
             return [torch.tensor(o.float().tolist()) for o in out], needs
 
         assert_caches_change_nothing(scenario)
 
-    each(list(itertools.product(shapes, [True, False], [True, False], modes)), check)
+    each(list(itertools.product(shapes, [True, False], modes)), check)
 
 
 def test_parameters_made_in_inference_mode_are_cast_each_time():
@@ -206,24 +177,6 @@ def test_parameters_made_in_inference_mode_are_cast_each_time():
         return [torch.tensor(o.tolist()) for o in outputs]
 
     assert_caches_change_nothing(scenario, hits=False)
-
-
-@pytest.mark.parametrize("name", ["habana", "torch-cpu"])
-def test_a_training_step_under_a_shipped_policy_is_the_same_with_caches(name):
-    def scenario():
-        model, seen = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), []
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with hmp.casts(name):
-            for _ in range(3):
-                seen += [look(model.eval(), SEQUENCE), look(model.train(), SEQUENCE)]
-                optimizer.zero_grad()
-                for _ in range(2):
-                    model(SEQUENCE).float().pow(2).mean().backward()
-                seen += grads(model)
-                optimizer.step()
-        return seen, params(model)
-
-    assert_caches_change_nothing(scenario)
 
 
 def test_parameters_without_a_shape_yet_are_left_alone():
@@ -256,18 +209,13 @@ def test_a_class_of_the_users_sees_no_more_calls_for_data_than_without_hmp():
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_sparse_weight_is_cast_at_each_use(trains):
     if trains and torch_private.saved_tensors_hooks is None:
-        pytest.skip(
-            "this torch does not tell whether saved-tensor hooks are in force: an op that saved tensors and then found no kernel "
-            "is not run again, and it has none for bfloat16 in compressed rows"
-        )
+        pytest.skip("this torch does not tell of saved-tensor hooks: an op that saved tensors and found no kernel is not run again")
     dense = torch.eye(16) * torch.arange(16.0)
-    want = dense @ X.t()
-    with caches(True), warnings.catch_warnings():
+    with caches(True), warnings.catch_warnings(), torch.set_grad_enabled(trains):
         warnings.simplefilter("ignore")  # torch's sparse layouts are in beta
         for weight in (dense.to_sparse(), dense.to_sparse_csr()):
             parameter = torch.nn.Parameter(weight, requires_grad=trains)
             for _ in range(3):
-                with torch.set_grad_enabled(trains):
-                    got = torch.mm(parameter, X.t())
-                torch.testing.assert_close(got.detach().float(), want, rtol=0.02, atol=0.02)
+                got = torch.mm(parameter, X.t())
+                torch.testing.assert_close(got.detach().float(), dense @ X.t(), rtol=0.02, atol=0.02, check_dtype=False)
         assert hmp.cache_info().entries == 0

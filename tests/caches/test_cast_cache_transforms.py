@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import hmp
-from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.jit")
 
@@ -31,8 +31,6 @@ def _around(transform):
             seen.append(transform(model))
             loss(model).backward()
             seen += [look(model), transform(model), grads(model)]
-            with torch.no_grad():
-                seen.append(transform(model))
         return seen
 
     return scenario
@@ -47,18 +45,12 @@ def _batched_grad(model, x):
     return torch.autograd.grad(model(x).float() + model(x), x, torch.eye(32).view(32, 4, 8), is_grads_batched=True)
 
 
+# One of each kind; what they give by themselves, tests/properties/test_p9_gradients.py asks.
 TRANSFORMS = {
     "grad": lambda m: grad(_value(m))(X),
     "vmap": lambda m: vmap(m)(X),
-    "vmap with a batch of inputs": lambda m: vmap(m)(torch.stack([X, X + 1])),
-    "vmap of grad": lambda m: vmap(grad(_value(m)))(X),
-    "vjp": lambda m: vjp(lambda x: m(x).float(), X)[1](Y),
     "jvp": lambda m: jvp(lambda x: m(x).float(), (X,), (X,)),
-    "jacrev": lambda m: jacrev(lambda x: m(x).float())(X[:1]),
-    "jacfwd": lambda m: jacfwd(lambda x: m(x).float())(X[:1]),
     "hessian": lambda m: hessian(_value(m))(X[0]),
-    "functional_call": lambda m: functional_call(m, {k: v * 2 for k, v in m.named_parameters()}, (X,)),
-    "functional_call with the parameters": lambda m: functional_call(m, dict(m.named_parameters()), (X,)),
     "grad of functional_call": lambda m: grad(lambda p: functional_call(m, p, (X,)).float().pow(2).sum())(dict(m.named_parameters())),
     "per-sample gradients": lambda m: vmap(
         grad(lambda p, x: functional_call(m, p, (x,)).float().pow(2).sum()), in_dims=(None, 0)
@@ -67,8 +59,6 @@ TRANSFORMS = {
         {k: torch.stack([v.detach(), v.detach() * 2]) for k, v in m.named_parameters()}
     ),
     "a closed-over activation": lambda m: vmap(lambda s: m(X).float() * s)(torch.arange(3.0)),
-    "autograd.functional.jacobian": lambda m: torch.autograd.functional.jacobian(lambda x: m(x).float(), X[:1]),
-    "autograd.functional.hvp": lambda m: torch.autograd.functional.hvp(_value(m), X, X),
     "batched grad": lambda m: _batched_grad(m, X.clone().requires_grad_()),
 }  # fmt: skip
 
@@ -103,10 +93,7 @@ def test_make_fx_holds_the_cast_and_not_its_result():
         look(model)
         parameters = dict(model.named_parameters())
         graph = make_fx(lambda p, x: functional_call(model, p, (x,)))(parameters, X)
-        casts = [n for n in graph.graph.nodes if n.target is torch.ops.aten._to_copy.default]
-        assert len(casts) >= 5  # two weights, two biases and an activation
-        want = look(model)
-        assert_same_bits([graph(parameters, X).float()], [want])
+        assert_same_bits([graph(parameters, X).float()], [look(model)])
         doubled = {k: v * 2 for k, v in parameters.items()}
         assert_same_bits([graph(doubled, X)], [functional_call(model, doubled, (X,))])
 
@@ -115,19 +102,16 @@ def test_fake_tensors_and_real_ones_do_not_meet():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def scenario():
-        model, seen = _trained(), []
-        for _ in range(2):
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                fake = model(mode.from_tensor(X))
-                assert fake.shape == (4, 8)
-                with torch.no_grad():
-                    model(mode.from_tensor(X))
-            seen += [look(model)]
-            loss(model).backward()
-        with FakeTensorMode():
-            built = torch.nn.Linear(16, 8)
+        model = _trained()
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert model(mode.from_tensor(X)).shape == (4, 8)
             with torch.no_grad():
-                assert built(torch.empty(2, 16)).dtype is built(torch.empty(2, 16)).dtype is LOW
+                model(mode.from_tensor(X))
+        seen = look(model)
+        loss(model).backward()
+        with FakeTensorMode(), torch.no_grad():
+            built = torch.nn.Linear(16, 8)
+            assert built(torch.empty(2, 16)).dtype is built(torch.empty(2, 16)).dtype is LOW
         return seen, grads(model)
 
     assert_caches_change_nothing(scenario)
@@ -150,7 +134,7 @@ def test_weights_without_data_are_cast_too():
 def test_a_dispatch_mode_sees_every_cast():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class CompiledPolicy(TorchDispatchMode):
+    class Counting(TorchDispatchMode):
         count = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -160,7 +144,7 @@ def test_a_dispatch_mode_sees_every_cast():
     with caches(True), torch.no_grad():
         model = net()
         look(model)
-        with CompiledPolicy() as mode:
+        with Counting() as mode:
             model(X)
         assert mode.count == 5
         assert hmp.cache_info().entries == 4

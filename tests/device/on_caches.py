@@ -48,36 +48,23 @@ def each_device_has_copies_of_its_own() -> None:
 
 @check
 def inference_uses_the_weights_of_now() -> str:
-    """Weights are used three times, changed, and used again."""
+    """Weights are used three times, changed, and used again, in both modes."""
     net, plain, (x, _) = Net(), Plain(), batch()
-    with hmp.convert(policy=lists()), torch.no_grad():
-        for number in range(ROUNDS):
-            for _ in range(3):
-                got = net(x)
-            with hmp.disable_casts():
-                same(got, plain(x), f"round {number}")
-                for each, other in zip(net.parameters(), plain.parameters(), strict=True):
-                    each.add_(0.125)
-                    other.add_(0.125)
+    with hmp.convert(policy=lists()):
+        for number in range(2 * ROUNDS):
+            with torch.inference_mode() if number % 2 else torch.no_grad():
+                got = [net(x) for _ in range(3)]
+                with hmp.disable_casts():
+                    all_same(got, [plain(x)] * 3, f"round {number}")
+                    for each, other in zip(net.parameters(), plain.parameters(), strict=True):
+                        each.data.mul_(1.25)
+                        other.data.mul_(1.25)
         info = hmp.cache_info()
         assert (info.hits > 0) is keeps_copies(), info
         assert (info.bytes > 0) is keeps_copies(), info
         if not keeps_copies():
             assert set(info.refused) == {"device"}, info
         return _copies()
-
-
-@check
-def inference_mode_uses_the_weights_of_now() -> None:
-    net, plain, (x, _) = Net(), Plain(), batch()
-    with hmp.convert(policy=lists()), torch.inference_mode():
-        for number in range(ROUNDS):
-            got = [net(x) for _ in range(3)]
-            with hmp.disable_casts():
-                all_same(got, [plain(x)] * 3, f"round {number}")
-                for each, other in zip(net.parameters(), plain.parameters(), strict=True):
-                    each.data.mul_(1.25)
-                    other.data.mul_(1.25)
 
 
 def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Tensor]:
@@ -102,11 +89,7 @@ def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Ten
 
 @check
 def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
-    kinds = [
-        ("SGD", {"foreach": False}),
-        ("SGD", {"foreach": True, "momentum": 0.9}),
-        ("AdamW", {"foreach": True}),
-    ]
+    kinds = [("SGD", {"foreach": False}), ("SGD", {"foreach": True, "momentum": 0.9}), ("AdamW", {"foreach": True})]
     if DEVICE != "xla":  # torch has no fused step for it
         kinds += [("SGD", {"fused": True}), ("AdamW", {"fused": True})]
     if not ON_CPU and DEVICE != "xla":  # a capturable step is for devices that capture

@@ -55,17 +55,8 @@ def _compare(wrap: Callable[[torch.nn.Module], torch.nn.Module], what: str) -> N
 @check
 def ddp_equals_one_process_alone() -> str:
     _compare(_ddp, f"DDP on {BACKEND}")
+    _compare(lambda net: _ddp(net, gradient_as_bucket_view=True, bucket_cap_mb=0.01), "small buckets, whose views gradients are")
     return f"with {BACKEND}"
-
-
-@check
-def ddp_whose_gradients_are_views_of_its_buckets() -> None:
-    _compare(lambda net: _ddp(net, gradient_as_bucket_view=True), "gradient_as_bucket_view")
-
-
-@check
-def ddp_with_small_buckets() -> None:
-    _compare(lambda net: _ddp(net, bucket_cap_mb=0.01), "small buckets")
 
 
 @check

@@ -215,27 +215,6 @@ def _marked(*shape: int) -> torch.Tensor:
     return made
 
 
-@check
-def probe_which_writes_clear_torch_s_mark() -> str:
-    """Not what hmp relies on, but what it could."""
-    _marked(2, 2)
-    kept, failed = [], []
-    for name, writer in WRITERS.items():
-        weight = torch.nn.Parameter(_marked(WIDTH, WIDTH))
-        assert torch._C._is_cow_tensor(weight)
-        try:
-            writer(weight, 3.0)
-        except Exception as error:
-            failed.append(f"{name} ({type(error).__name__})")
-            continue
-        if torch._C._is_cow_tensor(weight):
-            kept.append(name)
-    if ON_CPU:  # hmp relies on it there
-        assert not kept and not failed, (kept, failed)
-    cleared = len(WRITERS) - len(kept) - len(failed)
-    return f"torch's mark is cleared by {cleared} of {len(WRITERS)} writers; kept by: {kept or 'none'}; raised: {failed or 'none'}"
-
-
 @check.on_cuda("streams")
 def probe_record_stream_on_marked_memory() -> str:
     """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""

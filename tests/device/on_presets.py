@@ -192,19 +192,6 @@ def apply_equals_torch_autocast_in_bfloat16() -> str:
 
 
 @check
-def convert_and_casts_equal_torch_autocast_in_bfloat16() -> str:
-    def region(model: torch.nn.Module) -> Any:
-        return hmp.casts(_in_bfloat16())(model)
-
-    def converted(model: torch.nn.Module) -> Any:
-        hmp.convert(policy=_in_bfloat16())
-        return model
-
-    _equal_to_autocast(BF16, region)
-    return _equal_to_autocast(BF16, converted)
-
-
-@check
 def apply_equals_torch_autocast_in_float16() -> str:
     model, x = _build("mlp")
     if _autocast(F16)(model)(x).dtype is not F16:
@@ -237,15 +224,3 @@ def an_enabled_torch_autocast_has_the_last_word_and_a_disabled_one_leaves_all() 
         with torch.autocast(DEVICE, dtype=F16 if ON_CUDA else BF16):
             assert model(x).dtype is (F16 if ON_CUDA else BF16)
         assert model(x).dtype is BF16
-
-
-@check
-def after_revert_the_model_is_torch_s() -> None:
-    for name in MODELS:
-        model, x = _build(name)
-        model.eval()
-        with torch.no_grad():
-            before = model(x)
-            hmp.apply(model)(x)
-            hmp.revert()
-            same(model(x), before, name)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils import checkpoint as torchs
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, ON_CPU, Checks, all_same, policy, same, seed, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, F32, Checks, all_same, policy, same, seed, synchronize, tensor
 from hmp.ops import op_facts
 from ops_kit import OPS
 from oracle import Outcome, assert_same, by_explicit_casts, outcome
@@ -206,65 +206,6 @@ def r11_ops_without_a_kernel_give_float32() -> str:
 
     _each(list(calls), one)
     return f"without a kernel in bfloat16: {', '.join(refused)}"
-
-
-@check
-def r12_scalars_and_masks_beyond_the_low_dtype_stay_finite() -> None:
-    lowest = torch.finfo(F32).min
-    later = torch.ones(8, 8, dtype=torch.bool, device=DEVICE).triu(1)
-    mask = torch.zeros(8, 8, device=DEVICE).masked_fill(later, lowest)
-    for low in (BF16, F16):
-        q = tensor(2, 2, 8, 16)
-        with hmp.casts(policy(bf16="matmul add mul softmax scaled_dot_product_attention masked_fill", dtype=low)):
-            scores = torch.matmul(q, q.transpose(-1, -2))
-            for name, each in {
-                "mask added": scores + mask,
-                "masked_fill": scores.masked_fill(later, lowest),
-                "where": torch.where(later, lowest, scores),
-                "product": scores + (1.0 - (~later).to(low)) * lowest,
-            }.items():
-                weights = torch.softmax(each, -1)
-                assert bool(weights.isfinite().all()), (name, low)
-                assert not bool(weights.masked_select(later.expand_as(weights)).any()), (name, low)
-            attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-            assert attended.dtype is low and bool(attended.isfinite().all()), low
-
-
-@check
-def r13_hooks_and_functions_of_the_user_s_run_without_casts_in_backward() -> str:
-    """On an accelerator backward runs on a thread of the device's."""
-    import threading
-
-    seen: list[tuple[bool, torch.dtype]] = []
-    threads = set()
-    ones = torch.ones(2, 2, device=DEVICE)
-
-    def note(*_: object) -> None:
-        threads.add(threading.get_ident())
-        seen.append((hmp.casts_enabled(), torch.matmul(ones, ones).dtype))
-
-    class Identity(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            note()
-            return gradient
-
-    with hmp.casts("habana"):
-        x = tensor(4, 4, grad=True)
-        x.register_hook(note)
-        hidden = Identity.apply(torch.matmul(x, x))
-        hidden.register_hook(note)
-        hidden.float().sum().backward()
-        assert torch.matmul(ones, ones).dtype is BF16
-    assert seen == [(False, F32)] * 3, seen
-    assert x.grad is not None and x.grad.dtype is F32
-    own = threading.get_ident() in threads
-    assert own is ON_CPU, threads
-    return f"backward on {'the calling thread' if own else 'a thread of the device'}"
 
 
 @check

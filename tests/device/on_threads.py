@@ -1,5 +1,4 @@
-"""User Python in backward and recomputed checkpoints on an accelerator, whose backward runs on a thread of its own; and the rules that
-tests/device/on_rules.py does not ask."""
+"""User Python in backward and recomputed checkpoints on an accelerator, whose backward runs on a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +12,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, same, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, tensor
 from hmp import torch_private
 from hmp.context import state
 from thread_kit import in_thread, in_threads
-from trap_kit import refused
 
 check = Checks()
 MAIN = threading.get_ident()
@@ -256,38 +254,6 @@ def r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
     in_threads(train, blocks)
     assert blocks["habana"].runs == [(False, BF16, F32)] * 20, blocks["habana"].runs
     assert blocks["other"].runs == [(False, F32, BF16)] * 20, blocks["other"].runs
-
-
-# --- rules that on_rules.py does not ask
-
-
-@check
-def r5_r6_r7_the_first_input_and_out_keep_their_dtype() -> None:
-    low, wide, index = tensor(3, 3, dtype=BF16), tensor(3, 3, seed=1), torch.tensor([0, 2], device=DEVICE)
-    out = tensor(3, 3)
-    want = [low.clone().addmm_(wide.to(BF16), wide.to(BF16)), low.index_add(0, index, wide[:2].to(BF16)), (low @ wide.to(BF16)).to(F32)]
-    with hmp.casts("habana"):
-        got = [low.clone().addmm_(wide, wide), low.index_add(0, index, wide[:2]), torch.matmul(low, wide, out=out)]
-    assert got[2] is out
-    all_same(got, want, "R5, R7, R6")
-
-
-@check
-def r10_writing_into_a_cast_view_raises() -> None:
-    x = tensor(2, 3)
-    with hmp.casts("habana"):
-        refused(lambda: x.t().add_(1))
-        refused(lambda: x.t().__setitem__(0, 0.0))
-
-
-@check
-def r17_autocast_of_the_device_is_answered_for_and_its_disabled_region_acts_as_disable_casts() -> None:
-    x = tensor(2, 2)
-    with hmp.casts("habana"):
-        assert torch.is_autocast_enabled(DEVICE) and torch.get_autocast_dtype(DEVICE) is BF16
-        with torch.autocast(DEVICE, enabled=False):
-            same(torch.matmul(x, x), tensor(2, 2) @ tensor(2, 2), "off")
-        assert torch.matmul(x, x).dtype is BF16
 
 
 def backward_on_a_thread_of_the_device() -> None:

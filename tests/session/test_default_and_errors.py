@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,6 @@ import torch
 from torch import nn
 
 import hmp
-
-LOSSES = 5
 
 
 class Net(nn.Module):
@@ -29,9 +28,8 @@ class Net(nn.Module):
 
 
 def losses(model: nn.Module, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for step in range(LOSSES):
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(3):
         x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         with around():
@@ -43,26 +41,14 @@ def losses(model: nn.Module, around: Callable[[], AbstractContextManager[Any]] =
     return found
 
 
-@pytest.fixture
-def net() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
-def test_a_region_and_an_applied_model_train_as_under_torch_autocast(net: Net) -> None:
+def test_a_region_and_an_applied_model_train_as_under_torch_autocast() -> None:
+    net = Net()
     expected = losses(copy.deepcopy(net), lambda: torch.autocast("cpu", torch.bfloat16))
     assert expected != losses(copy.deepcopy(net)), "float32 would pass too"
     assert expected != losses(copy.deepcopy(net), lambda: hmp.casts("habana")), "Habana's list would pass too"
     assert losses(copy.deepcopy(net), hmp.casts) == expected
     assert losses(hmp.apply(copy.deepcopy(net))) == expected
-
-    @hmp.casts
-    def decorated(x: torch.Tensor) -> torch.Tensor:
-        return net(x)
-
-    x = torch.ones(2, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(net(x), decorated(x))
+    assert {row.op for row in hmp.compare(net, torch.randn(4, 8)).rows if row.dtype == "bfloat16" and row.listed} == {"linear"}
 
 
 def test_convert_keeps_the_list_that_habana_published() -> None:
@@ -73,37 +59,45 @@ def test_convert_keeps_the_list_that_habana_published() -> None:
         assert ((x * x).dtype, (x @ x).dtype) == (torch.bfloat16, torch.bfloat16)
 
 
-def test_a_comparison_is_under_the_same_lists(net: Net) -> None:
-    x = torch.randn(4, 8)
-    low = {row.op for row in hmp.compare(net, x).rows if row.dtype == "bfloat16" and row.listed}
-    assert low == {"linear"}
+def test_habanas_own_call(tmp_path: Path) -> None:
+    (tmp_path / "bf16.txt").write_bytes(b"\xef\xbb\xbf# mine\r\nsoftmax  # entry\r\n\r\n")
+    (tmp_path / "fp32.txt").write_bytes(b"gelu, log_softmax")
+    with hmp.convert(opt_level="O1", bf16_file_path=str(tmp_path / "bf16.txt"), fp32_file_path=str(tmp_path / "fp32.txt")):
+        assert torch.softmax(torch.ones(2), 0).dtype is torch.bfloat16
+        # "" elsewhere means the default list: here promote
+        assert torch.cat([torch.ones(1), torch.ones(1, dtype=torch.bfloat16)]).dtype is torch.float32
+        assert "bf16.txt" in str(hmp.explain("softmax"))
+    # None is what argparse gives a script for an option that was left out
+    with hmp.convert("O1", None, None, False, promote_file_path=None, fp8_file_path=None):
+        assert hmp.explain("linear") == hmp.explain("linear", "habana")
+    with hmp.convert(policy="bert", bf16_file_path=None):
+        assert hmp.explain("softmax").policy == "bert"
 
 
 # --- what convert(), casts() and remove() refuse, with torch as it was
 
 
 @pytest.mark.parametrize("policy", ["habana", hmp.Policy(bf16={"linear @ 0"})], ids=["without scopes", "with scopes"])
-@pytest.mark.parametrize("given", [3, "model", torch.nn.Linear])
-def test_a_model_that_is_no_module_is_refused(given: object, policy: hmp.Policy | str, torch_differences: Callable[[], list[str]]) -> None:
-    kind = type(given).__name__
-    with pytest.raises(hmp.HmpError, match=rf"convert\(model=\.\.\.\) takes a torch\.nn\.Module; {kind} is none"):
-        hmp.convert(policy=policy, model=given)  # type: ignore[arg-type]
-    with pytest.raises(hmp.HmpError, match=rf"casts\(model=\.\.\.\) takes a torch\.nn\.Module; {kind} is none"):
-        hmp.casts(policy, model=given)  # type: ignore[arg-type]
-    with pytest.raises(hmp.HmpError, match=rf"remove\(\) takes a torch\.nn\.Module; {kind} is none"):
-        hmp.remove(given)  # type: ignore[type-var]
+def test_a_model_that_is_no_module_is_refused(policy: Any, torch_differences: Callable[[], list[str]]) -> None:
+    for given in (3, "model", torch.nn.Linear):
+        for call in (lambda model: hmp.convert(policy=policy, model=model), lambda model: hmp.casts(policy, model=model), hmp.remove):
+            with pytest.raises(hmp.HmpError, match=type(given).__name__):
+                call(given)  # type: ignore[operator]
     assert torch_differences() == [] and not hmp.is_converted()
 
 
-def test_a_list_file_that_is_no_path_is_refused(torch_differences: Callable[[], list[str]]) -> None:
-    with pytest.raises(hmp.OpListError, match='3 is no path of a fp32 list; give that of a text file, or "" for the default list'):
-        hmp.convert(fp32_file_path=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"opt_level": "O2", "policy": "habana"}, ("policy=", "opt_level='O2'", "habana-o2")),
+        ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, ("fp8_file_path=", "opt_level='O2'")),
+        ({"fp32_file_path": 3}, ("3", "fp32")),
+    ],
+)
+def test_arguments_that_exclude_each_other_or_are_no_path_are_refused(
+    given: dict[str, Any], names: tuple[str, ...], torch_differences: Callable[[], list[str]]
+) -> None:
+    with pytest.raises(hmp.HmpError) as caught:
+        hmp.convert(**given)
+    assert all(name in str(caught.value) for name in names)
     assert torch_differences() == [] and not hmp.is_converted()
-
-
-def test_none_for_a_list_file_means_that_none_is_given() -> None:
-    """What argparse gives a script for an option that was left out."""
-    with hmp.convert("O1", None, None, False, promote_file_path=None, fp8_file_path=None):
-        assert hmp.explain("linear") == hmp.explain("linear", "habana")
-    with hmp.convert(policy="bert", bf16_file_path=None):
-        assert hmp.explain("softmax").policy == "bert"

@@ -26,19 +26,10 @@ class OwnState(Head):
         self.__dict__.update(state)
 
 
-def compiled_in_place() -> nn.Module:
-    model = Head()
-    model.compile(backend="eager")
-    return model
-
-
 KINDS = {
-    "plain": Head,
     "own __setstate__": OwnState,
     "fx": lambda: torch.fx.symbolic_trace(Head()),
     "torch.compile": lambda: torch.compile(Head(), backend="eager"),
-    "module.compile": compiled_in_place,
-    "wrapped": lambda: nn.DataParallel(Head()),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)),
 }
 
@@ -48,8 +39,9 @@ def sent(model: nn.Module) -> nn.Module:
     return pickle.loads(ForkingPickler.dumps(model))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, marks=[pytest.mark.slow] * (name == "torch.compile"), id=name) for name, make in KINDS.items()]
+)
 def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler, monkeypatch):
     """Of modules of every make: some have their own idea of what a pickle or a copy holds."""
     # loading a GraphModule leaves its forward there

@@ -16,6 +16,8 @@ from thread_kit import in_thread
 from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
+HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
+X = torch.ones(1, 2)
 
 
 class Seen(torch.nn.Module):
@@ -38,14 +40,10 @@ class Seen(torch.nn.Module):
 
 def plain() -> torch.dtype:
     """What a listed op gives here."""
-    return F.linear(torch.ones(1, 2), torch.eye(2)).dtype
+    return F.linear(X, torch.eye(2)).dtype
 
 
-HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
-X = torch.ones(1, 2)
-
-
-def test_scope_a_region_decorates():
+def test_scope_a_region_decorates_and_ends_with_its_thread():
     @hmp.casts(HALF_LINEAR)
     def called():
         return plain()
@@ -60,9 +58,16 @@ def test_scope_a_region_decorates():
         await asyncio.sleep(0)
         return plain()
 
+    def never_left():
+        hmp.casts("habana").__enter__()
+        seen.append(plain())
+
+    seen: list[torch.dtype] = []
     assert called() == HALF and plain() == WIDE
     assert list(generated()) == [LOW, LOW] and plain() == WIDE
     assert asyncio.run(awaited()) == LOW and plain() == WIDE
+    in_thread(never_left)
+    assert seen == [LOW] and plain() == WIDE
 
 
 def test_apply_casts_inside_the_calls_of_the_model_only():
@@ -77,52 +82,36 @@ def test_apply_casts_inside_the_calls_of_the_model_only():
     assert model.linear(X).dtype == WIDE  # a part that is called by itself is not the model's call
 
 
-def test_apply_remove_undoes_it():
-    model = hmp.apply(Seen())
+def test_apply_is_replaced_by_another_and_undone_by_remove():
+    model = hmp.apply(hmp.apply(Seen()), HALF_LINEAR)
+    assert model(X).dtype == HALF
     assert hmp.remove(model) is model
     assert model(X).dtype == WIDE
     hmp.remove(model)
-    hmp.remove(Seen())
     hmp.apply(model, HALF_LINEAR)
     assert model(X).dtype == HALF
 
 
-def test_apply_a_second_time_replaces_the_policy():
-    model = hmp.apply(hmp.apply(Seen()), HALF_LINEAR)
-    assert model(X).dtype == HALF
-    hmp.remove(model)
-    assert model(X).dtype == WIDE
-
-
-def test_apply_inside_apply_the_inner_policy_is_in_force_in_the_inner_call():
-    inner = hmp.apply(Seen(), HALF_LINEAR)
-    outer = hmp.apply(Seen(inner))
-    outer(X)
-    assert outer.seen == [LOW, LOW] and inner.seen == [HALF]
-
-
-def test_apply_and_the_state_around():
-    model = hmp.apply(Seen(), HALF_LINEAR)
-    with hmp.casts("habana"):
-        assert model(X).dtype == HALF and plain() == LOW
-    with hmp.convert():
-        assert model(X).dtype == HALF and plain() == LOW
-    assert model(X).dtype == HALF and plain() == WIDE
-
-
-def test_apply_an_exception_restores_the_state_around():
+def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_back():
     class Broken(torch.nn.Module):
         def forward(self, x):
             raise KeyError
 
-    model = hmp.apply(Broken())
-    with pytest.raises(KeyError):
-        model(X)
-    assert plain() == WIDE
-    with hmp.casts(HALF_LINEAR):
-        with pytest.raises(KeyError):
-            model(X)
-        assert plain() == HALF
+    inner, broken = hmp.apply(Seen(), HALF_LINEAR), hmp.apply(Broken())
+    outer = hmp.apply(Seen(inner))
+    outer(X)
+    assert outer.seen == [LOW, LOW] and inner.seen == [HALF]
+    for around in (hmp.casts("habana"), hmp.convert()):
+        with around:
+            assert inner(X).dtype == HALF and plain() == LOW
+            with pytest.raises(KeyError):
+                broken(X)
+            assert plain() == LOW
+            with hmp.disable_casts():
+                assert inner(X).dtype == WIDE
+                with hmp.enable_casts():
+                    assert inner(X).dtype == HALF
+    assert inner(X).dtype == HALF and plain() == WIDE
 
 
 def test_apply_hooks_of_the_model_belong_to_its_call():
@@ -134,42 +123,33 @@ def test_apply_hooks_of_the_model_belong_to_its_call():
     assert plain() == WIDE
 
 
-def test_apply_a_deep_copy_is_applied_to_as_well():
-    model = hmp.apply(Seen(), HALF_LINEAR)
-    twin = copy.deepcopy(model)
-    assert twin(X).dtype == HALF
+def test_apply_copies_have_the_policy_and_revert_leaves_nothing_on_them():
+    before = torch.nn.Linear(2, 2)
+    model = hmp.apply(copy.deepcopy(before), HALF_LINEAR)
+    twin, shallow, loaded = copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))
+    assert twin(X).dtype == shallow(X).dtype == HALF
     same(twin(X), model(X))
     hmp.remove(twin)
     assert (twin(X).dtype, model(X).dtype) == (WIDE, HALF)
-
-
-def test_apply_revert_leaves_nothing_on_copies_of_the_model():
-    before = torch.nn.Linear(2, 2)
-    model = hmp.apply(copy.deepcopy(before))
-    twin, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     hmp.revert()
-    for each in (model, twin, loaded):
-        assert vars(each).keys() == vars(before).keys()
+    for each in (model, twin, shallow, loaded):
+        assert vars(each).keys() == vars(before).keys() and each(X).dtype == WIDE
+    hmp.apply(torch.nn.Linear(2, 2))
+    with hmp.convert():
+        assert shallow(X).dtype == LOW
 
 
-def test_apply_leaves_what_the_model_shows_of_itself():
-    model = Seen()
-    shown = list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
-    hmp.apply(model)
-    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
-    other = Seen()
-    other.load_state_dict(model.state_dict())
-    same(other.linear.weight, model.linear.weight)
-
-
-def test_apply_a_model_that_is_printed_names_its_policy():
+def test_apply_leaves_what_the_model_shows_of_itself_but_that_its_print_names_its_policy():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    shown = list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
     plain = repr(model)
     hmp.apply(model, hmp.Policy("mine", bf16=["linear"]))
-    assert repr(model) == plain.replace("Sequential(\n", "Sequential(\n  policy 'mine'\n", 1)
+    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
+    assert repr(model) == plain.replace("Sequential(\n", "Sequential(\n  policy 'mine'\n", 1) and "policy 'mine'" in repr(
+        copy.deepcopy(model)
+    )
     hmp.apply(model[0], hmp.Policy("inner", bf16=["linear", "mm"]))
     assert repr(model[0]) == "Linear(in_features=2, out_features=2, bias=True, policy 'inner')"
-    assert "policy 'mine'" in repr(copy.deepcopy(model))
     hmp.remove(model[0])
     hmp.remove(model)
     assert repr(model) == plain
@@ -177,67 +157,28 @@ def test_apply_a_model_that_is_printed_names_its_policy():
     hmp.apply(scoped, hmp.Policy("lines", bf16=["gelu"], fp32=["linear @ 0"]))
     assert repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True, scoped lines of policy 'lines')"
     hmp.revert()
-    assert repr(model) == plain and repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True)"
+    assert repr(model) == plain and "policy" not in repr(scoped)
 
 
-def test_apply_torch_modules_and_classes_with_a_call_of_their_own():
+def test_apply_torch_modules_and_classes_with_a_call_of_their_own_and_lazy_ones():
     class Called(torch.nn.Linear):
         def __call__(self, x):
             return super().__call__(x + 0)
 
-    for model in (torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), Called(2, 2)):
-        assert hmp.apply(model)(X).dtype == LOW
+    lazy = torch.nn.LazyLinear(2)
+    for model in (torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), Called(2, 2), lazy):
+        assert hmp.apply(model)(X).dtype == model(X).dtype == LOW
         assert torch.nn.Linear(2, 2)(X).dtype == WIDE
+    assert type(lazy) is torch.nn.Linear
 
 
-def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():
-    def work():
-        hmp.casts("habana").__enter__()
-        seen.append(plain())
-
-    seen: list[torch.dtype] = []
-    in_thread(work)
-    assert seen == [LOW] and plain() == WIDE
-
-
-def test_disable_casts_around_a_call_wins_over_the_applied_policy():
-    model = hmp.apply(torch.nn.Linear(2, 2))
-    with hmp.disable_casts():
-        assert model(X).dtype == WIDE
-        with hmp.enable_casts():
-            assert model(X).dtype == LOW
-    assert model(X).dtype == LOW
-
-
-def test_apply_refuses_what_it_cannot_reach_into():
-    with pytest.raises(hmp.HmpError, match="apply the policy to the module it was made of"):
-        hmp.apply(torch.jit.script(torch.nn.Linear(2, 2)))
-    with pytest.raises(hmp.HmpError, match=r"takes a torch\.nn\.Module"):
-        hmp.apply(torch.relu)
-
-
-def test_apply_follows_a_lazy_module_into_its_class():
-    model = hmp.apply(torch.nn.LazyLinear(3))
-    assert model(X).dtype == model(X).dtype == LOW
-    assert type(model) is torch.nn.Linear
-
-
-def test_apply_a_shallow_copy_follows_what_is_in_force_after_revert():
-    twin = copy.copy(hmp.apply(torch.nn.Linear(2, 2)))
-    assert twin(X).dtype == LOW
-    hmp.revert()
-    assert twin(X).dtype == WIDE
-    hmp.apply(torch.nn.Linear(2, 2))
-    with hmp.convert():
-        assert twin(X).dtype == LOW
-
-
-def test_apply_says_what_it_cannot_follow_and_survives_a_recompiled_graph():
+def test_apply_refuses_what_it_cannot_reach_into_and_survives_a_recompiled_graph():
     class Static(torch.nn.Module):
         __call__ = staticmethod(lambda x: torch.nn.functional.linear(x, x))
 
-    with pytest.raises(hmp.HmpError, match="make it a plain method"):
-        hmp.apply(Static())
+    for model in (Static(), torch.jit.script(torch.nn.Linear(2, 2)), torch.relu):
+        with pytest.raises(hmp.HmpError):
+            hmp.apply(model)
     graph = hmp.apply(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))))
     assert graph(X).dtype == LOW
     graph.recompile()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.context import state
 from hmp.session import calls_in_flight
 from trap_kit import policy
 
@@ -30,26 +27,19 @@ OPS: dict[str, Callable[[], Any]] = {
     "matmul": lambda: torch.matmul(A, B),
     "@": lambda: A @ B,
     "linear": lambda: F.linear(A, B, V),
-    "relu": lambda: torch.relu(A),
     "F.relu": lambda: F.relu(A),
     "*": lambda: A * B,
-    "F.softmax": lambda: F.softmax(A, -1),
     "Tensor.softmax": lambda: A.softmax(-1),
     "layer_norm": lambda: F.layer_norm(A, (6,), V, V),
-    "cat": lambda: torch.cat([A, B]),
     "cross_entropy": lambda: F.cross_entropy(A, TARGET),
     "2.0 /": lambda: 2.0 / POSITIVE,
-    "1 -": lambda: 1 - A,
     "norm": lambda: torch.norm(A, dim=1),
-    "Tensor.norm": lambda: A.norm(),
     "einsum": lambda: torch.einsum("ij,jk->ik", A, B),
     "normalize": lambda: F.normalize(A),
     "gaussian_nll_loss": lambda: F.gaussian_nll_loss(A, B, POSITIVE),
-    "poisson_nll_loss": lambda: F.poisson_nll_loss(A, POSITIVE, full=True),
     "triplet_margin_with_distance_loss": lambda: F.triplet_margin_with_distance_loss(A, B, FLIPPED),
     "cosine_embedding_loss": lambda: F.cosine_embedding_loss(A, B, ONES),
     "lp_pool1d": lambda: F.lp_pool1d(A, 2.0, 2),
-    "tanhshrink": lambda: F.tanhshrink(A),
     "softsign": lambda: F.softsign(A),
 }
 MANY = """truediv norm sub mul add exp sum log softmax matmul bmm linear sqrt square mean clamp_min div pow reciprocal abs relu log_softmax
@@ -140,7 +130,7 @@ def _race(seconds: float, torch_differences: Callable[[], list[str]]) -> None:
 @pytest.mark.searches_references
 @pytest.mark.slow
 def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_differences: Callable[[], list[str]]) -> None:
-    _race(6, torch_differences)
+    _race(4, torch_differences)
 
 
 # --- what began before
@@ -207,29 +197,6 @@ def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
     thread.join()
     assert not errors
     assert seen == [torch.float32]
-
-
-def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of the steps in which a policy comes into force while there are other threads."""
-    module = sys.modules["hmp.session.conversion"]
-    tables, be = [state.PROCESS.replacements], module._set_process_policy
-    monkeypatch.setattr(module, "_set_process_policy", lambda casts: (be(casts), tables.append(casts.replacements)))
-
-    def python(table: Any) -> set[Any]:
-        return {function for function in table if isinstance(function, FunctionType)}
-
-    with threads(lambda rng: time.sleep(0.001), 1):
-        for each in (*POLICIES, *POLICIES[::2]):
-            hmp.convert(policy=each)
-        hmp.revert()
-    assert len(tables) > 2 * 8
-    changes = 0
-    for before, after in itertools.pairwise(tables):
-        builtins = (before.keys() | after.keys()) - python(before) - python(after)
-        if any(before.get(builtin) is not after.get(builtin) for builtin in builtins):
-            changes += 1
-            assert python(before) == python(after)
-    assert changes == 8 + 1
 
 
 @pytest.mark.slow

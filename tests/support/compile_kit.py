@@ -25,7 +25,6 @@ TRACES_COPY = pytest.mark.skipif(
 )
 # Behind Dynamo, where hmp's part ends, AOTAutograd takes ten times as long: one test of each kind asks it before a change.
 EACH_BACKEND = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.nightly)])
-AOT_FIRST = pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.nightly), "aot_eager"])
 # low and wide ops whose dtype tells which policy is in force
 LOW = policy(bf16=["mul", "matmul", "linear", "relu"], fp32=["softmax"], name="low")
 OTHER = policy(bf16=["softmax", "add"], fp32=["relu"], name="other")

@@ -17,54 +17,17 @@ from typing import Any
 import torch
 
 _SCALAR = torch.ones(())
-MODULES = (
-    "torch",
-    "torch._C._nn",
-    "torch._VF",
-    "torch._tensor",
-    "torch._tensor_str",
-    "torch.amp",
-    "torch.amp.autocast_mode",
-    "torch.amp.grad_scaler",
-    "torch.autograd",
-    "torch.autograd.function",
-    "torch.autograd.gradcheck",
-    "torch.autograd.graph",
-    "torch.backends.mha",
-    "torch.fft",
-    "torch.functional",
-    "torch.linalg",
-    "torch.masked",
-    "torch.nn",
-    "torch.nn.functional",
-    "torch.nn.init",
-    "torch.nn.modules.activation",
-    "torch.nn.modules.module",
-    "torch.nn.modules.rnn",
-    "torch.nn.modules.transformer",
-    "torch.nn.parallel",
-    "torch.nn.parallel.data_parallel",
-    "torch.nn.parallel.parallel_apply",
-    "torch.nn.parallel.replicate",
-    "torch.nn.utils",
-    "torch.nn.utils.clip_grad",
-    "torch.nn.utils.rnn",
-    "torch.optim",
-    "torch.optim.optimizer",
-    "torch.optim.swa_utils",
-    "torch.overrides",
-    "torch.sparse",
-    "torch.special",
-    "torch.testing",
-    "torch.testing._comparison",
-    "torch.utils._device",
-    "torch.utils.checkpoint",
-    "torch.utils.data",
-    "torch.utils.data._utils.collate",
-    "torch.utils.data._utils.fetch",
-    "torch.utils.data._utils.worker",
-    "torch.utils.data.dataloader",
-)
+MODULES = ["torch"] + [
+    f"torch.{name}"
+    for name in """
+    _C._nn _VF _tensor _tensor_str amp amp.autocast_mode amp.grad_scaler autograd autograd.function autograd.gradcheck autograd.graph
+    backends.mha fft functional linalg masked nn nn.functional nn.init nn.modules.activation nn.modules.module nn.modules.rnn
+    nn.modules.transformer nn.parallel nn.parallel.data_parallel nn.parallel.parallel_apply nn.parallel.replicate nn.utils
+    nn.utils.clip_grad nn.utils.rnn optim optim.optimizer optim.swa_utils overrides sparse special testing testing._comparison
+    utils._device utils.checkpoint utils.data utils.data._utils.collate utils.data._utils.fetch utils.data._utils.worker
+    utils.data.dataloader
+    """.split()
+]
 MISSING = object()
 
 
@@ -87,13 +50,8 @@ def torch_owners() -> dict[str, Any]:
     """The modules and classes whose attributes are compared after every test."""
     owners: dict[str, Any] = {name: _module(name) for name in MODULES}
     classes = [torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.amp.GradScaler, torch.amp.autocast, torch.Generator]
-    classes += [
-        torch._C._VariableFunctionsClass,
-        torch._C.TensorBase,
-        torch.utils.data.DataLoader,
-        torch.utils.data.Dataset,
-        torch.autograd.Function,
-    ]
+    classes += [torch._C._VariableFunctionsClass, torch._C.TensorBase, torch.autograd.Function]
+    classes += [torch.utils.data.DataLoader, torch.utils.data.Dataset]
     for name in ("torch.optim", "torch.optim.optimizer", "torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data.dataloader"):
         classes += [value for value in vars(_module(name)).values() if isinstance(value, type) and value.__module__.startswith("torch")]
     classes += [torch.nn.Module, *(cls for cls in subclasses(torch.nn.Module) if cls.__module__.startswith("torch"))]
@@ -155,7 +113,7 @@ class Snapshot:
                 if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
         for name, function, body in self.bodies.values():
-            if function.__code__ is not body[0] or (whole_bodies and not _same_body(body, _body(function))):
+            if function.__code__ is not body[1][0] or (whole_bodies and not _same_body(body, _body(function))):
                 found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
         for name, value in dispatchers().items():
             if value != self.dispatchers[name]:
@@ -252,49 +210,18 @@ def _cells(function: types.FunctionType) -> tuple[Any, ...]:
 
 
 def _body(function: types.FunctionType) -> tuple[Any, ...]:
-    keyword_defaults = function.__kwdefaults__
-    facts = (
-        function.__name__,
-        function.__qualname__,
-        function.__module__,
-        function.__doc__,
-        id(function.__dict__.get("__wrapped__")),
-    )  # torch keeps caches there
-    return (
-        function.__code__,
-        function.__defaults__,
-        keyword_defaults and dict(keyword_defaults),
-        _cells(function),
-        function.__globals__,
-        facts,
-    )
+    named = function.__kwdefaults__ or {}
+    facts = (function.__name__, function.__qualname__, function.__module__, function.__doc__, tuple(named))
+    # torch keeps caches in the dictionary of a function
+    holds = (function.__code__, function.__globals__, function.__dict__.get("__wrapped__"), *(function.__defaults__ or ()), *named.values())
+    return facts, holds, _cells(function)
 
 
 def _same_body(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    return (
-        before[0] is now[0]
-        and _same_items(before[1], now[1])
-        and (
-            before[2] is now[2]
-            or (
-                bool(before[2])
-                and bool(now[2])
-                and _same_items(tuple(before[2]), tuple(now[2]), equal=True)
-                and _same_items(tuple(before[2].values()), tuple(now[2].values()))
-            )
-        )
-        and all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(before[3], now[3], strict=True))
-        and before[4] is now[4]
-        and before[5] == now[5]
-    )
-
-
-def _same_items(before: Any, now: Any, equal: bool = False) -> bool:
-    if before is now:
-        return True
-    if before is None or now is None or len(before) != len(now):
+    (facts, holds, cells), (facts_now, holds_now, cells_now) = before, now
+    if facts != facts_now or len(holds) != len(holds_now) or not all(map(operator.is_, holds, holds_now)):
         return False
-    return all(a is b or (equal and a == b) for a, b in zip(before, now, strict=True))
+    return all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(cells, cells_now, strict=True))
 
 
 def _show(value: Any) -> str:

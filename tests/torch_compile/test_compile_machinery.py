@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
+import contextlib
 
 import pytest
 import torch
 import torch._dynamo
-import torch._dynamo.convert_frame
 from torch._dynamo.variables import torch_function
 
 import hmp
@@ -53,13 +52,12 @@ def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_p
 
 @BRIDGED
 def test_nothing_stays_in_dynamo_after_revert(torch_differences):
-    code = torch._dynamo.convert_frame.trace_frame.__code__
-    hmp.convert(policy=LOW)
-    assert torch._dynamo.convert_frame.trace_frame.__code__ is not code
-    torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)(X)
+    compiled = torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)
+    with hmp.convert(policy=LOW):
+        assert compiled(X).dtype is BF16
     hmp.revert()
-    assert torch._dynamo.convert_frame.trace_frame.__code__ is code
     assert not any(type(each).__module__.startswith("hmp") for each in torch._dynamo.trace_rules.get_torch_obj_rule_map())
+    assert compiled(X).dtype is F32
     assert torch_differences() == []
 
 
@@ -93,50 +91,26 @@ class Model(torch.nn.Module):
         return wide, torch.softmax(self.linear(x), -1), x.mul(x) + 1
 
 
-@pytest.fixture
-def unknown_torch(monkeypatch):
-    monkeypatch.delattr(torch_function, "SymbolicTorchFunctionState")
-
-
-def test_a_torch_that_hmp_does_not_know_runs_uncompiled_with_a_warning(unknown_torch):
-    compiled = torch.compile(lambda x: (x @ x, torch.softmax(x @ x, -1)), fullgraph=True)
-    with pytest.warns(RuntimeWarning, match=r"hmp does not know the torch\.compile of torch .* \(torch\._dynamo\.\S+ is missing"):
-        hmp.convert(policy=LOW)
-    for _ in range(2):
-        assert dtypes(compiled(X)) == [BF16, F32]
-        with hmp.disable_casts():
-            assert dtypes(compiled(X)) == [F32, F32]
-    with pytest.raises(hmp.HmpError, match="strict=False"):
-        torch.export.export(Model(), (X,), strict=True)
-    with hmp.disable_casts(), pytest.raises(hmp.HmpError, match="strict=False"):
-        torch.export.export(Model(), (X,), strict=True)
-    assert dtypes(torch.export.export(Model(), (X,), strict=False).module()(X)) == [F32, F32, BF16]
-
-
-def test_a_torch_that_hmp_does_not_know_compiles_again_after_revert(monkeypatch):
+@pytest.mark.slow
+def test_a_torch_that_hmp_does_not_know_runs_uncompiled_with_a_warning_and_compiles_again_after_revert(monkeypatch):
+    graphs = Graphs()
+    compiled = torch.compile(lambda x: (x @ x, torch.softmax(x @ x, -1)), backend=graphs, fullgraph=True)
     with monkeypatch.context() as patch:
         patch.delattr(torch_function, "SymbolicTorchFunctionState")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        # torch's stances end in the order of their beginnings: the recording's end took back what the conversion had asked for
+        with pytest.warns(RuntimeWarning, match=r"torch\.compile of torch .* missing"), hmp.record():
             hmp.convert(policy=LOW)
+        for _ in range(2):
+            assert dtypes(compiled(X)) == [BF16, F32]
+            with hmp.disable_casts():
+                assert dtypes(compiled(X)) == [F32, F32]
+        for around in (contextlib.nullcontext(), hmp.disable_casts()):
+            with around, pytest.raises(hmp.HmpError, match="strict=False"):
+                torch.export.export(Model(), (X,), strict=True)
+        assert dtypes(torch.export.export(Model(), (X,), strict=False).module()(X)) == [F32, F32, BF16]
+    assert not graphs
     hmp.revert()
-    graphs = Graphs()
-    torch.compile(lambda x: x @ x, backend=graphs)(X)
-    assert len(graphs) == 1
-
-
-def test_a_torch_that_hmp_does_not_know_and_a_conversion_that_begins_in_a_recording_and_ends_after_it(monkeypatch):
-    """torch's stances end in the order of their beginnings: the recording's end took back what the conversion had asked for."""
-    graphs = Graphs()
-    compiled = torch.compile(lambda x: x @ x, backend=graphs)
-    with monkeypatch.context() as patch:
-        patch.delattr(torch_function, "SymbolicTorchFunctionState")
-        with warnings.catch_warnings(), hmp.record():
-            warnings.simplefilter("ignore")
-            hmp.convert(policy=LOW)
-    assert compiled(X).dtype is BF16 and not graphs
-    hmp.revert()
-    assert compiled(X).dtype is F32 and len(graphs) == 1
+    assert dtypes(compiled(X)) == [F32, F32] and len(graphs) == 1
 
 
 @BRIDGED
@@ -160,6 +134,7 @@ def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():
     assert outcome() is (BF16 if plain is F32 else plain)
 
 
+@pytest.mark.slow
 @FAKES_REFUSE
 def test_a_mixture_that_torch_refuses_first_leaves_no_exception_behind():
     def mixed(x):

@@ -5,7 +5,6 @@ The oracle is plain torch with the casts written out, run before hmp does anythi
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections import OrderedDict
 from typing import NamedTuple
@@ -15,11 +14,10 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import AOT_FIRST, BF16, BRIDGED, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, TRACES_GET, same_results
+from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, TRACES_GET, same_results
 from trap_kit import policy
 
-# by default each question is asked of one of the backends
-pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X, Y = torch.linspace(-2, 2, 16).reshape(4, 4), torch.linspace(1, 3, 16).reshape(4, 4)
 LISTS = policy(
     bf16=["mul", "matmul", "linear", "relu", "mm", "baddbmm", "layer_norm", "conv1d", "batch_norm", "dropout", "leaky_relu", "hstack"],
@@ -41,18 +39,11 @@ def wide(t: torch.Tensor) -> torch.Tensor:
 CASES = {
     "function": (lambda x, y: torch.mul(x, y), lambda x, y: low(x) * low(y)),
     "function of torch.nn.functional": (lambda x, y: F.linear(x, y), lambda x, y: F.linear(low(x), low(y))),
-    "forwarded function": (lambda x, y: F.leaky_relu(x), lambda x, y: F.leaky_relu(low(x))),
-    "keywords": (lambda x, y: torch.mm(input=x, mat2=y), lambda x, y: torch.mm(low(x), low(y))),
-    "method": (lambda x, y: x.matmul(y), lambda x, y: low(x) @ low(y)),
     "operator": (lambda x, y: x @ y, lambda x, y: low(x) @ low(y)),
-    "operator module": (lambda x, y: operator.mul(x, y), lambda x, y: low(x) * low(y)),
-    "reflected operator": (lambda x, y: 2 * x, lambda x, y: 2 * low(x)),
     "reflected composite": (lambda x, y: 1 / y.bfloat16(), lambda x, y: 1 / wide(low(y))),
     "wide": (lambda x, y: low(x).softmax(-1), lambda x, y: wide(low(x)).softmax(-1)),
-    "wide operator": (lambda x, y: low(x) / low(y), lambda x, y: wide(low(x)) / wide(low(y))),
     "explicit dtype": (lambda x, y: torch.softmax(x, -1, dtype=torch.float64), lambda x, y: torch.softmax(x, -1, dtype=torch.float64)),
     "widest": (lambda x, y: torch.cat([low(x), y]), lambda x, y: torch.cat([wide(low(x)), y])),
-    "widest of keywords": (lambda x, y: torch.stack(tensors=(low(x), y), dim=1), lambda x, y: torch.stack((wide(low(x)), y), 1)),
     "named tuple": (lambda x, y: torch.stack(Pair(low(x), y)), lambda x, y: torch.stack((wide(low(x)), y))),
     "torch's named tuple": (lambda x, y: torch.hstack(torch.aminmax(x, dim=0)), lambda x, y: low(torch.hstack((x.amin(0), x.amax(0))))),
     "in place": (lambda x, y: x.clone().mul_(low(y)), lambda x, y: x * wide(low(y))),
@@ -62,7 +53,6 @@ CASES = {
     "mixed inputs": (lambda x, y: torch.bmm(low(x)[None], y[None]), lambda x, y: torch.bmm(low(x)[None], low(y)[None])),
     "out=": (lambda x, y: torch.mm(x, y, out=torch.empty(4, 4)), lambda x, y: wide(torch.mm(low(x), low(y)))),
     "float64 is left alone": (lambda x, y: x.double() @ y.double(), lambda x, y: x.double() @ y.double()),
-    "integers are left alone": (lambda x, y: x.int() * y.int(), lambda x, y: x.int() * y.int()),
     "overflowing scalar": (lambda x, y: low(x) * 3.4e38 * 2, lambda x, y: _saturated(low(x), 3.4e38)),
     "norm": (lambda x, y: F.layer_norm(x, (4,), y[0], y[1]), lambda x, y: F.layer_norm(low(x), (4,), y[0], y[1])),
     "attention": (
@@ -70,11 +60,14 @@ CASES = {
         lambda x, y: F.scaled_dot_product_attention(low(x)[None], low(y)[None], low(y)[None]),
     ),
     "einsum of mixed inputs": (lambda x, y: torch.einsum("ij,kj->ik", low(x), y), lambda x, y: torch.einsum("ij,kj->ik", low(x), low(y))),
+    "a loss that forward makes": (  # Dynamo itself makes the call of F.cross_entropy there
+        lambda x, y: torch.nn.CrossEntropyLoss(y[0], reduction="none")(torch.mm(x, x), torch.tensor([0, 1, 2, 3])),
+        lambda x, y: F.cross_entropy(wide(torch.mm(low(x), low(x))), torch.tensor([0, 1, 2, 3]), y[0], reduction="none"),
+    ),
     "composite in the graph": (
         lambda x, y: F.cross_entropy(low(x), torch.tensor([0, 1, 2, 3])),
         lambda x, y: F.cross_entropy(wide(low(x)), torch.tensor([0, 1, 2, 3])),
     ),
-    "unlisted": (lambda x, y: torch.tanh(x) + torch.sigmoid(low(y)), lambda x, y: torch.tanh(x) + torch.sigmoid(low(y))),
 }
 if NOT_IN_2_11:  # see FAKES_REFUSE
     del CASES["einsum of mixed inputs"]
@@ -115,21 +108,6 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@EACH_BACKEND
-def test_compiled_a_loss_that_forward_makes_follows_the_lists(backend):
-    """Dynamo itself makes the call of F.cross_entropy there."""
-
-    def losses(x, classes):
-        made = torch.nn.CrossEntropyLoss(None, label_smoothing=0.1), torch.nn.CrossEntropyLoss(y_weight, reduction="none")
-        return [loss(torch.mm(x, x), classes) for loss in made]
-
-    y_weight, classes = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 1, 2, 3])
-    logits = wide(low(X) @ low(X))
-    expected = [F.cross_entropy(logits, classes, label_smoothing=0.1), F.cross_entropy(logits, classes, y_weight, reduction="none")]
-    hmp.convert(policy=LISTS)
-    same_results(torch.compile(losses, backend=backend, fullgraph=True)(X, classes), expected)
-
-
 @torch.compiler.allow_in_graph
 def _in_graph(x, y):
     return x @ y
@@ -140,19 +118,18 @@ def _not_traced(x, y):
     return x @ y
 
 
-@EACH_BACKEND
-@pytest.mark.parametrize("function", [_in_graph, _not_traced], ids=["allow_in_graph", "nonstrict_trace"])
-def test_compiled_functions_that_are_one_node_of_the_graph_are_cast_inside(backend, function):
+@pytest.mark.slow
+def test_compiled_functions_that_are_one_node_of_the_graph_are_cast_inside():
     def step(x, y):
         with hmp.disable_casts():
-            plain = function(x, y)
-        return plain, function(x, y)
+            plain = _in_graph(x, y), _not_traced(x, y)
+        return *plain, _in_graph(x, y), _not_traced(x, y)
 
-    run = torch.compile(step, backend=backend, fullgraph=True)
+    run = torch.compile(step, backend="eager", fullgraph=True)
     with hmp.casts(LISTS):
         found = run(X, Y)
-    same_results(found, (X @ Y, low(X) @ low(Y)))
-    same_results(run(X, Y), (X @ Y, X @ Y))
+    same_results(found, (X @ Y, X @ Y, low(X) @ low(Y), low(X) @ low(Y)))
+    same_results(run(X, Y), [X @ Y] * 4)
 
 
 def product_forward(ctx, x, y):
@@ -170,32 +147,25 @@ class Widened(torch.autograd.Function):
     backward = staticmethod(torch.amp.custom_bwd(product_backward, device_type="cpu"))
 
 
-@EACH_BACKEND
-def test_compiled_islands_of_custom_fwd_are_float32(backend):
-    x, y = low(X).requires_grad_(), Y.clone().requires_grad_()
-    with hmp.casts(LISTS):
-        found = torch.compile(lambda: Widened.apply(x, y), backend=backend)()
-    same_results([found], [wide(low(X)) @ Y])
-    found.sum().backward()
-    same_results([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
-
-
 class Product(torch.autograd.Function):
     forward = staticmethod(torch.amp.custom_fwd(product_forward, device_type="cpu"))
     backward = staticmethod(torch.amp.custom_bwd(product_backward, device_type="cpu"))
 
 
-@EACH_BACKEND
-def test_compiled_custom_bwd_runs_under_the_casts_of_its_forward(backend):
-    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+def test_compiled_islands_of_custom_fwd_are_float32_and_custom_bwd_runs_under_the_casts_of_its_forward():
+    x, y, z = low(X).requires_grad_(), Y.clone().requires_grad_(), X.clone().requires_grad_()
     with hmp.casts(LISTS):
-        found = torch.compile(lambda: Product.apply(x, y), backend=backend, fullgraph=True)()
-    same_results([found], [low(X) @ low(Y)])
-    found.sum().backward()
-    ones = low(torch.ones(4, 4))
-    same_results([x.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
+        wider = torch.compile(lambda: Widened.apply(x, y), backend="eager")()
+        product = torch.compile(lambda: Product.apply(z, y), backend="eager", fullgraph=True)()
+    same_results([wider, product], [wide(low(X)) @ Y, low(X) @ low(Y)])
+    wider.sum().backward()
+    same_results([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
+    y.grad, ones = None, low(torch.ones(4, 4))
+    product.sum().backward()
+    same_results([z.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
 
 
+@pytest.mark.slow
 @TRACES_GET
 def test_compiled_code_makes_modules_whose_init_calls_their_bases():
     scores, targets = F.log_softmax(X, -1), torch.arange(4)
@@ -204,15 +174,14 @@ def test_compiled_code_makes_modules_whose_init_calls_their_bases():
     same_results([found], [-scores.diagonal().sum()], 1e-6)
 
 
-@EACH_BACKEND
-def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it(backend):
+def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it():
     @hmp.bf16_function
     def append(history, x):
         history[-1:].copy_(x.sum())
         return x * 2
 
     hmp.convert(policy=policy(fp32=["tanh"]))
-    run = torch.compile(lambda history: append(history, X), backend=backend, fullgraph=True)
+    run = torch.compile(lambda history: append(history, X), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="append wrote into `history`, which hmp had cast to bfloat16"):
         run(torch.zeros(2))
     history = low(torch.zeros(2))
@@ -220,8 +189,7 @@ def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_i
     assert history.tolist() == [0, low(X).sum().item()]
 
 
-@EACH_BACKEND
-def test_compiled_functions_of_the_users_have_their_containers_cast(backend):
+def test_compiled_functions_of_the_users_have_their_containers_cast():
     @hmp.bf16_function
     def total(pair, named):
         return pair.one @ pair.other + sum(named[key] for key in named)
@@ -231,7 +199,7 @@ def test_compiled_functions_of_the_users_have_their_containers_cast(backend):
 
     named = {"x": X, "y": Y, 3: X}
     hmp.convert(policy=policy(fp32=["tanh"]))
-    run = torch.compile(compiled, backend=backend, fullgraph=True)
+    run = torch.compile(compiled, backend="eager", fullgraph=True)
     for keys in (["x", "y", 3], ["x", "y"]):  # with a key less it is another function
         found = run(Pair(X, Y), {key: named[key] for key in keys})
         wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
@@ -244,6 +212,7 @@ class Outputs(OrderedDict):  # as what models of transformers return
         super().__setattr__(key, value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OrderedDict, pytest.param(Outputs, marks=TRACES_COPY)])
 def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     @hmp.bf16_function
@@ -258,18 +227,7 @@ def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     assert type(named) is kind
 
 
-@BRIDGED
-def test_a_list_of_another_class_is_refused_by_torchs_own_compiler():
-    """If a torch takes it, how-to/compile-and-export.md has a line too many."""
-    rows = type("Rows", (list,), {})([X, Y])
-    for casts in (contextlib.nullcontext(), hmp.casts(LISTS)):
-        torch.compiler.reset()
-        with casts, pytest.raises(torch._dynamo.exc.Unsupported, match="as_proxy"):
-            torch.compile(lambda: torch.stack(rows), backend="eager", fullgraph=True)()
-
-
-@EACH_BACKEND
-def test_r7_compiled_mixtures_that_kernels_alone_refuse(backend):
+def test_r7_compiled_mixtures_that_kernels_alone_refuse():
     """Fake tensors take them, so that torch, asked while it traces, has nothing against them."""
     classes, weights = torch.arange(4), (torch.randn(16, 4), torch.randn(16, 4))
 
@@ -286,48 +244,38 @@ def test_r7_compiled_mixtures_that_kernels_alone_refuse(backend):
 
     expected = mixtures(X, Y, low)
     hmp.convert(policy=policy(fp32=["tanh"]))
-    same_results(torch.compile(mixtures, backend=backend, fullgraph=True)(X, Y), expected)
+    same_results(torch.compile(mixtures, backend="eager", fullgraph=True)(X, Y), expected)
 
 
-@EACH_BACKEND
-def test_r9_compiled_running_statistics_move_in_float32(backend):
-    image = torch.randn(4, 3, 8)
-    norm, plain = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+def test_r9_r12_compiled_running_statistics_move_in_float32_and_masks_stay_finite():
+    image, norm, plain = torch.randn(4, 3, 8), torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    mask = torch.tensor([[0.0, torch.finfo(F32).min]]).expand(2, 2)
     expected = plain(low(image))
-    hmp.convert(policy=LISTS)
-    found = torch.compile(norm, backend=backend, fullgraph=True)(image)
-    same_results(found, expected)
+
+    def both(image, scores):
+        return norm(image), torch.softmax(scores.bfloat16() + mask, -1)
+
+    hmp.convert(policy=policy(bf16=["batch_norm", "add"], fp32=["softmax"]))
+    found, weights = torch.compile(both, backend="eager", fullgraph=True)(image, torch.ones(2, 2))
+    same_results((found, weights), (expected, torch.tensor([[1.0, 0.0], [1.0, 0.0]])))
     same_results(norm.running_mean, plain.running_mean, 1e-6)
     assert norm.num_batches_tracked == 1
 
 
-@EACH_BACKEND
-def test_r12_compiled_masks_stay_finite(backend):
-    def masked(scores, mask):
-        return torch.softmax(scores.bfloat16() + mask, -1)
-
-    mask = torch.tensor([[0.0, torch.finfo(F32).min]]).expand(2, 2)
-    hmp.convert(policy=policy(bf16=["add"], fp32=["softmax"]))
-    found = torch.compile(masked, backend=backend, fullgraph=True)(torch.ones(2, 2), mask)
-    same_results(found, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-
-
-@EACH_BACKEND
-def test_compiled_dynamic_shapes(backend):
+@pytest.mark.slow
+def test_compiled_dynamic_shapes():
     def dynamic(x):
         return (x @ x.t()).softmax(-1) * x.shape[0]
 
     hmp.convert(policy=LOW)
-    compiled = torch.compile(dynamic, backend=backend, fullgraph=True, dynamic=True)
-    for rows in (3, 5, 8):
+    compiled = torch.compile(dynamic, backend="eager", fullgraph=True, dynamic=True)
+    for rows in (3, 5):
         x = torch.randn(rows, 4)
-        wanted = (low(x) @ low(x).t()).float().softmax(-1).to(BF16) * rows
-        same_results(compiled(x), wanted)
+        same_results(compiled(x), (low(x) @ low(x).t()).float().softmax(-1).to(BF16) * rows)
 
 
 @pytest.mark.slow
-@AOT_FIRST
-def test_compiled_gradients_are_those_of_the_casts(backend):
+def test_compiled_gradients_are_those_of_the_casts():
     def loss(x, w):
         return F.relu(F.linear(x, w)).softmax(-1).pow(2).sum()
 
@@ -339,7 +287,7 @@ def test_compiled_gradients_are_those_of_the_casts(backend):
         x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
         if lists is not None:
             hmp.convert(policy=lists)
-            function = torch.compile(function, backend=backend, fullgraph=True)
+            function = torch.compile(function, backend="aot_eager", fullgraph=True)
         function(x, w).backward()
         grads.append((x.grad, w.grad))
     same_results(grads[1], grads[0])
@@ -359,19 +307,17 @@ class Square(torch.autograd.Function):
         return torch.mul(x, grad.float() * 2.001)
 
 
-@EACH_BACKEND
-def test_r13_compiled_autograd_function_runs_backward_without_lists(backend):
+def test_r13_compiled_autograd_function_runs_backward_without_lists():
     expected = X * (torch.ones_like(X) * 2.001)
     hmp.convert(policy=LOW)
     x = X.clone().requires_grad_()
-    out = torch.compile(lambda x: Square.apply(x), backend=backend, fullgraph=True)(x)
+    out = torch.compile(lambda x: Square.apply(x), backend="eager", fullgraph=True)(x)
     assert out.dtype is BF16
     out.float().sum().backward()
     same_results(x.grad, expected)
 
 
-@EACH_BACKEND
-def test_r14_compiled_checkpoint_holds_its_casts(backend):
+def test_r14_compiled_checkpoint_holds_its_casts():
     from torch.utils.checkpoint import checkpoint
 
     def block(x):
@@ -385,7 +331,7 @@ def test_r14_compiled_checkpoint_holds_its_casts(backend):
         x = X.clone().requires_grad_()
         if function is None:
             hmp.convert(policy=LOW)
-            function = torch.compile(run, backend=backend, fullgraph=True)
+            function = torch.compile(run, backend="eager", fullgraph=True)
         out = function(x)
         with hmp.disable_casts():
             out.float().sum().backward()

@@ -8,12 +8,11 @@ import torch._dynamo
 
 import hmp
 from autocast_kit import real_state
-from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
-from hmp.context import UnderCapturedState
+from compile_kit import BF16, BRIDGED, F16, F32, HALF, LOW, Graphs, dtypes
 
-# by default each question is asked of one of the backends
-pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
+F64 = torch.float64
 REGION = hmp.casts(HALF)
 
 
@@ -88,40 +87,41 @@ def asking_autocast(x):
 
 def asking_autocast_in_a_region(x):
     with hmp.casts(HALF):
-        return torch.mul(x, x), asking_autocast(x)
+        inside = torch.mul(x, x), asking_autocast(x)
+    return *inside, asking_autocast(x)
 
 
-@pytest.mark.sampled(3)
-@EACH_BACKEND
-@pytest.mark.parametrize(
-    ("function", "expected", "expected_off"),
-    [
-        (nested, [F32, BF16, F32, F32, BF16], [F32, BF16, F32, F32, F32]),
-        (policies, [F16, F32, F16, BF16], [F16, F32, F16, F32]),
-        (decorated, [F32, F16, BF16, BF16], [F32, F16, F32, F32]),
-        (asking, [BF16], [torch.float64]),
-        (raising, [BF16], [F32]),
-        (autocast_off, [F32, BF16, BF16, BF16], [F32, F32, BF16, F32]),
-        (asking_autocast, [BF16], [torch.float64]),
-        (asking_autocast_in_a_region, [F16, F16], [F16, F16]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_regions_in_compiled_code(function, expected, expected_off, backend):
-    hmp.convert(policy=LOW)
+def regions(x):
+    return *nested(x), *policies(x), *decorated(x), raising(x), *autocast_off(x)
+
+
+# function → the dtypes of what it gives under LOW, and where casts are off
+FUNCTIONS = {
+    regions: (
+        [F32, BF16, F32, F32, BF16, F16, F32, F16, BF16, F32, F16, BF16, BF16, BF16, F32, BF16, BF16, BF16],
+        [F32, BF16, F32, F32, F32, F16, F32, F16, F32, F32, F16, F32, F32, F32, F32, F32, BF16, F32],
+    ),
+    asking: ([BF16], [F64]),
+    asking_autocast_in_a_region: ([F16, F16, BF16], [F16, F16, F64]),
+}
+
+
+@pytest.mark.parametrize("function", [regions, asking, pytest.param(asking_autocast_in_a_region, marks=pytest.mark.slow)])
+def test_regions_in_compiled_code(function):
     before = real_state()
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    for _ in range(2):
-        assert dtypes(compiled(X)) == dtypes(function(X)) == expected
-        with hmp.disable_casts():
-            assert dtypes(compiled(X)) == dtypes(function(X)) == expected_off
+    expected, expected_off = FUNCTIONS[function]
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    with hmp.convert(policy=LOW):
+        for _ in range(2):
+            assert dtypes(compiled(X)) == dtypes(function(X)) == expected
+            with hmp.disable_casts():
+                assert dtypes(compiled(X)) == dtypes(function(X)) == expected_off
     assert real_state() == before
 
 
-@pytest.mark.parametrize("function", [nested, raising, asking, off, own], ids=lambda function: function.__name__)
-def test_regions_in_compiled_code_do_nothing_without_hmp(function):
-    compiled = torch.compile(lambda x: function(x, x) if function is own else function(x), backend="eager", fullgraph=True)
-    assert BF16 not in dtypes(compiled(X))
+def test_regions_in_compiled_code_do_nothing_without_hmp():
+    compiled = torch.compile(lambda x: (*nested(x), raising(x), asking(x), off(x), own(x, x)), backend="eager", fullgraph=True)
+    assert dtypes(compiled(X)) == [F32] * 6 + [F64, F32, F32]
 
 
 @pytest.mark.native_kernels
@@ -138,40 +138,23 @@ def test_regions_leave_nothing_in_the_graph():
     assert graphs.calls() == ["matmul", "bfloat16", "bfloat16", "matmul"]
 
 
-@pytest.mark.sampled(3)
-@EACH_BACKEND
-def test_graph_breaks_inside_and_outside_regions(backend):
-    def broken(x):
-        with hmp.disable_casts():
-            a = x * x
-            torch._dynamo.graph_break()
-            b = x * x
-        torch._dynamo.graph_break()
-        return a, b, inner(x), x * x
-
-    def inner(x):
-        torch._dynamo.graph_break()
-        return x * x
-
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(broken, backend=backend)
-    for _ in range(2):
-        assert dtypes(compiled(X)) == [F32, F32, BF16, BF16]
-        with hmp.disable_casts():
-            assert dtypes(compiled(X)) == [F32, F32, F32, F32]
-
-
 @pytest.mark.slow
-def test_a_graph_break_under_another_policy_keeps_it():
+def test_graph_breaks_inside_and_outside_regions():
     def broken(x):
-        with hmp.casts(HALF):
+        with hmp.casts(HALF), hmp.disable_casts():
             a = x * x
             torch._dynamo.graph_break()
-            return a, x * x
+            with hmp.enable_casts():
+                b = x * x
+        torch._dynamo.graph_break()
+        return a, b, x * x
 
     hmp.convert(policy=LOW)
     compiled = torch.compile(broken, backend="eager")
-    assert dtypes(compiled(X)) == dtypes(compiled(X)) == [F16, F16]
+    for _ in range(2):
+        assert dtypes(compiled(X)) == [F32, F16, BF16]
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == [F32, F16, F32]
 
 
 def test_functions_that_are_not_compiled_follow_the_region_that_they_are_called_in():
@@ -189,6 +172,7 @@ def test_functions_that_are_not_compiled_follow_the_region_that_they_are_called_
     assert dtypes(compiled(X)) == dtypes(compiled(X)) == [F32, BF16]
 
 
+@pytest.mark.slow
 def test_higher_order_ops_hold_the_casts_of_where_they_stand():
     def branches(x):
         with hmp.disable_casts():
@@ -199,16 +183,7 @@ def test_higher_order_ops_hold_the_casts_of_where_they_stand():
     assert dtypes(torch.compile(branches, backend="eager", fullgraph=True)(X)) == [F32, BF16]
 
 
-def test_a_closure_that_is_called_under_its_own_state_is_no_graph_break() -> None:
-    """As an optimizer calls one."""
-    hmp.convert(policy=LOW)
-    on = UnderCapturedState(off.__wrapped__)
-    with hmp.disable_casts():
-        without = UnderCapturedState(off.__wrapped__)
-    compiled = torch.compile(lambda x: (on(x), without(x)), backend="eager", fullgraph=True)
-    assert dtypes(compiled(X)) == [BF16, F32]
-
-
+@pytest.mark.slow
 @BRIDGED
 def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
 
 import pytest
 import torch
@@ -13,11 +15,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import hmp
 from compile_kit import BRIDGED
 from oracle import BF16, F32
-from process_kit import run_in_another_process
 from trap_kit import policy, same
 
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(5))
 LISTS = policy(bf16=["linear", "matmul", "layer_norm", "relu", "t"], fp32=["softmax"])
+
+
+OTHER = policy(fp32=["linear", "matmul", "relu", "layer_norm"], bf16=["softmax"])
 
 
 class Model(torch.nn.Module):
@@ -83,62 +87,38 @@ GRAPHS = {
     "make_fx, before dispatch": lambda model: fx_of(model, "fake", pre_dispatch=True),
     "make_fx, decomposed": lambda model: fx_of(model, "fake", decomposition_table=core_aten_decompositions()),
 }
-EACH_GRAPH = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[BRIDGED, pytest.mark.slow] if name == "export, strict" else []) for name in GRAPHS]
+SELDOM = {"export, dynamic": "casts", "export, strict": "casts", "export, decomposed": "convert", "make_fx, fake": "casts"}
+SELDOM |= {"make_fx, symbolic": "apply", "make_fx, before dispatch": "casts", "make_fx, decomposed": "casts", "make_fx": "convert"}
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"), [("export", "apply"), *(pytest.param(*each, marks=[BRIDGED, pytest.mark.slow]) for each in SELDOM.items())]
 )
-
-
-@pytest.mark.sampled(16)
-@pytest.mark.parametrize("scope", SCOPES)
-@EACH_GRAPH
 def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
     model = Model()
+    with hmp.convert(policy=LISTS), hmp.disable_casts():
+        without = GRAPHS[name](model)
     graph = SCOPES[scope](GRAPHS[name], model)
     hmp.remove(model)
-    assert_casts(graph(X), model)
-    with hmp.casts(policy(fp32=["linear", "matmul", "relu", "layer_norm"], bf16=["softmax"])):
-        assert_casts(graph(X), model)
-    with hmp.convert(), hmp.disable_casts():
-        assert_casts(graph(X), model)
+    for around in (contextlib.nullcontext(), hmp.casts(OTHER), hmp.disable_casts()):
+        with hmp.convert(), around:
+            assert_casts(graph(X), model)
+            assert {t.dtype for t in without(X)} == {F32}  # a graph made without casts has none
     hmp.revert()
     assert_casts(graph(X), model)
-
-
-@pytest.mark.sampled(8)
-@EACH_GRAPH
-def test_a_graph_made_without_casts_has_none(name):
-    model = Model()
-    with hmp.convert(policy=LISTS), hmp.disable_casts():
-        graph = GRAPHS[name](model)
-    assert {t.dtype for t in graph(X)} == {F32}
-    with hmp.casts(LISTS):
-        assert [t.dtype for t in model(X)] == [BF16, F32, F32, BF16, BF16, BF16]
 
 
 @pytest.mark.native_kernels
 @pytest.mark.slow
-def test_an_exported_graph_with_a_dynamic_size_takes_any_size():
-    model = Model()
+def test_an_exported_graph_takes_any_size_is_saved_and_loaded_and_trains(tmp_path):
+    model, rows = Model(), torch.randn(300, 16)
     with hmp.casts(LISTS):
-        graph = GRAPHS["export, dynamic"](model)
-    rows = torch.randn(3000, 16)
-    assert_casts(graph(rows), model, rows)
-
-
-@pytest.mark.slow
-def test_an_exported_program_is_saved_and_loaded_with_its_casts(tmp_path):
-    model = Model()
-    with hmp.casts(LISTS):
-        torch.export.save(torch.export.export(model, (X,), strict=False), tmp_path / "program.pt2")
+        program = torch.export.export(model, (X,), strict=False, dynamic_shapes={"x": {0: torch.export.Dim("rows")}})
+    torch.export.save(program, tmp_path / "program.pt2")
     hmp.revert()
-    assert_casts(torch.export.load(tmp_path / "program.pt2").module()(X), model)
-
-
-@pytest.mark.slow
-def test_an_exported_graph_trains_with_the_gradients_of_explicit_casts():
-    model = Model()
-    with hmp.casts(LISTS):
-        graph = export(model)
+    for each in (program, torch.export.load(tmp_path / "program.pt2")):
+        assert_casts(each.module()(rows), model, rows)
+    graph = program.module()
     sum(t.float().square().sum() for t in graph(X)).backward()
     want = torch.autograd.grad(sum(t.float().square().sum() for t in by_hand(model, X)), list(model.parameters()))
     for parameter, gradient in zip(graph.parameters(), want, strict=True):
@@ -146,23 +126,21 @@ def test_an_exported_graph_trains_with_the_gradients_of_explicit_casts():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 def test_branches_of_cond_are_cast():
-    run_in_another_process(
-        """
-        class Branches(torch.nn.Module):
-            def forward(self, x):
-                return torch.cond(x.sum() > 0, lambda z: (z @ z.t(),), lambda z: (z.matmul(z.t()) - 1,), (x,))
+    class Branches(torch.nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda z: (z @ z.t(),), lambda z: (z.matmul(z.t()) - 1,), (x,))
 
-        x = torch.ones(4, 4) * 0.3
-        with hmp.casts("habana"):
-            graph = torch.export.export(Branches(), (x,), strict=False).module()
-        low = x.bfloat16()
-        assert torch.equal(graph(x)[0], low @ low.t()) and graph(x)[0].dtype is torch.bfloat16
-        assert torch.equal(graph(-x)[0], low @ low.t() - 1)
-        """
-    )
+    x = torch.ones(4, 4) * 0.3
+    with hmp.casts("habana"):
+        graph = torch.export.export(Branches(), (x,), strict=False).module()
+    low = x.bfloat16()
+    same(graph(x)[0], low @ low.t())
+    same(graph(-x)[0], low @ low.t() - 1)
 
 
+@pytest.mark.slow
 def test_make_fx_of_a_function_transform_holds_the_casts():
     def loss(x):
         return torch.matmul(x, x.t()).float().sum()
@@ -206,18 +184,18 @@ TRACED_LISTS = policy(bf16=["linear", "matmul", "relu", "mul", "gelu", "t"], fp3
 TRACED_DTYPES = [BF16, BF16, F32, BF16, BF16, BF16, BF16]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("when", ["before", "while", "without casts"])
-def test_a_symbolic_trace_casts_as_its_model_does(when):
+@pytest.mark.parametrize("when", ["before", "without casts"])
+def test_a_symbolic_trace_casts_as_its_model_does_and_so_do_its_copies(when, monkeypatch):
+    # loading a GraphModule leaves its forward there
+    monkeypatch.setattr(torch.fx.graph_module._CodeOnlyModule, "forward", None, raising=False)
     model = Traced()
     if when == "before":
         graph = torch.fx.symbolic_trace(model)
-        hmp.convert(policy=TRACED_LISTS)
-    else:
-        hmp.convert(policy=TRACED_LISTS)
-        with hmp.disable_casts() if when == "without casts" else hmp.enable_casts():
+    hmp.convert(policy=TRACED_LISTS)
+    if when == "without casts":
+        with hmp.disable_casts():
             graph = torch.fx.symbolic_trace(model)
-    for each in (graph, copy.deepcopy(graph), torch.fx.Transformer(graph).transform()):
+    for each in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), torch.fx.Transformer(graph).transform()):
         got = each(X)
         assert [t.dtype for t in got] == TRACED_DTYPES
         for one, other in zip(got, model(X), strict=True):
@@ -228,19 +206,6 @@ def test_a_symbolic_trace_casts_as_its_model_does(when):
     assert [t.dtype for t in got] == TRACED_DTYPES
     hmp.revert()
     assert {t.dtype for t in graph(X)} == {F32}
-
-
-@pytest.mark.slow
-def test_a_symbolic_trace_is_pickled_without_casts_of_its_own():
-    run_in_another_process(
-        """
-        with hmp.convert():
-            graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
-            copied = pickle.loads(pickle.dumps(graph))
-            assert copied(torch.ones(2, 4)).dtype is torch.bfloat16
-        assert copied(torch.ones(2, 4)).dtype is torch.float32
-        """
-    )
 
 
 def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():

@@ -5,13 +5,7 @@ from __future__ import annotations
 from .batches import causal
 from .kit import DECODER, Model
 
-EXPERTS = DECODER | {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
+EXPERTS = DECODER | {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHARED = EXPERTS | {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
 GROUPED = EXPERTS | {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "topk_method": "greedy"}
 LATENT = GROUPED | {

@@ -13,11 +13,7 @@ IMAGE_TOKEN = 98
 
 
 def pairs(config: Any) -> Batch:
-    return {
-        "input_ids": torch.randint(5, 90, (2, 12)),
-        "attention_mask": right_padded(2, 12),
-        "pixel_values": torch.randn(2, 3, 32, 32),
-    }
+    return {"input_ids": torch.randint(5, 90, (2, 12)), "attention_mask": right_padded(2, 12), "pixel_values": torch.randn(2, 3, 32, 32)}
 
 
 def matched(config: Any) -> Batch:

@@ -21,8 +21,7 @@ def _sizes(size: int, names: str) -> dict[str, Any]:
 
 _WIDTHS = _sizes(32, "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim model_dim n_embed word_embed_proj_dim d_embed")
 _LAYERS = _sizes(
-    2,
-    "num_hidden_layers n_layers n_layer num_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers depth num_blocks",
+    2, "num_hidden_layers n_layers n_layer num_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers depth num_blocks"
 )
 _HEADS = _sizes(
     4,
@@ -93,10 +92,7 @@ _TABLE: dict[str, tuple[Callable[[Any], Batch], str]] = {
         VideoLlavaForConditionalGeneration VipLlavaForConditionalGeneration
         """,
     ),
-    "more encoder-decoders": (
-        seq2seq,
-        "SeamlessM4TForTextToText SeamlessM4Tv2ForTextToText T5GemmaForConditionalGeneration",
-    ),
+    "more encoder-decoders": (seq2seq, "SeamlessM4TForTextToText SeamlessM4Tv2ForTextToText T5GemmaForConditionalGeneration"),
     "more vision": (
         images(),
         """
@@ -120,10 +116,7 @@ _TABLE: dict[str, tuple[Callable[[Any], Batch], str]] = {
         Tipsv2VisionModel VitDetModel
         """,
     ),
-    "text encoders": (
-        _read,
-        "CLIPTextModel Molmo2TextModel Tipsv2TextModel",
-    ),
+    "text encoders": (_read, "CLIPTextModel Molmo2TextModel Tipsv2TextModel"),
 }
 FAMILIES: dict[str, tuple[str, ...]] = {family: tuple(classes.split()) for family, (_, classes) in _TABLE.items()}
 _FEEDERS = {cls: _TABLE[family][0] for family, classes in FAMILIES.items() for cls in classes}

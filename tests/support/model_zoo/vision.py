@@ -33,12 +33,7 @@ VISIONS = (
         "vit-mae",
         "ViTMAEForPreTraining",
         VISION
-        | {
-            "decoder_hidden_size": 16,
-            "decoder_num_attention_heads": 2,
-            "decoder_num_hidden_layers": 1,
-            "decoder_intermediate_size": 32,
-        },
+        | {"decoder_hidden_size": 16, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1, "decoder_intermediate_size": 32},
         images(labels=False),
     ),
     Model("videomae", "VideoMAEForVideoClassification", FRAMES | {"tubelet_size": 2}, videos),
@@ -47,13 +42,7 @@ VISIONS = (
     Model(
         "mobilevit",
         "MobileViTForImageClassification",
-        LOUD
-        | {
-            "hidden_sizes": [32, 32, 32],
-            "neck_hidden_sizes": [8, 8, 16, 16, 16, 16, 32],
-            "num_attention_heads": 4,
-            "image_size": 64,
-        },
+        LOUD | {"hidden_sizes": [32, 32, 32], "neck_hidden_sizes": [8, 8, 16, 16, 16, 16, 32], "num_attention_heads": 4, "image_size": 64},
         images(64, 8),
     ),
     Model("resnet", "ResNetForImageClassification", RESIDUAL | {"layer_type": "basic"}, images(64, 8)),

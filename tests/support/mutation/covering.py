@@ -1,68 +1,95 @@
-"""Which tests run which line of hmp, and how long each takes: measured a few test folders at a time, kept in .build/mutation."""
+"""Which tests run which line of hmp, how long each takes, and which are asked about a mutant: kept in .build/mutation."""
 
 from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from coverage import CoverageData
 
+from .mutants import package_of
+
+MOST = 120  # tests for one mutant
 # File of tests that are run without coverage, whose tracing ends where a test sets another trace function → the package that is its own.
 UNTRACED = {"tests/rules/test_r18_threads.py": "caches"}
 
 
-class Durations:
+class _Durations:
     """A plugin that notes how long each test took with its fixtures, and which ones passed."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.bad: set[str] = set()
-        self.passed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One part of a test: what it needs, itself, or what follows it."""
         self.seconds[report.nodeid] += report.duration
-        if report.failed:
+        if not report.passed:
             self.bad.add(report.nodeid)
-        elif report.when == "call" and report.passed:
-            self.passed.add(report.nodeid)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """As a plugin, this module keeps of the tests of a run every nth, $HMP_EVERY, always the same ones."""
-    nth = int(os.environ.get("HMP_EVERY", "1"))
-    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % nth == 0]
-
-
-def measure(root: Path, into: Path, folders: Sequence[str], workers: int, every: int = 1) -> None:
+def measure(root: Path, into: Path, folders: Sequence[str], workers: int) -> None:
     """Run the tests of those folders under coverage; write `into`, for each file of hmp: line to tests, and each test's seconds."""
     into.parent.mkdir(parents=True, exist_ok=True)
-    data, durations = into.with_suffix(".coverage"), Durations()
-    os.environ |= {"COVERAGE_FILE": str(data), "HMP_EVERY": str(every)}
-    asked = ["-q", "-n", str(workers), "--cov=hmp", "--cov-report=", "--cov-context=test", "-p", "no:cacheprovider"]
-    asked += ["-p", __name__]
-    folders_asked = [str(root / "tests" / folder) for folder in folders]
-    pytest.main([*asked, *(f"--ignore={root / file}" for file in UNTRACED), *folders_asked], plugins=[durations])
+    data, durations = into.with_suffix(".coverage"), _Durations()
+    os.environ["COVERAGE_FILE"] = str(data)
+    traced = ["-n", str(workers), "--cov=hmp", "--cov-report=", "--cov-context=test", *(f"--ignore={root / file}" for file in UNTRACED)]
     untraced = [str(root / file) for file in UNTRACED if file.split("/")[1] in folders]
-    if untraced:
-        pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *untraced], plugins=[durations])
-    kept = json.loads(into.read_text()) if into.exists() else {"tests": [], "seconds": [], "failed": [], "folders": {}, "lines": {}}
-    passed = sorted(durations.passed - durations.bad - set(kept["tests"]))
-    kept["tests"] += passed
-    kept["seconds"] += [round(durations.seconds[test], 3) for test in passed]
-    kept["failed"] = sorted({*kept["failed"], *durations.bad})
-    kept["folders"] |= dict.fromkeys(folders, every)
-    numbers = {test: number for number, test in enumerate(kept["tests"])}
+    for options in ([*traced, *(str(root / "tests" / folder) for folder in folders)], ["-n", "0", *untraced]):
+        if options[-1].startswith(str(root)):
+            pytest.main(["-q", "-p", "no:cacheprovider", *options], plugins=[durations])
+    names = sorted(durations.seconds.keys() - durations.bad)
+    numbers = {test: number for number, test in enumerate(names)}
+    lines: dict[str, dict[str, list[int]]] = defaultdict(dict)
     measured = CoverageData(str(data))
     measured.read()
     for file in sorted(measured.measured_files()):
-        lines = kept["lines"].setdefault(str(Path(file).relative_to(root)), {})
         for line, contexts in measured.contexts_by_lineno(file).items():
             tests = {numbers[test] for name in contexts if (test := name.rpartition("|")[0]) in numbers}
-            lines[str(line)] = sorted(tests.union(lines.get(str(line), ())))
+            lines[str(Path(file).relative_to(root))][str(line)] = sorted(tests)
+    kept = {"tests": names, "seconds": [round(durations.seconds[test], 3) for test in names], "folders": list(folders), "lines": lines}
     into.write_text(json.dumps(kept, separators=(",", ":")))
+
+
+class Choice:
+    """The tests that ran the changed line; for one that runs at import those that ran any of its file."""
+
+    def __init__(self, root: Path, covering: Path) -> None:
+        kept = json.loads(covering.read_text())
+        self.root, self.lines, self.names, self.folders = root, kept["lines"], kept["tests"], kept["folders"]
+        self.seconds = dict(zip(self.names, kept["seconds"], strict=True))
+
+    def tests(self, mutation: Any, budget: float) -> list[str]:
+        """Those of the package's own folder and others in turn, the quickest of each file first, until they take so many seconds."""
+        file, package = str(mutation.module_path), package_of(str(mutation.module_path))
+        covering = self._running(mutation) or {self.names[test] for tests in self.lines.get(file, {}).values() for test in tests}
+        if not covering:
+            covering = {test for test in self.names if test.startswith((f"tests/{package}/", "tests/properties/"))}
+        spent: dict[str, float] = defaultdict(float)
+        ranked: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
+        for test in sorted(covering, key=lambda test: (self.seconds[test], test)):
+            name = test.partition("::")[0]
+            spent[name] += self.seconds[test]  # so that the first few are unlike one another
+            ranked[name.startswith(f"tests/{package}/")].append((spent[name], test))
+        own, others = (sorted(each) for each in ranked.values())
+        chosen: list[str] = []
+        for test in (test for pair in zip_longest(own, others) for _, test in filter(None, pair)):
+            budget -= self.seconds[test]
+            if chosen and (budget < 0 or len(chosen) == MOST):
+                break
+            chosen.append(test)
+        return chosen + [test for test in self.names if UNTRACED.get(test.partition("::")[0]) == package]
+
+    def is_run(self, mutation: Any) -> bool:
+        """Whether one of the measured tests runs the changed lines."""
+        return bool(self._running(mutation))
+
+    def _running(self, mutation: Any) -> set[str]:
+        of_file = self.lines.get(str(mutation.module_path), {})
+        span = range(mutation.start_pos[0], mutation.end_pos[0] + 1)
+        return {self.names[test] for line in span for test in of_file.get(str(line), ())}

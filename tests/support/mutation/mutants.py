@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import random
 from collections import defaultdict
-from dataclasses import dataclass
-from difflib import SequenceMatcher
-from functools import lru_cache
 from pathlib import Path
 
 from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
+from cosmic_ray.work_item import MutationSpec, WorkItem
 
 DOOR = "hmp/session/__init__.py"  # convert(), apply(), casts(): what these import is the core
 LEAST = 4  # of each package
@@ -27,40 +25,6 @@ OPERATORS += [f"ReplaceBinaryOperator_{pair}" for pair in "Add_Sub Sub_Add Mul_D
 OPERATORS += [f"ReplaceBinaryOperator_{pair}" for pair in "LShift_RShift RShift_LShift BitAnd_BitOr".split()]
 OPERATORS += [f"ReplaceComparisonOperator_{pair}" for pair in "Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is Lt_LtE Lt_GtE LtE_Lt LtE_Gt".split()]
 OPERATORS += [f"ReplaceComparisonOperator_{pair}" for pair in "Gt_GtE Gt_LtE GtE_Gt GtE_Lt".split()]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change: cosmic-ray's operator at its nth place in a file."""
-
-    file: str
-    line: int
-    operator: str
-    occurrence: int
-
-    @property
-    def package(self) -> str:
-        """The package of hmp that its file belongs to."""
-        return package_of(self.file)
-
-    @lru_cache(maxsize=2)  # noqa: B019
-    def source(self, root: Path) -> str | None:
-        """The whole changed file; None where the change is none that could be seen, or where Python cannot read it."""
-        before = (root / self.file).read_text(encoding="utf-8")
-        after = mutate_code(before, plugins.get_operator("core/" + self.operator)(), self.occurrence)
-        try:
-            return None if after is None or _seen(before) == _seen(after) else after
-        except SyntaxError:
-            return None
-
-    def change(self, root: Path) -> tuple[str, str]:
-        """The lines that differ, before and after."""
-        before = (root / self.file).read_text(encoding="utf-8").splitlines()
-        after = (self.source(root) or "").splitlines()
-        (old, new), *_ = [
-            (before[i:j], after[k:m]) for tag, i, j, k, m in SequenceMatcher(None, before, after, False).get_opcodes() if tag != "equal"
-        ]
-        return " ".join(map(str.strip, old)), " ".join(map(str.strip, new))
 
 
 class _WithoutHints(ast.NodeTransformer):
@@ -124,30 +88,28 @@ def _imported(root: Path, file: Path, node: ast.AST) -> list[Path]:
     return [each for module in modules for each in (module.with_suffix(".py"), module / "__init__.py")]
 
 
-def all_mutants(root: Path) -> dict[str, list[Mutant]]:
-    """By package, every change that the operators know, those included that nobody could see."""
+def sample(root: Path, number: int, seed: int) -> list[WorkItem]:
+    """About as many as asked for that can be seen, of each package in proportion to what there is, in an order that is always the same."""
     operators = {name: plugins.get_operator("core/" + name)() for name in OPERATORS}
-    found: dict[str, list[Mutant]] = defaultdict(list)
+    everything: dict[str, list[MutationSpec]] = defaultdict(list)
     for file in core(root):
-        nodes = list(ast_nodes(get_ast_from_path(file)))
+        nodes, name_of = list(ast_nodes(get_ast_from_path(file))), str(file.relative_to(root))
         for name, operator in operators.items():
-            places = [start for node in nodes for start, _ in operator.mutation_positions(node)]
-            for occurrence, (line, _) in enumerate(places):
-                mutant = Mutant(str(file.relative_to(root)), line, name, occurrence)
-                found[mutant.package].append(mutant)
-    return dict(found)
-
-
-def sample(root: Path, number: int, seed: int) -> list[Mutant]:
-    """About as many as asked for, of each package in proportion to what there is, in a random order that is always the same.
-
-    Some of them have no source that is worth a try: to know which takes longer than to draw them.
-    """
-    everything, drawn = all_mutants(root), []
-    total = sum(map(len, everything.values()))
-    dice = random.Random(seed)
+            places = [place for node in nodes for place in operator.mutation_positions(node)]
+            for occurrence, place in enumerate(places):
+                everything[package_of(name_of)].append(MutationSpec(name_of, "core/" + name, occurrence, *place))
+    total, dice, drawn = sum(map(len, everything.values())), random.Random(seed), []
     for package in sorted(everything):
         wanted = max(LEAST, round(number * len(everything[package]) / total))
         drawn += dice.sample(everything[package], min(wanted, len(everything[package])))
     dice.shuffle(drawn)
-    return drawn
+    return [WorkItem.single(f"{place:04}", spec) for place, spec in enumerate(drawn) if _is_seen(root, spec)]
+
+
+def _is_seen(root: Path, spec: MutationSpec) -> bool:
+    before = (root / spec.module_path).read_text(encoding="utf-8")
+    after = mutate_code(before, plugins.get_operator(spec.operator_name)(), spec.occurrence)
+    try:
+        return after is not None and _seen(before) != _seen(after)
+    except SyntaxError:
+        return False

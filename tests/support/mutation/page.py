@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cosmic_ray.work_db import use_db
+
+from .covering import MOST, Choice
 from .mutants import package_of
 
 PAGE = "docs/pages/evidence/mutants.md"
@@ -23,7 +27,7 @@ in the tests, or changes nothing that could be seen.
 `python -m tests.support.mutation cover`, `run` and `page` made this page, with the extra `mutation`, of hmp and its tests \
 as of {commit}: {ran} mutants, drawn with the seed {seed} of those that cosmic-ray's operators make in the core, from each package \
 in proportion. {asked}At most {most} tests were asked about one, half of them from the package's own folder, the quickest of each \
-file first, for at most {budget:g} seconds of the processor. They are chosen of {tests} that passed while `cover` measured them, \
+file first, for at most {budget:g} seconds. They are chosen of {tests} that passed while `cover` measured them, \
 of the default suite: {folders}. What slow tests notice, and those in processes of their own, is not counted.
 
 **{killed} of {counted} were killed, {rate}**: {how}. Apart from these, {apart} are in lines that no measured test runs, such as branches \
@@ -34,18 +38,49 @@ for other devices and releases of torch. What survived is listed below, as it ca
 """
 
 
-def write(root: Path, found: Path, kept: Path, most: int) -> None:
-    """Write the JSON and the page from the lines that a run left; without those, the page from the JSON that is kept."""
-    if found.exists():
-        about, *mutants = map(json.loads, found.read_text().splitlines())
-        mutants.sort(key=lambda each: (each["file"], each["line"], each["operator"], each["occurrence"]))
+def place(mutation: Any) -> str:
+    """Where a mutation is, and which."""
+    return f"{mutation.module_path}:{mutation.start_pos[0]} {mutation.operator_name}"
+
+
+def killer(result: Any) -> str:
+    """What noticed the mutant: the test that failed, or what else came of it; "" for nobody."""
+    if not result.is_killed:
+        return ""
+    output = result.output or ""
+    if output == "timeout":
+        return output
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return (failed[1] if "::" in failed[1] else f"import of {failed[1]}") if failed else "crash"
+
+
+def _found(choice: Choice, folder: Path) -> Iterator[Found]:
+    for session in sorted(folder.glob("session*.sqlite")):
+        with use_db(str(session)) as db:
+            yield from (_row(choice, item.mutations[0], result) for item, result in db.completed_work_items)
+
+
+def _row(choice: Choice, mutation: Any, result: Any) -> Found:
+    lines = [line for line in (result.diff or "").splitlines() if not line.startswith(("---", "+++"))]
+    before, after = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
+    return {
+        "file": str(mutation.module_path), "line": mutation.start_pos[0], "operator": mutation.operator_name.removeprefix("core/"),
+        "occurrence": mutation.occurrence, "before": before, "after": after, "outcome": "killed" if result.is_killed else "survived",
+        "killer": killer(result), "is_run": choice.is_run(mutation),
+    }  # fmt: skip
+
+
+def write(root: Path, about: Path, choice: Choice | None, kept: Path) -> None:
+    """Write the JSON and the page from the sessions of a run; without those, the page from the JSON that is kept."""
+    if choice is not None:
+        mutants = sorted(_found(choice, about.parent), key=lambda each: (each["file"], each["line"], each["operator"], each["occurrence"]))
         lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in mutants)
-        kept.write_text(f'{{"about":{json.dumps(about)},"mutants":[\n{lines}\n]}}\n')
+        kept.write_text(f'{{"about":{about.read_text()},"mutants":[\n{lines}\n]}}\n')
     whole = json.loads(kept.read_text())
-    (root / PAGE).write_text(_text(whole["about"], whole["mutants"], most), encoding="utf-8")
+    (root / PAGE).write_text(_text(whole["about"], whole["mutants"]), encoding="utf-8")
 
 
-def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
+def _text(about: Found, mutants: Sequence[Found]) -> str:
     packages: dict[str, list[Found]] = defaultdict(list)
     survivors: dict[str, list[Found]] = defaultdict(list)
     counted = [each for each in mutants if each["is_run"] or each["outcome"] == "killed"]
@@ -63,7 +98,7 @@ def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
         ran=len(mutants),
         seed=about["seed"],
         asked="" if len(mutants) >= about["asked"] else f"They are the first of {about['asked']} in a random order. ",
-        most=most,
+        most=MOST,
         budget=about["budget"],
         tests=f"{about['tests']:,}",
         folders=_folders(about["folders"]),
