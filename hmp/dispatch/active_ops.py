@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import torch_private
@@ -14,23 +13,15 @@ from ..patching import PatchedMethod, PatchedOp
 
 _get, _in_force = state.get, state.in_force
 _SEQUENCES = frozenset({list, tuple})
+_disabled = torch_private.no_torch_function
 
 
 class ActiveOp(PatchedOp):
-    """Replaces a function of torch for which torch's C++ code hands out what has its name in a module: this object (R19)."""
+    """Replaces a builtin of torch's.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        value = _get()
-        wrapper = (value.now or _in_force(value)).replacements.get(self.original)
-        return (self.call if wrapper is None else wrapper)(*args, **kwargs)
-
-
-class ActiveMethod(ActiveOp, PatchedMethod):
-    """Replaces a method of torch.Tensor."""
-
-
-class ActiveFunction(ActiveOp):
-    """Replaces a function that torch's C++ code looks up where Python cannot write, and hands out without casts."""
+    Where a `__torch_function__` is to be asked it is asked first, and the op is decided on when the function that it is handed is called:
+    once, by what the handler gives to it (R8, R19). torch's C++ code hands out what has the function's name, which is a PatchedOp.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
@@ -41,39 +32,57 @@ class ActiveFunction(ActiveOp):
             has_torch_function(args)
             or (kwargs and has_torch_function(tuple(kwargs.values())))
             or (args and type(args[0]) in _SEQUENCES and has_torch_function(args[0]))
-        ) and _is_users_handler(args, kwargs):
-            return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
+        ) and not _is_asked_by_hmp(args, kwargs):
+            return self.handed_out(args, kwargs)
         return wrapper(*args, **kwargs)
+
+    def handed_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the `__torch_function__` of a mode or of an argument returns."""
+        return self.call(*args, **kwargs)
+
+
+class ActiveFunction(ActiveOp):
+    """Replaces a function that torch's C++ code looks up in a class written in C, where it finds its own, which does not cast."""
+
+    def handed_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the `__torch_function__` of a mode or of an argument returns."""
+        return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
+
+
+class ActiveMethod(ActiveOp, PatchedMethod):
+    """Replaces a method of torch.Tensor."""
+
+
+class ActiveBody(PatchedOp):
+    """Is called by a function that torch has written in Python, in the place of its code, which asks each `__torch_function__` itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = _get()
+        wrapper = (value.now or _in_force(value)).replacements.get(self.original)
+        return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 
 # The code of the calls above.
-CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveFunction))
+CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveBody))
 
 
-# The `__torch_function__` that subclasses of Tensor inherit, and the disabled one.
-_DEFAULT_HANDLERS = (torch.Tensor.__torch_function__.__func__, torch_private.no_torch_function)  # type: ignore[attr-defined]
-
-
-def _is_users_handler(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if the `__torch_function__` that the call is about to reach is the user's, not hmp's or that of a torch.device."""
+def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if the `__torch_function__` to be asked is one of hmp's, which sees ops as they are called in a wrapper."""
     modes = torch_private.function_modes()
     if modes:
-        return not _is_ours(type(torch_private.function_mode_at(modes - 1)).__module__)
-    return any(map(_has_handler, _flat((args, kwargs))))
+        return _is_hmps(type(torch_private.function_mode_at(modes - 1)))
+    kinds = {type(value) for value in _flat((args, kwargs))}
+    return all(_is_hmps(kind) for kind in kinds if getattr(kind, "__torch_function__", _disabled) is not _disabled)
 
 
-def _has_handler(value: Any) -> bool:
-    kind = type(value)
-    handler = getattr(kind, "__torch_function__", None)
-    return handler is not None and getattr(handler, "__func__", handler) not in _DEFAULT_HANDLERS and not _is_ours(kind.__module__)
+def _is_hmps(kind: type) -> bool:
+    return str(kind.__module__).partition(".")[0] == "hmp" or hasattr(kind, "_hmp_original")  # a CopiedView of a user's class
 
 
-def _is_ours(module: Any) -> bool:
-    return module == torch_private.device_mode.__name__ or str(module).partition(".")[0] == "hmp"
-
-
-def _flat(value: Any) -> list[Any]:
-    """Return the objects in nested lists, tuples and dicts."""
-    if isinstance(value, (list, tuple)):
-        return [each for item in value for each in _flat(item)]
-    return [each for item in value.values() for each in _flat(item)] if isinstance(value, dict) else [value]
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the objects in nested lists, tuples and dicts."""
+    if isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _flat(each)
+    else:
+        yield value

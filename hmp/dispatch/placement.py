@@ -10,7 +10,7 @@ from ..ops import Site
 from ..patching import PatchedOp, patches, references, unpatched_op
 from ..torch_hooks import autocast, late_imports, override_tables
 from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo, variable_functions
-from .active_ops import ActiveFunction, ActiveMethod, ActiveOp
+from .active_ops import ActiveBody, ActiveFunction, ActiveMethod, ActiveOp
 
 _ops: dict[int, PatchedOp] = {}  # by the id of torch's builtin
 _bodies: dict[types.FunctionType, PatchedOp] = {}
@@ -30,7 +30,7 @@ def install(sites: Iterable[Site]) -> None:
         original = site.original
         if isinstance(original, types.FunctionType):
             if original not in _bodies:
-                body = ActiveOp(original, patches.unpatched(original), site.where, site.attribute)
+                body = ActiveBody(original, patches.unpatched(original), site.where, site.attribute)
                 patches.swap(original, body)
                 _bodies[original] = body
             continue

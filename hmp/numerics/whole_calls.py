@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from ..context import current_state
 from ..lists import Policy
 from ..ops import name_of
+from ..patching import unpatched_op
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class WholeCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's own result."""
-        kwargs = kwargs or {}
+        func, kwargs = unpatched_op(func), kwargs or {}  # a wrapper has called it
         if self.current is not None:
             return func(*args, **kwargs)
         name = self._names.get(func)

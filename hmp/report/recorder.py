@@ -19,6 +19,7 @@ from ..diagnostics import fallbacks_of, overriding, replaces_autocast
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..ops import name_of, sites
+from ..patching import unpatched_op
 from ..session import Observer, Op, OpRule
 from ..torch_private import (
     function_mode_at,
@@ -350,6 +351,7 @@ class Unlisted(TorchFunctionMode):
         self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = unpatched_op(func)  # a wrapper has called it
         # most of what arrives here reads a tensor's dtype and the like, hmp's own code before all
         if func in self._recorder.no_ops:
             return func(*args, **(kwargs or {}))

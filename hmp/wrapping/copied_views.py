@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
-from ..patching import PatchedMethod, PatchedOp, patches
+from ..patching import PatchedMethod, PatchedOp, patches, unpatched_op
 from ..torch_private import METHODS_CODE, PYTHONS_OWNERS, OpOverload, OpOverloadPacket, no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
@@ -65,6 +65,7 @@ class CopiedView(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        func = unpatched_op(func)  # a wrapper has called it
         known = _learn(func) if _compiling() else _known(func)  # Dynamo warns of a cache
         kwargs = kwargs or {}
         if known.positions or known.flag_at is not None or kwargs:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from ..caches import cast_cache, shared_cast, weight_cache, write_marks
-from ..caches.activation_cache import low_activation
-from ..caches.weight_cache import low_weight
 from ..casting import FINITE_MAX, Caster, Tensor, tensor_casts
 from ..torch_private import trace_here as _tracing
 from .any_call import AnyCall, refusing_writes
@@ -63,7 +61,7 @@ def _plain_products(ruled: AnyCall) -> Op:
                     if alone or (small and ((kind is Tensor and size < shared_cast.WORTH_KEEPING) or _tracing() is not None)):
                         a = to(a)
                     else:
-                        a = low_weight(a, target) if kind is _Parameter else low_activation(a, target)
+                        a = cast_cache.low_weight(a, target) if kind is _Parameter else cast_cache.low_activation(a, target)
             elif not (
                 -limit <= a <= limit
                 if kind is float or kind is int

@@ -51,7 +51,7 @@ def _in_child(function: Callable[[], bool]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "released"),
-    [("hmp.session.compiled_policies.lock", True), ("hmp.dispatch.dispatchers._lock", False)],
+    [("hmp.session.compiled_policies.lock", True), ("hmp.caches.weight_cache._lock", False)],
     ids=["in time", "held on"],
 )
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(
