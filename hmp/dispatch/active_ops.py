@@ -13,7 +13,6 @@ from ..patching import PatchedMethod, PatchedOp
 
 _get, _in_force = state.get, state.in_force
 _SEQUENCES = frozenset({list, tuple})
-_disabled = torch_private.no_torch_function
 
 
 class ActiveOp(PatchedOp):
@@ -71,8 +70,7 @@ def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     modes = torch_private.function_modes()
     if modes:
         return _is_hmps(type(torch_private.function_mode_at(modes - 1)))
-    kinds = {type(value) for value in _flat((args, kwargs))}
-    return all(_is_hmps(kind) for kind in kinds if getattr(kind, "__torch_function__", _disabled) is not _disabled)
+    return all(_is_hmps(type(value)) for value in _flat((args, kwargs)) if has_torch_function((value,)))
 
 
 def _is_hmps(kind: type) -> bool:

@@ -53,7 +53,8 @@ def restore_names(ops: Sequence[PatchedOp]) -> None:
 
     A PatchedOp that is held elsewhere does what torch's function does, and equals it.
     """
-    held = {id(op): op.original for op, count in zip(ops, map(sys.getrefcount, ops), strict=True) if count > _UNREFERENCED}
+    counts = list(map(sys.getrefcount, ops))
+    held = {id(op): op.original for op, count in zip(ops, counts, strict=True) if count > _UNREFERENCED}
     for slot in _slots(held) if held else ():
         value = slot.value()
         slot.put(_like(value, held[id(unwrapped(value))]))
