@@ -57,23 +57,6 @@ def _differences(on_modules: bool = True) -> list[str]:
     return [line for line in TORCH.differences(whole_bodies=on_modules) + left if line not in _reported]
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m is asked
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked sampled(n), every nth variant that is not nightly anyway runs where the test does; the others are marked nightly.
-
-    Which these are, a hash of their names says: always the same ones, and not those of one value of a parameter.
-    """
-    variants: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("nightly") is None:
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for each in variants.values():
-        each.sort(key=lambda item: zlib.crc32(item.name.encode()))
-        (nth,) = each[0].get_closest_marker("sampled").args
-        for item in each[-(-len(each) // nth) :]:
-            item.add_marker(pytest.mark.nightly)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test marked native_kernels runs with torch's low-precision kernels on every processor, and so do its fixtures and processes."""
@@ -97,7 +80,7 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
     """
     marks = {mark.name for mark in request.node.iter_markers()}
     one_of_eight = zlib.crc32(request.node.nodeid.encode()) % 8 == 0
-    searches = "searches_references" in marks or (one_of_eight and "sampled" not in marks and not marks.isdisjoint({"slow", "nightly"}))
+    searches = "searches_references" in marks or (one_of_eight and not marks.isdisjoint({"slow", "nightly"}))
     if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return

@@ -22,7 +22,7 @@ _NUMBERS = frozenset({int, float, bool})
 _CASTABLE = tensor_casts.CASTABLE
 _HEEDED = tensor_casts.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
-_strided, _grad_enabled = torch.strided, torch.is_grad_enabled
+_strided, _float32, _grad_enabled = torch.strided, torch.float32, torch.is_grad_enabled
 _used_once = weight_cache.used_once
 
 
@@ -39,30 +39,35 @@ def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 def _plain_products(ruled: AnyCall) -> Op:
     """As `_plain_calls`, for a matrix product or a convolution on a list: the cache is asked only for what it would keep.
 
-    To ask it takes as long as a small cast. In a trace it is never asked for those: torch.jit compares the lines of a trace that was made
-    with gradients with those of one made without."""
+    To ask it takes as long as a small cast. In a trace it is asked for all: torch.jit compares the lines of a trace that was made with
+    gradients with those of one made without."""
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.call, ruled.retry, ruled.kernels.failed
     assert target is not None
     to, limit, may_write = tensor_casts.TO[target], FINITE_MAX[target], ruled.rule.inplace_at is not None or ruled.rule.out_at is not None
 
     def product(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or failed or may_write:
+        if kwargs or failed or may_write or _tracing() is not None:
             return call(args, kwargs)
+        grad, least = _grad_enabled(), shared_cast.least
         cast_args = []
         for a in args:
             kind = type(a)
-            if kind is Tensor or kind is _Parameter:
+            if kind is _Parameter:
+                dtype = a.dtype
+                if dtype is _float32 and id(a) in _used_once and grad and a.requires_grad and a.nbytes < least:
+                    a = to(a)
+                elif dtype is not target and dtype in _HEEDED:
+                    if dtype not in _CASTABLE or a.layout is _MKLDNN:
+                        return call(args, kwargs)
+                    a = cast_cache.low_weight(a, target)
+            elif kind is Tensor:
                 dtype = a.dtype
                 if dtype is not target and dtype in _HEEDED:
-                    if dtype not in _CASTABLE or a.layout is not _strided:
+                    if dtype not in _CASTABLE or a.layout is _MKLDNN:
                         return call(args, kwargs)
-                    small = (size := a.nbytes) < shared_cast.least
-                    alone = small and a.requires_grad and _grad_enabled() and (kind is Tensor or id(a) in _used_once)
-                    if alone or (small and ((kind is Tensor and size < shared_cast.WORTH_KEEPING) or _tracing() is not None)):
-                        a = to(a)
-                    else:
-                        a = cast_cache.low_weight(a, target) if kind is _Parameter else cast_cache.low_activation(a, target)
-            elif not (
+                    is_small = a.layout is _strided and a.nbytes < (least if grad and a.requires_grad else shared_cast.WORTH_KEEPING)
+                    a = to(a) if is_small else cast_cache.low_activation(a, target)
+            elif a is not None and not (
                 -limit <= a <= limit
                 if kind is float or kind is int
                 else _NUMBERS.issuperset(map(type, a))

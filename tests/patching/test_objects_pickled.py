@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import pickle
 
 import pytest
@@ -60,10 +61,15 @@ def dtypes(model):
 
 
 @pytest.mark.searches_references
-@pytest.mark.sampled(80)
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", HELD)
-@pytest.mark.parametrize("made", WHERE)
+@pytest.mark.parametrize(
+    ("made", "name", "how"),
+    [
+        ("before", "builtin of torch", "pickle"),
+        ("while", "method", "torch.save"),
+        ("after", "partial of a builtin", "deepcopy"),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in itertools.product(WHERE, HELD, COPIES)),
+    ],
+)
 def test_a_model_that_holds_a_function_is_copied_at_any_time(made, name, how):
     """Made before convert(), under it and after revert(); copied before, under it and after."""
     copied, make = [], HELD[name]

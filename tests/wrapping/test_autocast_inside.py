@@ -84,7 +84,6 @@ def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
 @pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
@@ -100,7 +99,6 @@ def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_
         assert _trained(make, OUTER["another device's"], contextlib.nullcontext) == want
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
 def test_r18_neither_does_a_graph_that_runs_as_it_was_traced(outer: Any, torch_has_compiled: None) -> None:
@@ -196,7 +194,6 @@ def test_float64_and_integers_are_left_to_torch() -> None:
         assert torch.einsum("ij,jk->ik", A.long(), B.long()).dtype is torch.int64
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("fresh_compiler")
 @EACH_BACKEND
 @pytest.mark.parametrize("op", ["einsum", "cell", "pad"])

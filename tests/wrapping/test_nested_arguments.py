@@ -79,7 +79,6 @@ class Described(OrderedDict):
         return [str(value) for value in super().values()]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [dict, OrderedDict, lambda **items: defaultdict(list, items), Outputs, Described])
 @pytest.mark.parametrize(("cast", "dtype"), [("bf16", BF16), ("fp32", torch.float32), ("promote", torch.float32)])
 def test_what_stands_in_a_dict_of_any_class_is_cast_as_it_counts_for_the_dtype(kind, cast, dtype):

@@ -60,7 +60,6 @@ def masked(dtype: torch.dtype, grad: bool = False) -> Any:
     return masked_tensor(DATA.to(dtype), MASK, requires_grad=grad)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
 def test_a_masked_tensor_works_wherever_it_works_in_torch(policy: hmp.Policy) -> None:
     """MaskedTensor has no bfloat16, and neither clamp nor isinf."""
@@ -126,7 +125,6 @@ def test_a_class_that_has_no_cast_is_left_to_torch_and_its_op_runs_once(dtype: t
     assert len([name for name in Refusing.seen if name in ("mul", "relu", "add")]) == 1
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 @pytest.mark.parametrize("op", [lambda x: x * x, lambda x: torch.relu(x)], ids=["mul", "relu"])
 def test_another_error_of_a_class_that_is_cast_is_the_users(op: Callable[[Any], Any], kind: type[Exception]) -> None:
