@@ -23,7 +23,6 @@ class PatchedOp:
     def __init__(self, original: Any, call: Callable[..., Any], module: str, path: str) -> None:
         self.original = self.__wrapped__ = original
         self.call = call
-        self.bound = self.__call__  # a bound method, which Python calls quicker than an object
         self._found_at = module, path
         for name in ("__module__", "__doc__"):  # which it would have of its class
             setattr(self, name, getattr(original, name, None))
@@ -63,7 +62,7 @@ class PatchedMethod(PatchedOp):
     """A PatchedOp that replaces a method: read from an instance, it is bound to it."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else _bound(self.bound, instance)
+        return self if instance is None else _bound(self, instance)
 
 
 class _Module:

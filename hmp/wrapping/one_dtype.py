@@ -19,10 +19,11 @@ _Parameter = torch.nn.Parameter
 _dtype = torch.dtype
 _MKLDNN = tensor_casts.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
+_SEQUENCES = frozenset({tuple, list})
 _CASTABLE = tensor_casts.CASTABLE
 _HEEDED = tensor_casts.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
-_strided, _float32, _grad_enabled = torch.strided, torch.float32, torch.is_grad_enabled
+_strided, _grad_enabled = torch.strided, torch.is_grad_enabled
 _used_once = weight_cache.used_once
 
 
@@ -52,35 +53,28 @@ def _plain_products(ruled: AnyCall) -> Op:
         cast_args = []
         for a in args:
             kind = type(a)
-            if kind is _Parameter:
-                dtype = a.dtype
-                if dtype is _float32 and id(a) in _used_once and grad and a.requires_grad and a.nbytes < least:
-                    a = to(a)
-                elif dtype is not target and dtype in _HEEDED:
-                    if dtype not in _CASTABLE or a.layout is _MKLDNN:
-                        return call(args, kwargs)
-                    a = cast_cache.low_weight(a, target)
-            elif kind is Tensor:
+            if kind is Tensor or kind is _Parameter:
                 dtype = a.dtype
                 if dtype is not target and dtype in _HEEDED:
-                    if dtype not in _CASTABLE or a.layout is _MKLDNN:
+                    if dtype not in _CASTABLE or a.layout is not _strided:
                         return call(args, kwargs)
-                    is_small = a.layout is _strided and a.nbytes < (least if grad and a.requires_grad else shared_cast.WORTH_KEEPING)
-                    a = to(a) if is_small else cast_cache.low_activation(a, target)
-            elif a is not None and not (
+                    needs_grad = grad and a.requires_grad
+                    is_small = a.nbytes < (least if needs_grad else shared_cast.WORTH_KEEPING)
+                    if is_small and (kind is Tensor or (needs_grad and id(a) in _used_once)):
+                        a = to(a)
+                    else:
+                        a = (cast_cache.low_activation if kind is Tensor else cast_cache.low_weight)(a, target)
+            elif not (
                 -limit <= a <= limit
-                if kind is float or kind is int
-                else _NUMBERS.issuperset(map(type, a))
-                if kind is tuple or kind is list
-                else kind in SCALARS
+                if kind is int or kind is float
+                else kind in SCALARS or (kind in _SEQUENCES and _NUMBERS.issuperset(map(type, a)))
             ):
                 return call(args, kwargs)
             cast_args.append(a)
         try:
             return op(*cast_args)
         except RuntimeError as error:
-            result = retry(error, args, kwargs)
-            if result is GIVEN_UP:
+            if (result := retry(error, args, kwargs)) is GIVEN_UP:
                 raise
             return result
 

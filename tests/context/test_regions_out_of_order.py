@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -157,10 +158,16 @@ def in_backward(end: Callable[[], Any]) -> list[str]:
 MIDDLES = [in_an_applied_call, in_a_composite, in_an_optimizers_step, in_a_region, in_backward]
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize("make", SUSPENDED)
-@pytest.mark.parametrize("middle", MIDDLES)
-@pytest.mark.parametrize("how", ["collected", "closed", "gone on with"])
+ENDS = ["collected", "closed", "gone on with"]
+
+
+@pytest.mark.parametrize(
+    ("make", "middle", "how"),
+    [
+        *zip(itertools.cycle(SUSPENDED), MIDDLES, itertools.cycle(ENDS)),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in itertools.product(SUSPENDED, MIDDLES, ENDS)),
+    ],
+)
 def test_a_region_that_ends_in_the_middle_of_something_does_not_end_that(make: Any, middle: Any, how: str) -> None:
     held = begun(make)
 

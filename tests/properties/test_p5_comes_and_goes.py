@@ -86,7 +86,7 @@ class World:
 STEPS = st.tuples(st.sampled_from(["convert", "casts", "apply", "remove", "revert"]), st.sampled_from(sorted(POLICIES)))
 
 
-@settings(max_examples=max(4, settings.default.max_examples // 2))
+@settings(max_examples=max(3, settings.default.max_examples // 4))
 @given(steps=st.lists(STEPS, max_size=10))
 def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]], torch_differences: Any) -> None:
     hmp.revert()
@@ -106,7 +106,7 @@ def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]],
     assert dtypes() == (F32, F32, F32)
 
 
-@settings(max_examples=max(4, settings.default.max_examples // 2))
+@settings(max_examples=max(3, settings.default.max_examples // 4))
 @given(
     before=st.sampled_from([None, *POLICIES]),
     between=st.sampled_from(sorted(POLICIES)),

@@ -111,7 +111,7 @@ def uses(layers: list[Layer], number: int) -> int:
 TWICE = [Layer("linear", 0)] * 5
 
 
-@settings(max_examples=3 * settings.default.max_examples)
+@settings(max_examples=2 * settings.default.max_examples)
 @example(TWICE, "plain", False)
 @example(TWICE, "retain_graph", False)
 @example([Layer("linear", 0), Layer("linear", 0), Layer("linear", 1), Layer("linear", 0)], "plain", True)
