@@ -10,8 +10,8 @@ import torch
 from ..casting import Tensor, cast
 from ..errors import HmpError
 from . import activation_cache, shared_cast, weight_cache, write_marks
-from .activation_cache import low_activation
-from .weight_cache import low_weight
+from .activation_cache import low_activation as low_activation
+from .weight_cache import low_weight as low_weight
 
 for _reader in (cast, low_weight, low_activation, shared_cast.count_hit):
     write_marks.reads_only(_reader.__code__)
