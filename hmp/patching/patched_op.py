@@ -33,8 +33,8 @@ class PatchedOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
 
-    def __eq__(self, other: object) -> bool:
-        return bool(self.original == (other.original if isinstance(other, PatchedOp) else other))
+    def __eq__(self, other: object) -> Any:
+        return self.original == (other.original if isinstance(other, PatchedOp) else other)
 
     def __hash__(self) -> int:
         return hash(self.original)
