@@ -36,7 +36,7 @@ settle_torch()
 # says --hypothesis-profile=hmp-shrink
 settings.register_profile(
     "hmp",
-    max_examples=int(os.environ.get("HMP_TEST_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("HMP_TEST_EXAMPLES", "6")),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -260,6 +260,7 @@ def test_r21_one_graph_holds_one_copy_of_each_weight_also_after_single_uses(kind
         assert hmp.cache_info().hits - before >= (USES - 1) * len(model.weights), warm_up
 
 
+@pytest.mark.slow
 def test_no_python_code_runs_where_a_weight_is_freed() -> None:
     # it may be freed inside of C++ or by a thread that is not Python's, and code in Python hands the GIL on
     called: list[str] = []

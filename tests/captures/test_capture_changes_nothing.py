@@ -117,6 +117,7 @@ def test_under_a_transform_shapes_are_noted_and_results_are_right(tmp_path: Path
     assert [(output.shape, output.bits) for output in found.calls[0].outputs] == [((5, 2), "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wrapped", "in place", "function"])
 def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(kind: str, tmp_path: Path, fresh_compiler: None) -> None:
     class Sine(nn.Sequential):

@@ -48,6 +48,7 @@ def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tm
     assert_trained_alike(ours, own, plain)
 
 
+@pytest.mark.slow
 def test_every_way_of_calling_the_model_is_cast_and_gives_float32_and_what_runs_outside_is_not(tmp_path: Path) -> None:
     def step(*args: Any, **kwargs: Any) -> None:
         enabled.append(hmp.casts_enabled())

@@ -155,6 +155,7 @@ def _scripted(library: Library) -> Callable[..., torch.Tensor]:
     return found["call"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_r7_such_an_op_after_a_graph_break_in_compiled_code(library: Library) -> None:
     library.define("op")

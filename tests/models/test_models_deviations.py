@@ -23,6 +23,7 @@ def test_the_table_counts_what_is_finite_and_names_the_furthest() -> None:
     assert page.index("- albert: ") < page.index("- esm: habana 0.990, torch-cpu 1.000, fp8 0.800") < page.index("- bert: ")
 
 
+@pytest.mark.slow
 def test_a_deviation_is_of_the_loss_and_of_all_gradients(tmp_path: Path) -> None:
     """torch.autocast's own run of the model stands in for its lists': the same casts, and none of hmp's code."""
     assert deviations.main(["--models", "bert", "--write", str(tmp_path)]) == 0

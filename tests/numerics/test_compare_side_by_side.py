@@ -62,6 +62,7 @@ def found() -> tuple[SideBySide, list[dict[str, torch.Tensor]]]:
     ]
 
 
+@pytest.mark.slow
 def test_both_stand_beside_float32_and_beside_each_other(found: Any) -> None:
     both, (low, half, exact) = found
     for end in ("output", "loss", "gradient"):

@@ -390,6 +390,7 @@ def test_r11_no_more_bytes_are_kept_for_backward_than_by_torch_autocast(count: C
         assert 0 < ours <= 1.05 * autocast, name
 
 
+@pytest.mark.slow
 def test_r11_what_is_kept_is_freed_when_backward_has_run_or_the_result_is_gone() -> None:
     """Without the garbage collector: there is no cycle."""
     gc.collect()

@@ -19,6 +19,7 @@ def lists(tmp_path):
     return write_lists(tmp_path)
 
 
+@pytest.mark.slow
 def test_r17_compiled_code_has_the_numbers_of_eager(lists):
     compiled = functools.partial(torch.compile, backend="eager", fullgraph=True)
     model = hmp.apply(Head(), lists)

@@ -57,6 +57,7 @@ def trained_under(policy: hmp.Policy, scale: float) -> float:
     return trained(model, batches, loss, STEPS, slowly, around=lambda: hmp.casts(policy, model=model))
 
 
+@pytest.mark.slow
 def test_the_products_that_can_be_are_in_fp8_and_the_numbers_are_those_of_runs_of_the_users() -> None:
     result = tuned(two())
     assert result.policy.fp8 == {"linear"}
