@@ -314,7 +314,8 @@ def is_wrapper(value):
     return issubclass(type(value), PatchedOp)
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them
-PLACES = [torch, torch.nn.functional, torch.utils.dlpack, torch.special, torch.linalg, torch.fft, torch.sparse, torch.masked, torch.signal.windows]
+PLACES = [torch, torch.nn.functional, torch.utils.dlpack, torch.special, torch.linalg, torch.fft, torch.sparse, torch.masked]
+PLACES += [torch.signal.windows]
 PLACES += [torch._VF, *(getattr(torch._C, name) for name in ('_nn', '_linalg', '_special', '_fft', '_sparse'))]
 PLACES = [vars(each) for each in PLACES]
 
