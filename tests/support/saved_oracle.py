@@ -150,10 +150,7 @@ def only_what_is_new() -> Iterator[dict[int, int]]:
     gc.collect()  # graphs of tests before, which are packed at some call
     known = storages()
     gc.freeze()
-    try:
-        yield known
-    finally:
-        gc.unfreeze()
+    yield known
 
 
 def bytes_of(forward: Callable[[], Any], known: dict[int, int] | None = None) -> tuple[int, Any]:
