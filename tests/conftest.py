@@ -68,12 +68,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def pytest_collection_finish() -> None:
-    """What libraries made when they were imported is no garbage: a test that collects looks through what came since."""
-    gc.collect()
-    gc.freeze()
-
-
 _tests = itertools.count(1)
 
 
@@ -87,12 +81,7 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
     marks = {mark.name for mark in request.node.iter_markers()}
     one_of_eight = zlib.crc32(request.node.nodeid.encode()) % 8 == 0
     searches = "searches_references" in marks or (one_of_eight and not marks.isdisjoint({"slow", "nightly"}))
-    if searches:
-        gc.unfreeze()  # as in a user's process: hmp freezes again what it found frozen, with what is garbage by then
-        yield
-        gc.freeze()
-        return
-    if "hmp.dispatch.placement" not in sys.modules:
+    if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return
     from hmp.patching import heap, references

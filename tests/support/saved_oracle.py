@@ -150,7 +150,10 @@ def only_what_is_new() -> Iterator[dict[int, int]]:
     gc.collect()  # graphs of tests before, which are packed at some call
     known = storages()
     gc.freeze()
-    yield known
+    try:
+        yield known
+    finally:
+        gc.unfreeze()
 
 
 def bytes_of(forward: Callable[[], Any], known: dict[int, int] | None = None) -> tuple[int, Any]:
