@@ -146,7 +146,6 @@ def test_r22_transforms_keep_what_torch_keeps() -> None:
     assert "forward-mode differentiation or torch.jit.trace" in str(hmp.fallbacks())
 
 
-@pytest.mark.slow
 def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
     x = torch.randn(64, 128, dtype=torch.float64)
 

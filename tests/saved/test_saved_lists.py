@@ -34,7 +34,6 @@ def test_r22_a_list_is_read_kept_beside_the_others_and_written_again(tmp_path: P
         policy.replace(saved_recipe="int4")
 
 
-@pytest.mark.slow
 @packs
 def test_r22_a_scoped_line_packs_in_its_modules_alone() -> None:
     model = nn.ModuleDict({name: nn.Linear(64, 64) for name in ("here", "there")})

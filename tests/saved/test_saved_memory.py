@@ -57,7 +57,6 @@ LEFT: list[tuple[Callable[[Tensor], Any], int, int]] = [
 ]
 
 
-@pytest.mark.slow
 def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once() -> None:
     with only_what_is_new() as known, hmp.casts(PACKED):
         for at, (forward, numbers, blocks) in enumerate(LEFT):
@@ -76,7 +75,6 @@ def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once() -> None:
             assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
-@pytest.mark.slow
 def test_r22_of_a_weights_low_precision_copy_nothing_is_kept_and_backward_has_its_bits() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(WIDTH, 2 * WIDTH, bias=False), torch.randn(ROWS, WIDTH, requires_grad=True)

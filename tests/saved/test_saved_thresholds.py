@@ -176,7 +176,6 @@ def test_r22_what_is_compared_with_a_threshold_or_another_number_is_kept_as_it_i
         assert torch.equal(found, exact), name
 
 
-@pytest.mark.slow
 @packs
 def test_r22_a_dropouts_mask_is_kept_as_bits_and_exact() -> None:
     x = torch.randn(64, 256, requires_grad=True)
