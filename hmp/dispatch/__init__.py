@@ -1,13 +1,14 @@
 """Turns a policy into wrappers, one for each torch function that it changes, and replaces it by a PatchedOp that calls the wrapper."""
 
 from . import active_ops, deciding, fx_interpreter, placement, user_functions
-from .active_ops import ActiveFunction, ActiveMethod, ActiveOp
+from .active_ops import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
 from .user_functions import bf16_function, fp32_function, promote_function
 
 __all__ = [
     "ActiveFunction",
     "ActiveMethod",
     "ActiveOp",
+    "ActiveOperator",
     "active_ops",
     "bf16_function",
     "deciding",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import torch_private
@@ -32,10 +33,10 @@ class ActiveOp(PatchedOp):
             or (kwargs and has_torch_function(tuple(kwargs.values())))
             or (args and type(args[0]) in _SEQUENCES and has_torch_function(args[0]))
         ) and not _is_asked_by_hmp(args, kwargs):
-            return self.handed_out(args, kwargs)
+            return self.handed_out(wrapper, args, kwargs)
         return wrapper(*args, **kwargs)
 
-    def handed_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return self.call(*args, **kwargs)
 
@@ -43,13 +44,31 @@ class ActiveOp(PatchedOp):
 class ActiveFunction(ActiveOp):
     """Replaces a function that torch's C++ code looks up in a class written in C, where it finds its own, which does not cast."""
 
-    def handed_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
 
 
 class ActiveMethod(ActiveOp, PatchedMethod):
     """Replaces a method of torch.Tensor."""
+
+
+class ActiveOperator(ActiveMethod):
+    """Replaces a dunder of torch.Tensor, for which torch's C++ code hands out another function: `Tensor.add` for `__radd__`.
+
+    A list may name the dunder alone (`radd`), so its own wrapper decides. A handler of the user's gets arguments that are cast, with the
+    function that it gets from torch; that of torch's subclasses, which nobody sees, gets this object.
+    """
+
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the wrapper does, or what the `__torch_function__` that subclasses inherit from torch.Tensor does."""
+        asked = [value for value in _flat((args, kwargs)) if has_torch_function((value,))]
+        if not torch_private.function_modes() and all(getattr(each.__torch_function__, "__func__", None) is _INHERITED for each in asked):
+            return handle_torch_function(self, asked, *args, **kwargs)
+        return wrapper(*args, **kwargs)
+
+
+_INHERITED: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 class ActiveBody(PatchedOp):

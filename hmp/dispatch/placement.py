@@ -10,7 +10,7 @@ from ..ops import Site
 from ..patching import PatchedOp, patches, references, unpatched_op
 from ..torch_hooks import autocast, late_imports, override_tables
 from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo, variable_functions
-from .active_ops import ActiveBody, ActiveFunction, ActiveMethod, ActiveOp
+from .active_ops import ActiveBody, ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
 
 _ops: dict[int, PatchedOp] = {}  # by the id of torch's builtin
 _bodies: dict[types.FunctionType, PatchedOp] = {}
@@ -44,7 +44,8 @@ def install(sites: Iterable[Site]) -> None:
 def _made(site: Site) -> PatchedOp:
     original: Any = site.original
     if isinstance(site.owner, type):
-        kind = ActiveMethod if hasattr(original, "__get__") else ActiveOp
+        is_method = hasattr(original, "__get__")
+        kind = ActiveOp if not is_method else ActiveOperator if site.attribute.startswith("__") else ActiveMethod
         return kind(original, original, "torch", f"Tensor.{site.attribute}")
     is_in_class = hasattr(type(variable_functions), getattr(original, "__name__", ""))
     return (ActiveFunction if is_in_class else ActiveOp)(original, original, site.where, site.attribute)

@@ -24,7 +24,7 @@ import torch
 
 from .. import outermost
 from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, suspensions, without_casts
-from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, deciding, placement, user_functions
+from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator, deciding, placement, user_functions
 from ..errors import HmpError
 from ..fp8 import on_gpu
 from ..lists import Policy
@@ -38,7 +38,7 @@ from . import dynamo_internals, dynamo_names, traced_call
 
 module = __name__  # Dynamo's guards import it, and call its `key`
 region_type = Region
-op_types = (ActiveOp, ActiveMethod, ActiveFunction)
+op_types = (ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator)
 
 
 class Compiling(Off):
@@ -139,9 +139,7 @@ def patched_functions() -> list[Any]:
     return [*patched_builtins(), *placement.patched_bodies()]
 
 
-def original(value: Any) -> Any:
-    """torch's function, for what hmp has put in its place; any other value itself."""
-    return placement.own(value)
+original = placement.own  # dynamo_internals takes what it needs from this module alone
 
 
 def innermost(value: Any) -> Any:

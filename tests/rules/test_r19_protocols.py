@@ -195,6 +195,20 @@ def test_r19_what_equals_torchs_function_casts() -> None:
     assert handed == torch.matmul
 
 
+class Inheriting(torch.Tensor):
+    """Has torch's own `__torch_function__`."""
+
+
+@pytest.mark.parametrize("kind", [Inheriting, Subclass])
+def test_r19_a_dunder_that_alone_is_listed_casts_though_another_function_is_handed_out(kind: Any) -> None:
+    """torch hands out Tensor.add for `__radd__`."""
+    with hmp.casts(policy(bf16=["radd"])):
+        result = torch.Tensor.__radd__(A.clone().as_subclass(kind), B)
+        assert result.dtype is LOW and type(result) is kind
+        with Mode():
+            assert torch.Tensor.__radd__(A, B).dtype is LOW
+
+
 def test_r19_an_object_that_is_no_tensor_is_handed_torchs_functions() -> None:
     class Duck:
         @classmethod
