@@ -88,7 +88,7 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heap, "partials_and_modules", lambda: heap.PartialsAndModules([], []))
-        patch.setattr(references, "_in_python_modules", lambda dispatchers: iter(()))
+        patch.setattr(references, "_in_python_modules", lambda replaced: iter(()))
         yield
 
 

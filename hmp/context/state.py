@@ -1,4 +1,4 @@
-"""The state in force in this thread or asyncio task: which policy, or that nothing is cast. Patched ops read it at each call.
+"""The active state of this thread or asyncio task: which policy casts, or that none does. Patched ops read it at each call.
 
 It is one of four:
 

@@ -170,7 +170,7 @@ def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -
     return {original: op_wrap(patches.unpatched(original), d.rule, observer) for original, d in decisions.items()}
 
 
-def patched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
+def to_patch(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
     """The decisions whose functions are patched: all but torch's Python functions that only call a builtin, which is."""
     return {original: d for original, d in decisions.items() if not _forwards(original, d)}
 

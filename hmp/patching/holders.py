@@ -55,11 +55,6 @@ def _put_func(partial: Any, _: None, value: Any) -> None:
     partial.__setstate__((value, arguments, keywords, attributes))
 
 
-def _put_attribute(cls: type, name: str, value: Any) -> None:
-    # a builtin takes no self, a function would
-    setattr(cls, name, staticmethod(value) if isinstance(value, types.FunctionType) else value)
-
-
 def _attributes(holder: Any) -> Any:
     return getattr(holder, "__dict__", {})
 
@@ -87,7 +82,7 @@ FUNCTION = Kind(  # its default arguments; the other places of a function are th
     _put_default,
     lambda h: [*(h.__closure__ or ()), *(h.__defaults__ or ()), h.__kwdefaults__, vars(h)],
 )
-CLASS = Kind(lambda h: list(vars(h).items()), lambda h, name: vars(h).get(name), _put_attribute, lambda h: list(vars(h).values()))
+CLASS = Kind(lambda h: list(vars(h).items()), lambda h, name: vars(h).get(name), setattr, lambda h: list(vars(h).values()))
 _PARTIAL = Kind(lambda h: [(None, h.func)], lambda h, _: h.func, _put_func, lambda h: [h.func, *h.args, h.keywords])
 _SET = Kind(lambda h: [(each, each) for each in h], lambda h, key: key if key in h else None, _put_member, list)
 _TUPLE = Kind(_no_items, lambda h, key: None, _no_put, list)  # another one has to be put in its place

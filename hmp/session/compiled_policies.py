@@ -153,7 +153,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     is_first = not patches.installed()
     if is_first:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
-    decisions = deciding.patched(deciding.decide(policy))
+    decisions = deciding.to_patch(deciding.decide(policy))
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(deciding.build(decisions, Observers(watching) if watching else None), policy)
     try:

@@ -200,7 +200,8 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        return _uncompiled(made)()  # type: ignore[no-any-return]
+        compiled: CompiledPolicy = _uncompiled(made)()
+        return compiled
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 

@@ -34,7 +34,8 @@ def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     if rule.asks_for_kernels or needs_care:
         return ruled.wrapper()
     is_product = caster is cast_cache.cast_product_input and rule.dtype is not None
-    return _plain_products(ruled) if is_product and not rule.view and not rule.keep else _plain_calls(ruled)
+    takes_all = not rule.view and not rule.keep and rule.inplace_at is None and rule.out_at is None
+    return _plain_products(ruled) if is_product and takes_all else _plain_calls(ruled)
 
 
 def _plain_products(ruled: AnyCall) -> Op:
@@ -44,10 +45,10 @@ def _plain_products(ruled: AnyCall) -> Op:
     gradients with those of one made without."""
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.call, ruled.retry, ruled.kernels.failed
     assert target is not None
-    to, limit, may_write = tensor_casts.TO[target], FINITE_MAX[target], ruled.rule.inplace_at is not None or ruled.rule.out_at is not None
+    to, limit = tensor_casts.TO[target], FINITE_MAX[target]
 
     def product(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or failed or may_write or _tracing() is not None:
+        if kwargs or failed or _tracing() is not None:
             return call(args, kwargs)
         grad, least = _grad_enabled(), shared_cast.least
         cast_args = []

@@ -1,4 +1,4 @@
-"""The code of a dispatcher is written at its first call: whoever calls first, from wherever, gets what the policy in force says."""
+"""A wrapper is made at its first call: whoever calls first, from wherever, gets what the active policy says."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class _Off:
 
 
 @pytest.mark.parametrize("force", FORCES)
-def test_dispatchers_take_every_call_that_torch_takes(force: str) -> None:
+def test_patched_ops_take_every_call_that_torch_takes(force: str) -> None:
     expected = {name: call() for name, call in CALLS.items()}
     with FORCES[force]():
         for name, call in CALLS.items():
@@ -155,7 +155,7 @@ def test_dispatchers_take_every_call_that_torch_takes(force: str) -> None:
 
 
 @pytest.mark.parametrize("force", FORCES)
-def test_dispatchers_refuse_what_torch_refuses(force: str) -> None:
+def test_patched_ops_refuse_what_torch_refuses(force: str) -> None:
     for call in REFUSED.values():
         with pytest.raises((TypeError, RuntimeError)):
             call()
@@ -166,7 +166,7 @@ def test_dispatchers_refuse_what_torch_refuses(force: str) -> None:
 
 
 @pytest.mark.parametrize("listed", ["bf16", "fp32"])
-def test_dispatchers_cast_what_is_on_a_list(listed: str) -> None:
+def test_patched_ops_cast_what_is_on_a_list(listed: str) -> None:
     want = {"bf16": BF16, "fp32": F32}[listed]
     with hmp.convert(policy=policy(**{listed: ["linear", "matmul", "add", "mean", "conv2d", "gelu"]})):
         for dtype in (F32, BF16):
@@ -213,8 +213,8 @@ def test_r8_what_a_tensor_subclass_does_inside_is_not_cast(when: str) -> None:
     assert set(cls.notes) == {F32}
 
 
-def test_every_policy_in_use_is_followed_whichever_the_dispatchers_are_made_for() -> None:
-    """The dispatchers are quick for one policy's casts; the others', and no casts, hold all the same, in whatever order they come."""
+def test_every_policy_in_use_is_followed() -> None:
+    """Of the process, of a context, of a model, and no casts, in whatever order they come."""
     one, two = policy(bf16=["linear", "softmax"]), policy(bf16=["matmul"], fp32=["linear"])
     low = x.to(BF16)
 
