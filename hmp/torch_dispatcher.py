@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -67,12 +66,14 @@ def name_of(op: Any) -> str:
 
 
 def library_ops() -> Iterator[Any]:
-    """Yield the packets and overloads of libraries that Python code has asked for."""
-    for namespace, ops in list(vars(torch.ops).items()):
-        for packet in list(vars(ops).values()) if namespace not in _OF_TORCH and isinstance(ops, types.ModuleType) else ():
-            if isinstance(packet, OpOverloadPacket):
-                yield packet
-                yield from (each for each in list(vars(packet).values()) if isinstance(each, OpOverload))
+    """Yield the packets of libraries' ops with an autocast kernel of their own, and their overloads, that Python code has asked for."""
+    with_kernel = (name for key in _AUTOCAST_KEYS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key))
+    for name in {name.partition(".")[0] for name in with_kernel if is_of_library(name)}:
+        namespace, _, op = name.partition("::")
+        packet = getattr(vars(torch.ops).get(namespace), "__dict__", {}).get(op)
+        if isinstance(packet, OpOverloadPacket):
+            yield packet
+            yield from (each for each in list(vars(packet).values()) if isinstance(each, OpOverload))
 
 
 class WithOwnHash:

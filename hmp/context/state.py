@@ -13,8 +13,8 @@ A ContextVar holds the state, so that threads and asyncio tasks never see each o
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -25,7 +25,31 @@ from ..errors import HmpError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Replacements = Mapping[Any, Callable[..., Any]]
+Wrapper = Callable[..., Any]
+
+
+class Replacements(dict[Any, Wrapper | None]):
+    """Torch's function → the wrapper that is called in its place, None for a function that is called as it is. Read it by `[]`.
+
+    A wrapper is made when its function is called first: a policy changes some four hundred functions, and a program calls thirty.
+
+    Args:
+        functions: The functions that are replaced.
+        make: Makes the wrapper of one of them, or None.
+    """
+
+    __slots__ = ("_make", "functions")
+
+    def __init__(self, functions: AbstractSet[Any] = frozenset(), make: Callable[[Any], Wrapper | None] | None = None) -> None:
+        self.functions = functions
+        self._make = make
+
+    def __missing__(self, function: Any) -> Wrapper | None:
+        wrapper = self._make(function) if self._make is not None and function in self.functions else None
+        return self.setdefault(function, wrapper)  # where two threads come at once both get the one that remembers what failed (R11)
+
+
+NO_REPLACEMENTS = Replacements()
 
 
 class Off:
@@ -33,7 +57,7 @@ class Off:
     patched ops call torch's own functions."""
 
     __slots__ = ("now", "on")
-    replacements: Replacements = types.MappingProxyType({})
+    replacements: Replacements = NO_REPLACEMENTS
     policy = None
     user_policy = None
     disabled = True
@@ -114,7 +138,6 @@ class CompiledPolicy:
         return self
 
 
-NO_REPLACEMENTS: Replacements = types.MappingProxyType({})
 # The `replacements` of every `InBackward`: wrappers for ops that torch may refuse to run; empty while torch is not patched.
 DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
 # One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.

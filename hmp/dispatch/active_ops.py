@@ -25,7 +25,7 @@ class ActiveOp(PatchedOp):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
-        wrapper = (value.now or _in_force(value)).replacements.get(self.original)
+        wrapper = (value.now or _in_force(value)).replacements[self.original]
         if wrapper is None:
             return self.call(*args, **kwargs)
         if (
@@ -76,7 +76,7 @@ class ActiveBody(PatchedOp):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
-        wrapper = (value.now or _in_force(value)).replacements.get(self.original)
+        wrapper = (value.now or _in_force(value)).replacements[self.original]
         return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import low_kernels
+from ..context import Replacements
 from ..fp8 import PRODUCTS
 from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
@@ -158,16 +159,19 @@ def _add(
 _REPAIRS = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
-def dtype_repairs() -> dict[Any, Callable[..., Any]]:
+def dtype_repairs() -> Replacements:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others (R7, R11)."""
-    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
+    return replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
 
 
-def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
+def replacements(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> Replacements:
     """Torch's function → its wrapper, for these decisions. With an observer the wrappers are new, and report to it."""
-    if observer is None:
-        return {original: d.wrapper for original, d in decisions.items()}
-    return {original: op_wrap(patches.unpatched(original), d.rule, observer) for original, d in decisions.items()}
+
+    def make(original: Any) -> Callable[..., Any]:
+        decision = decisions[original]
+        return decision.wrapper if observer is None else op_wrap(patches.unpatched(original), decision.rule, observer)
+
+    return Replacements(decisions.keys(), make)
 
 
 def to_patch(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:

@@ -261,7 +261,7 @@ class Recorder(Observer):
         call.op_seconds = self._now() - started
         output = _dtypes((result,))
         call.compute = _computed((*args, *kwargs.values()), inputs, result)
-        rule = PAST if function in here.replacements else UNLISTED
+        rule = PAST if function in here.replacements.functions else UNLISTED
         if rule == PAST:
             self.last_word.past(here.policy, name, call.compute, (*args, *kwargs.values()), result)
         if inputs or output:

@@ -136,8 +136,9 @@ _HOOKS = (
 )  # fmt: skip
 
 
-def _clear_dtype_repairs() -> None:
+def _forget_replacements() -> None:
     state.DTYPE_REPAIRS = state.NO_REPLACEMENTS
+    state.NO_REPLACEMENTS.clear()  # it has met functions, which it would keep alive
 
 
 def _forget_others() -> None:
@@ -155,7 +156,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.to_patch(deciding.decide(policy))
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
-    casts = CompiledPolicy(deciding.build(decisions, Observers(watching) if watching else None), policy)
+    casts = CompiledPolicy(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
     try:
         if is_first:
             override_tables.fill()
@@ -164,7 +165,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
             patches.on_restore(cast_cache.revert)
             fx_interpreter.follow()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
-            patches.on_restore(_clear_dtype_repairs)
+            patches.on_restore(_forget_replacements)
             patches.on_restore(_forget_others)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import low_kernels
-from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
+from ..context import PROCESS, CompiledPolicy, Region, Replacements, state, without_casts
 from ..diagnostics import tell_unreachable
 from ..dispatch import deciding, placement, user_functions
 from ..errors import HmpError
@@ -395,18 +395,21 @@ def _move_process_to(compiled: CompiledPolicy) -> None:
     """
     old = PROCESS
     if not alone():
-        single = _as_single_ops(compiled.replacements.keys() - old.replacements.keys())
+        single = _as_single_ops(compiled.replacements.functions - old.replacements.functions)
         if single:
-            _set_process_policy(_with_replacements(old, {**old.replacements, **single}))
+            _set_process_policy(_and(old, single))
             calls_in_flight.wait_for({patches.code_of(function) for function in single})
-        single = _as_single_ops(old.replacements.keys() - compiled.replacements.keys())
+        single = _as_single_ops(old.replacements.functions - compiled.replacements.functions)
         if single:
-            _set_process_policy(_with_replacements(compiled, {**single, **compiled.replacements}))
+            _set_process_policy(_and(compiled, single))
     _set_process_policy(compiled)
 
 
-def _with_replacements(compiled: CompiledPolicy, replacements: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
-    return CompiledPolicy(replacements, compiled.policy, compiled.user_policy, compiled.scope_id)
+def _and(compiled: CompiledPolicy, single: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
+    """`compiled`, with those in the places of functions that it leaves as they are."""
+    own = compiled.replacements
+    both = Replacements(own.functions | single.keys(), lambda function: single.get(function) or own[function])
+    return CompiledPolicy(both, compiled.policy, compiled.user_policy, compiled.scope_id)
 
 
 def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:

@@ -113,7 +113,7 @@ def _number(policy: Policy | None) -> int:
 def wrapper(here: CompiledPolicy | Off, key: Any) -> Callable[..., Any] | None:
     """The wrapper that is traced in place of torch's function `key` in the state `here`; None where nothing is cast."""
     if isinstance(here, InBackward):
-        return _decided(Policy("no lists"), 0, key) if key in here.replacements else None
+        return _decided(Policy("no lists"), 0, key) if key in here.replacements.functions else None
     return None if here.policy is None else _decided(here.policy, user_functions.changes(), key)
 
 

@@ -27,7 +27,7 @@ class Trace:
         self._mode = mode
         self.here = here
         self.of_forward: Any = None
-        self._ask(bool(here.replacements))
+        self._ask(bool(here.replacements.functions))
 
     def _is_asked(self) -> bool:
         return any(mode is self._mode for mode in self._modes)
@@ -42,7 +42,7 @@ class Trace:
     def enter(self, here: Any) -> Any:
         """Changes the state to `here` from this point of the trace on; returns the state before."""
         before, self.here = self.here, here
-        self._ask(bool(here.replacements))
+        self._ask(bool(here.replacements.functions))
         return before
 
     @contextlib.contextmanager

@@ -31,14 +31,16 @@ def install() -> None:
     _install_quantized()
 
 
+_DYNAMIC = tuple(f"torch.ao.nn.quantized.dynamic.modules.{name}" for name in ("linear", "rnn", "conv"))
+
+
 def _install_quantized() -> None:
     """Makes dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("torch.ao.nn.quantized.dynamic.modules."):
-            for cls in vars(module).values():
-                forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
-                if isinstance(forward, types.FunctionType):
-                    patches.swap(forward, _in_float32(patches.unpatched(forward)))
+    for module in filter(None, map(sys.modules.get, _DYNAMIC)):
+        for cls in vars(module).values():
+            forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == module.__name__ else None
+            if isinstance(forward, types.FunctionType):
+                patches.swap(forward, _in_float32(patches.unpatched(forward)))
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
