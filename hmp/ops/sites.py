@@ -120,7 +120,7 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
     return found
 
 
-_OF_VF = vars(type(torch_private.variable_functions))
+_OF_VF = {name: function for name, function in vars(type(torch_private.variable_functions)).items() if name in torch_private.CALLED_IN_VF}
 # Attributes that getattr() finds on every class.
 _OF_OBJECTS = frozenset(dir(object))
 

@@ -69,6 +69,13 @@ def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
     return found
 
 
+def construct_without_casts() -> None:
+    """Has modules constructed with casts off (R9), for a policy that is in force outside of the calls of models."""
+    with lock, gc_paused():
+        if not module_construction.is_in_classes():
+            module_construction.install_in_classes()
+
+
 def any_compiled() -> bool:
     """Whether a policy has been in force in this process, or was about to be."""
     return _has_compiled
