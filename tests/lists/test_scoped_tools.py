@@ -12,7 +12,7 @@ import torch
 
 import hmp
 from command_kit import ROOT, RUN, python
-from hmp import cli
+from hmp.cli import main
 from hmp.diagnostics import check_lists
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -76,9 +76,9 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
     assert found["softmax"].level == found["softmax @ decoder"].level == "ok"
     message = found["softmax @ decoder"].message
     assert message.startswith("inside modules whose path 'decoder' matches: its castable inputs become float32 (R2); at torch.softmax")
-    assert cli.main(["check", str(folder)]) == 0
+    assert main(["check", str(folder)]) == 0
     (folder / "bf16.txt").write_text("linear\nsoftmax @ decoder\nlinear @ decoder\nlinear @ decoder\nrelu @ a b\nnope @ a\n")
-    assert cli.main(["check", str(folder), "--problems"]) == 1
+    assert main(["check", str(folder), "--problems"]) == 1
     told = capsys.readouterr().out
     for line in (
         "softmax @ decoder: is on the bf16 list too, as 'softmax @ decoder' ",

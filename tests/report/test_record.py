@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from hmp.report.rows import Row
 from process_kit import alone
 from trap_kit import policy
 
@@ -32,11 +32,11 @@ class Net(nn.Module):
 SOFTMAX_LINE = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the line of softmax"))
 
 
-def decided(report: hmp.Report) -> list[Row]:
+def decided(report: hmp.Report) -> list[Any]:
     return [row for row in report.rows if row.rule != "unlisted"]
 
 
-def row_of(report: hmp.Report, op: str) -> Row:
+def row_of(report: hmp.Report, op: str) -> Any:
     (found,) = [row for row in report.grouped("op") if row.op == op]
     return found
 

@@ -17,8 +17,8 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
-from hmp.torch_private import TORCH
 from process_kit import alone
+from torch_has import TORCH
 from trap_kit import policy, same
 
 LOW, WIDE = torch.bfloat16, torch.float32
