@@ -156,7 +156,7 @@ def test_every_way_that_linear_computes_a_batch_gives_the_same_bits():
             needs = torch.tensor([o.requires_grad for o in out])
             return [torch.tensor(o.float().tolist()) for o in out], needs
 
-        assert_caches_change_nothing(scenario)
+        assert_caches_change_nothing(scenario, hits=bias or mode is not torch.enable_grad)
 
     each(list(itertools.product(shapes, [True, False], modes)), check)
 
