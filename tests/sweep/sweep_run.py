@@ -69,9 +69,8 @@ _ONE_FUNCTION = {"pos": "positive", "dsmm": "mm", "spmm": "mm", "hsmm": "hspmm",
 def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
     """Two policies with every op on the BF16 or the FP32 list: a random half, and its complement."""
     called = {list_name(each) for info in op_db() for each in (info.name, *(alias.name for alias in info.aliases))}
-    listed = {
-        name for preset in map(hmp.Policy.load, hmp.policies()) for cast in ("bf16", "fp32", "promote") for name in getattr(preset, cast)
-    }
+    presets = map(hmp.Policy.load, hmp.policies())
+    listed = {name for preset in presets for name in preset.bf16 | preset.fp32 | preset.promote}
     names = []
     for op in sorted(called | listed | {f"{name}_" for name in called}):
         try:

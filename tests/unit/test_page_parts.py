@@ -1,4 +1,4 @@
-"""What a report's page advises and adds up, how a trace is cut to fit into it, and the page of a comparison of captures.
+"""Places that a report tells apart, what its page advises and adds up, a trace that is cut to fit in, the page of compared captures.
 
 No public call shows a page's parts as values, nor makes a comparison of captures with given distances.
 """
@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import hmp
 import page_kit
 from hmp.captures.comparison import CaptureComparison, Computed, Gap, Side
 from hmp.captures.page import captures_page
-from hmp.report import trace
+from hmp.report import bounded_places, trace
 from hmp.report.page import advice, model
 from page_kit import NASTY, Page, said
 
@@ -123,3 +124,25 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
 def test_a_comparison_in_which_nothing_is_apart_has_a_page() -> None:
     for gaps, verdict in (((), "may part or not"), (GAPS[:1], "do not part"), ((gap("a", None, why="shapes"),), "may part or not")):
         assert f"They {verdict}" in said(captures_page(CaptureComparison(SIDE, SIDE, gaps)))
+
+
+class Disobedient(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            torch.tanh(x)
+        return super().forward(x)
+
+
+def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first places are told apart, what is called in later ones is added up, and text and JSON say how much that is."""
+    monkeypatch.setattr(bounded_places, "MOST", 40)
+    with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"tanh"})), hmp.record() as report:
+        for number in range(60):  # a module of a class of its own, in which two lines call ops
+            type(f"Made{number}", (Disobedient,), {})(16, 16)(torch.ones(16, 16, dtype=torch.bfloat16))
+    for kept, calls in (([row for row in report.rows if row.rule != "unlisted"], 60), (report.violations(), 60)):
+        assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
+    assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
+    (note,) = [note for note in report.notes if "beyond the first 40" in note]
+    assert note in str(report)
+    saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    assert note in saved.notes and any(each.startswith(f"{2 * int(note.split()[0])} ") for each in saved.merge(report).notes)
