@@ -17,7 +17,6 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, Training, nothing
-from hmp.benchmark.result import StepError
 
 # -- failures
 
@@ -80,7 +79,7 @@ def test_an_error_under_every_policy_is_raised() -> None:
     def step() -> None:
         raise ZeroDivisionError("by zero")
 
-    with pytest.raises(StepError, match="ZeroDivisionError: by zero") as caught:
+    with pytest.raises(hmp.HmpError, match="ZeroDivisionError: by zero") as caught:
         hmp.benchmark(step, ["float32", LINEAR])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

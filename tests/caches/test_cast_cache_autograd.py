@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cast_cache_kit import Heads, X, assert_caches_change_nothing, each, grads, look, loss, net, params
-from hmp.caches import shared_cast
+import hmp
+from cast_cache_kit import LOW, Heads, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from low_kernels_kit import products_as_computed
 
 
 class NoGradient(torch.autograd.Function):
@@ -23,13 +24,22 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
+WIDTH = 2**15
+WIDE = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(5))  # 512 KiB, which is shared beside threads too
+
+
 def _leaf():
-    return X.clone().requires_grad_()
+    return WIDE.clone().requires_grad_()
+
+
+def _layer():
+    torch.manual_seed(2)
+    return torch.nn.Linear(WIDTH, 8)
 
 
 @sdpa_kernel(SDPBackend.MATH)  # the kernel that can be differentiated twice; which one torch takes is another from release to release
 def double_backward():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     for _ in range(2):
         value = F.softplus(model(x).float()).sum()
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
@@ -38,7 +48,7 @@ def double_backward():
 
 
 def an_input_that_stops_needing_a_gradient():
-    model, other, x = net(), net().requires_grad_(False), _leaf()
+    model, other, x = _layer(), _layer().requires_grad_(False), _leaf()
     held = model(x)
     x.requires_grad_(False)
     free = other(x)
@@ -49,16 +59,8 @@ def an_input_that_stops_needing_a_gradient():
     return x.grad, grads(model), free
 
 
-def an_input_that_starts_to_need_a_gradient():
-    model, other, x = net(), net(), X.clone()
-    held = model(x)
-    x.requires_grad_()
-    (held.float().sum() + other(x).float().pow(2).sum()).backward()
-    return x.grad, grads(model), grads(other)
-
-
 def one_of_three_uses_is_no_part_of_the_loss():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     h = model.norm(x)
     h.retain_grad()
     q, k, _ = model.q(h), model.k(h), model.v(h)
@@ -67,7 +69,7 @@ def one_of_three_uses_is_no_part_of_the_loss():
 
 
 def one_of_three_uses_has_no_gradient():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     for _ in range(2):
         h = model.norm(x)
         (model.q(h).float().sum() + NoGradient.apply(model.k(h)).float().sum() + model.v(h).float().sum()).backward()
@@ -76,14 +78,14 @@ def one_of_three_uses_has_no_gradient():
 
 
 def an_activation_used_by_itself_too():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     h = model.norm(x)
     (model.q(h).float().sum() + h.pow(3).sum() + model.k(h.detach()).float().sum() + (h @ h.T).float().sum()).backward()
     return x.grad, grads(model)
 
 
 def an_activation_in_another_grad_mode():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     h = model.norm(x)
     with torch.no_grad():
         first = model.q(h)
@@ -96,7 +98,7 @@ def an_activation_in_another_grad_mode():
 
 
 def an_activation_changed_before_backward():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     h = model.norm(x)
     out = model.q(h).float().sum() + model.k(h).float().sum()
     h.mul_(2)
@@ -123,7 +125,7 @@ def weights_written_by_a_hook_in_backward():
 
 
 def saved_tensors_may_be_changed():
-    model, x = Heads(), _leaf()
+    model, x = Heads(WIDTH), _leaf()
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         for _ in range(2):
             h = model.norm(x)
@@ -134,12 +136,12 @@ def saved_tensors_may_be_changed():
 
 @sdpa_kernel(SDPBackend.MATH)
 def forward_mode():
-    model, seen = Heads(), []
+    model, seen = Heads(WIDTH), []
     for _ in range(2):
-        loss(model).backward()
+        loss(model, WIDE).backward()
     for _ in range(2):
         with forward_ad.dual_level():
-            x = forward_ad.make_dual(X, torch.ones_like(X))
+            x = forward_ad.make_dual(WIDE, torch.ones_like(WIDE))
             seen += [t for _ in range(2) for t in forward_ad.unpack_dual(model(x).float())]
             with torch.no_grad():
                 seen += [t for _ in range(2) for t in forward_ad.unpack_dual(model.q(x).float())]
@@ -168,4 +170,24 @@ def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
             model(x).float().pow(2).sum().backward()
         return x.grad, grads(model), look(model, x)
 
-    assert_caches_change_nothing(scenario, share_above=shared_cast.DEFAULT_LEAST)
+    assert_caches_change_nothing(scenario, share_above=2**15)
+
+
+def test_an_input_whose_copy_was_kept_without_a_gradient_starts_to_need_one():
+    def found(x, cast):
+        layer = _layer()
+        weight, bias = (cast(p) for p in layer.parameters())
+        with torch.no_grad():
+            held = [F.linear(cast(x), weight, bias) for _ in range(2)]
+        x.requires_grad_()
+        F.linear(cast(x), weight, bias).float().pow(2).sum().backward()
+        return [*held, x.grad, *grads(layer)]
+
+    x = torch.randn(8, WIDTH)  # 1 MiB, from which on a copy is kept without a gradient
+    with products_as_computed():
+        want = found(x.clone(), lambda tensor: tensor.to(LOW))
+    with caches(True):
+        before = hmp.cache_info().hits
+        got = found(x.clone(), lambda tensor: tensor)
+        assert hmp.cache_info().hits > before
+    assert_same_bits(got, want)

@@ -8,7 +8,6 @@ import torch
 
 import hmp
 from cast_cache_kit import LOW, X, assert_same_bits, caches, grads, look, loss, net, params, run
-from hmp import weak_tensors
 from low_kernels_kit import computes_in_float32
 from thread_kit import in_threads
 
@@ -82,24 +81,6 @@ def test_a_count_of_bytes_is_right_after_threads_raced():
         assert hmp.cache_info()[:2] == (4, each * sum(p.numel() for p in model.parameters()))
         hmp.clear_cache()
         assert hmp.cache_info()[:2] == (0, 0)
-
-
-def test_a_copy_that_is_found_outlives_the_graph_that_held_it():
-    """Up to torch 2.10 the last graph frees it else, in another thread at any time."""
-    low = torch.ones(3, requires_grad=True) * 2
-    graph, reference = low * low, weak_tensors.WeakTensor(low)
-    del low
-    found = reference()
-    del graph
-    assert found.sum() == 6
-
-
-def test_up_to_torch_2_10_a_thread_finds_its_own_copies_alone():
-    """A graph of another thread's may be freeing them: of torch's own TensorWeakRef 2.7 and 2.9 crash there, in ten lines without hmp."""
-    low, found = torch.ones(3), []
-    reference = weak_tensors.OwnWeakTensor(low)
-    in_threads(lambda _: found.append(reference()), [0])
-    assert found == [None] and reference() is low
 
 
 def test_a_weight_in_memory_of_several_processes_is_never_kept():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 import hmp
-from hmp.captures import file
 from process_kit import to_install
 
 
@@ -163,8 +163,12 @@ def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
     metadata = {"hmp_capture": "1", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
     save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
     found = hmp.Capture.load(tmp_path / "a")
-    assert file.FORM == 1 and found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
+    assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
     assert "Linear" in str(found)
+    with hmp.capture(tmp_path / "b", model := nn.Linear(2, 2)):
+        model(torch.ones(1, 2))
+    with safe_open(tmp_path / "b", "pt") as written:
+        assert written.metadata()["hmp_capture"] == "1"
 
 
 def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> None:

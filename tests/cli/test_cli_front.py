@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,11 +18,9 @@ from safetensors.torch import save_file
 
 import hmp
 from command_kit import RECIPE, ROOT, python
-from hmp import cli
 from hmp.cli import main
-from hmp.cli.parser import parse
 
-COMMANDS = [each.__name__.rpartition(".")[2].replace("_", "-") for each in cli._SUBCOMMANDS]
+COMMANDS = "demo run lists check explain diff init compare benchmark tune summary cast-weights doctor".split()
 STOPS = """\
     if os.environ.get("STOP") == "loss":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
@@ -101,6 +100,8 @@ JSON = [
 
 
 def test_examples_are_understood_and_every_json_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-h"]) == 0
+    assert re.findall(r"^    ([a-z][a-z-]*)\b(?!-)", capsys.readouterr().out, re.MULTILINE) == COMMANDS
     for name in COMMANDS:
         assert main([name, "-h"]) == 0
         text = capsys.readouterr().out
@@ -109,7 +110,8 @@ def test_examples_are_understood_and_every_json_is_looked_at(capsys: pytest.Capt
         for example in examples:
             program, *arguments = shlex.split(example)
             assert (program, arguments[0]) == ("hmp", name)
-            parse(cli._parser(), arguments)  # SystemExit where it is not
+            assert main([name, "--unknown-option", *arguments[1:]]) == 2  # which is all that there is to say against it
+            assert capsys.readouterr().err.splitlines()[-1] == f"hmp {name}: error: unrecognized arguments: --unknown-option"
         assert ("--json" in text) == (name == "doctor" or name in {arguments[0] for arguments in JSON}), (
             f"hmp {name} has --json and no line in JSON"
         )

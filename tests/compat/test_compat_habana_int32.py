@@ -14,7 +14,6 @@ from torch import nn
 import hmp
 from hmp.compat import habana
 from hmp.compat.habana import int32
-from hmp.ops import sites_of
 
 Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -52,7 +51,16 @@ FORMS: dict[str, Form] = {
     "scatter_reduce": lambda x, i: torch.scatter_reduce(x, 1, i[None], x[:1], "amax"),
     "scatter_reduce_": lambda x, i: x.clone().scatter_reduce_(1, i[None], x[:1], "sum"),
 }
-IN_FORCE = [op for wide in int32.in_force() for op in wide.ops if sites_of(op)]
+
+
+def is_in_torch(op: str) -> bool:
+    try:
+        return bool(hmp.explain(op).sites)
+    except hmp.OpListError:
+        return False
+
+
+IN_FORCE = [op for wide in int32.in_force() for op in wide.ops if is_in_torch(op)]
 POLICIES = [None, "habana", "habana-o2"]
 INDEX = torch.tensor([2, 0, 3, 1])
 

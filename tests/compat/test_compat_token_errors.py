@@ -16,8 +16,6 @@ from transformers import Trainer, TrainingArguments
 
 import hmp
 from hmp.compat.transformers import HMPCallback, TokenErrors
-from hmp.numerics.tokens import TokenDistance
-from hmp.numerics.twice import CallWithLogits, beside_float32
 from optimum_kit import ON_CPU, losses, settings
 
 METRICS = ["hmp/logprob_error_mean", "hmp/logprob_error_max", "hmp/logprob_bias", "hmp/kl"]
@@ -85,39 +83,6 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
-
-
-def test_a_call_is_made_twice_and_leaves_no_trace() -> None:
-    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    model.body[1].eval()  # frozen by the user
-    watch = CallWithLogits(model.modules(), (x, y))
-    F.cross_entropy(model(x), y).backward()
-    before = [each.clone() for each in (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())]
-    call = watch.stop()
-    assert call.module is model and not any(module._forward_hooks for module in model.modules())
-    with hmp.casts("habana"):
-        found = beside_float32(call, hmp.casts("torch-cpu"))
-    after = (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())
-    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert [module.training for module in model.modules()] == [True, True, True, False, True, True]
-    model.eval()
-    with torch.no_grad():
-        wide = model(x)
-        hidden = model.body[1](F.linear(x.bfloat16(), model.body[0].weight.bfloat16(), model.body[0].bias.bfloat16()))
-        low = F.linear(hidden.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
-    assert isinstance(found, TokenDistance)
-    assert list(found.metrics().values()) == pytest.approx(figures(low, wide, y), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_watched_from_outside(fresh_compiler: None) -> None:
-    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    graphs: list[Any] = []
-    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    watch = CallWithLogits(nn.ModuleList([compiled]).modules(), (x, y))
-    compiled(x)
-    assert watch.stop().module is compiled and len(graphs) == 1
-    assert beside_float32(watch.stop(), hmp.casts("habana")) is not None
 
 
 def fitted(folder: Path, training_step: Any, metrics: list[Any], epochs: int, rows: int, **more: Any) -> tuple[Any, list[dict[str, str]]]:

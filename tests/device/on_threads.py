@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, tensor
-from hmp import torch_private
 from hmp.context import state
 from thread_kit import in_thread, in_threads
 
@@ -91,7 +90,7 @@ def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> Non
 
 
 # Where torch leaves the context of the thread that called backward() for autograd's threads.
-when_told = check if "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names else lambda function: function
+when_told = check if "_stash_obj_in_tls" in torch.autograd.graph._engine_run_backward.__code__.co_names else lambda function: function
 
 
 @when_told

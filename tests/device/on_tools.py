@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,6 @@ from torch.utils.data import DataLoader
 
 import hmp
 from device_kit import BF16, DEVICE, F16, Checks, NotRun, all_same, allocated, policy, same, seed, synchronize, tensor
-from hmp.benchmark.memory import saved_by
 from networks_kit import Net, batch, gradients, lists, loss_of
 
 check = Checks()
@@ -108,6 +109,22 @@ def a_healthy_run_has_no_finding() -> None:
     assert not findings, findings
     with hmp.convert(policy=lists()):
         all_same(_gradients(net, x, y), want, "a watched step computes what an unwatched one does")
+
+
+def saved_by(function: Callable[[], Any], own: list[torch.Tensor]) -> int:
+    """The bytes that are kept for backward of what the function returns, each memory once, those of `own` left out."""
+    known, saved = {each.untyped_storage().data_ptr() for each in own}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in known:
+            saved[memory.data_ptr()] = memory
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = function()
+    del result
+    return sum(memory.nbytes() for memory in saved.values())
 
 
 @check

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import hmp
-from hmp.fp8 import RECIPES
+from fp8_oracle import RECIPES
 
 pytestmark = [
     pytest.mark.slow,

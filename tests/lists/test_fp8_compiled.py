@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from compile_kit import BRIDGED
-from hmp.fp8 import PRODUCTS, RECIPES
+from fp8_oracle import PRODUCTS, RECIPES
 
 ALL = hmp.Policy(fp8=set(PRODUCTS))
 

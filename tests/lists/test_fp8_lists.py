@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.fp8 import PRODUCTS
+from fp8_oracle import PRODUCTS
 
 F32, BF16 = torch.float32, torch.bfloat16
 LINEAR = hmp.Policy(fp8={"linear"})

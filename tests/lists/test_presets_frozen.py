@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hmp
 from hmp.cli import main
-from hmp.lists import presets
 
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 FROZEN = [name.partition("@")[2] for name in hmp.policies() if name.startswith("torch-cpu@")]
@@ -30,7 +29,7 @@ def test_the_lists_are_what_this_torch_answers_when_it_is_asked(device: str, tmp
 
 
 def test_releases_with_equal_lists_share_a_folder_and_each_folder_is_named_by_one_of_its_own() -> None:
-    folders = {path.name for path in presets.home().iterdir() if "@" in path.name}
+    folders = {path.name for path in (Path(__file__).parents[2] / "op_lists").iterdir() if "@" in path.name}
     assert folders == {hmp.Policy.load(name).name for name in hmp.policies() if "@" in name}
     assert all(hmp.Policy.load(name).name == name for name in folders)
     assert len({hmp.Policy.load(name).fingerprint for name in folders}) == len(folders)
@@ -80,29 +79,3 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     on_cuda = hmp.Policy.load("torch-cuda").replace(dtype=torch.bfloat16 if natively else torch.float16)
     assert hmp.Policy.load("autocast") == on_cuda  # without a model: the accelerator's
     assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
-
-
-@pytest.mark.parametrize(
-    ("version", "release", "warned"),
-    [
-        ("2.13.0+cpu", "2.13", False),
-        ("2.7.1", "2.7", False),
-        ("2.11.0+cu130", "2.7", False),
-        ("2.14.1", "2.15", False),
-        ("2.99.0a0+git1", "2.15", True),
-        ("2.4.0", "2.7", True),
-    ],
-)
-def test_a_torch_whose_lists_are_not_known_has_those_of_the_nearest_older_release_and_a_warning(
-    version: str, release: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert [f"2.{minor}" for minor in range(7, 16)] == FROZEN, "change the versions above with the lists that are kept"
-    presets._frozen.cache_clear()
-    monkeypatch.setattr(torch, "__version__", version)
-    with caplog.at_level(logging.WARNING, logger="hmp"):
-        assert hmp.Policy.load("torch-cpu").name == f"torch-cpu@{release}"
-        hmp.Policy.load("torch-cpu")
-    said = [r.getMessage() for r in caplog.records if "torch-cpu stands for" in r.getMessage()]
-    why = f"hmp keeps no autocast lists of torch {version}; torch-cpu stands for torch-cpu@{release} here."
-    assert said == ([f"{why} This torch's own: hmp lists torch-cpu --ask FOLDER"] if warned else [])
-    presets._frozen.cache_clear()

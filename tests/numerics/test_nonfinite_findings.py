@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import hmp
-from hmp.numerics import ranks
-from hmp.numerics.finding import Finding
 from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
@@ -67,12 +64,11 @@ class Custom(torch.autograd.Function):
         return nothing / nothing  # custom
 
 
-def found(run: Callable[[], Any], **options: Any) -> Finding:
+def found(run: Callable[[], Any], **options: Any) -> Any:
     with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite(**options):
         run()
     assert str(caught.value) == str(caught.value.finding)
-    finding: Finding = caught.value.finding
-    return finding
+    return caught.value.finding
 
 
 OVERFLOWS = torch.full((1, 2, 2), 300.0)
@@ -209,61 +205,3 @@ def test_it_is_a_decorator_nests_and_leaves_nothing_behind():
     assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
     with pytest.raises(hmp.HmpError, match="'stop'"):
         hmp.detect_nonfinite(on_find="stop")
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
-    """A store that this process shares with others, as far as it can tell."""
-    found = dist.HashStore()
-    monkeypatch.setattr(ranks, "default_store", lambda: found)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
-    monkeypatch.setattr(ranks, "SAYS", 0.01)
-    monkeypatch.setattr(ranks, "GOES_ON", 0.05)
-    return found
-
-
-def region(store: dist.Store) -> str:
-    return f"hmp/nonfinite/{next(ranks._regions) + 1}"  # of the next one
-
-
-def test_a_rank_that_does_not_come_is_waited_for_and_then_left(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:
-    store.add(f"{region(store)}/entered", 1)
-    with caplog.at_level(logging.WARNING, "hmp"), hmp.detect_nonfinite():
-        torch.ones(2) + 1
-    waiting, left = (record.getMessage() for record in caplog.records)
-    assert "waiting for other ranks" in waiting and "going on without them" in left
-
-
-@hmp.detect_nonfinite()
-def ends(by: BaseException) -> None:
-    torch.log(-torch.ones(2))
-    raise by
-
-
-@pytest.mark.parametrize("end", [AssertionError("isnan"), SystemExit(0)])
-def test_a_finding_is_raised_in_the_place_of_what_came_of_it(store: dist.Store, end: BaseException) -> None:
-    with pytest.raises(hmp.NonFiniteError) as raised:
-        ends(end)
-    assert raised.value.__context__ is end
-    assert raised.value.finding.rank == 3
-    with pytest.raises(KeyboardInterrupt):  # the user's own
-        ends(KeyboardInterrupt())
-
-
-def test_the_step_that_ends_is_that_of_the_first_optimizer(store: dist.Store) -> None:
-    first, second = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]) for _ in range(2))
-    done = 0
-
-    @hmp.detect_nonfinite()
-    def loop() -> None:
-        nonlocal done
-        for _ in range(5):
-            first.step()
-            second.step()
-            done += 1
-            if done == 2:
-                torch.log(-torch.ones(2))
-
-    with pytest.raises(hmp.NonFiniteError):
-        loop()
-    assert done == 3  # a whole step more, whose end is the first one's next

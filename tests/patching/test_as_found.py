@@ -13,10 +13,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.dispatch import deciding
-from hmp.ops import sites
-from hmp.patching import cache
-from hmp.wrapping import kernel_fallback
 
 X = torch.ones(2, 2)
 
@@ -24,14 +20,6 @@ X = torch.ones(2, 2)
 def dtypes(*functions) -> list[torch.dtype]:
     with hmp.convert():
         return [function(X).dtype for function in functions]
-
-
-def test_a_policy_is_decided_once_while_torch_is_patched() -> None:
-    policy = hmp.Policy.load("bert")
-    with hmp.convert(), hmp.casts(policy):
-        before = deciding._of_ops(policy)
-        with hmp.convert(policy=policy):
-            assert deciding._of_ops(policy) is before
 
 
 def test_r16_a_patch_that_came_and_went_between_conversions(monkeypatch) -> None:
@@ -62,16 +50,6 @@ def test_r8_the_code_of_a_composite_that_changes_between_conversions(monkeypatch
     with hmp.convert(policy=policy):
         assert torch.mm(X, X).dtype is torch.bfloat16
         assert F.normalize(X).dtype is torch.float32
-
-
-def test_caches_are_emptied_wherever_torch_is_not_what_it_was(monkeypatch) -> None:
-    one, other = object(), object()
-    emptied: list[list[object]] = []
-    monkeypatch.setattr(cache, "_stood", [])
-    for still_stands, stands in ((True, [one]), (True, [one]), (True, [other]), (True, [other, one]), (True, [other]), (False, [other])):
-        monkeypatch.setattr(cache, "_clears", [lambda stands=stands: emptied.append(stands)])
-        cache.forget_unless(still_stands, stands)
-    assert emptied == [[one], [other], [other, one], [other], [other]]
 
 
 @pytest.mark.slow
@@ -106,39 +84,19 @@ def test_a_users_function_that_is_another_at_the_next_conversion(monkeypatch) ->
         assert reference() is None
 
 
-@pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
-def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
-    square, window = torch.eye(16), torch.ones(16)
-    calls = {
-        "linalg.solve": lambda: torch.linalg.solve(square, square),
-        "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
-    }
-    tried = []
-    retry = kernel_fallback.Kernels.retry
-    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
-    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
-    for _ in range(2):
-        with hmp.convert(policy=hmp.Policy(bf16={op})):
-            calls[op]()
-            assert tried == [torch.bfloat16]
-            calls[op]()
-            assert tried == [torch.bfloat16] and hmp.fallbacks() == {op: 2}
-        tried.clear()
-        assert hmp.fallbacks() == {}
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
-    def fail(*args) -> None:
-        raise ArithmeticError
-
+    users = types.ModuleType("users_functions")
+    users.double = lambda x: x * 2
+    monkeypatch.setitem(sys.modules, "users_functions", users)
+    policy = hmp.Policy(bf16={"users_functions.double"})
+    del users.double  # a conversion that fails
     (gc.enable if enabled else gc.disable)()
     try:
         hmp.convert().revert()
         assert gc.isenabled() is enabled
-        monkeypatch.setattr("hmp.torch_hooks.autocast.install", fail)
-        with pytest.raises(ArithmeticError):
-            hmp.convert()
+        with pytest.raises(hmp.HmpError):
+            hmp.convert(policy=policy)
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
@@ -195,24 +153,11 @@ def test_a_partial_in_torchs_place_is_cast_as_well(monkeypatch) -> None:
     assert torch.matmul is patch
 
 
-def test_a_second_conversion_decides_nothing_again() -> None:
-    policy = hmp.Policy(bf16={"mm"}, fp32={"softmax"})
-    dtypes_under, found = [], []
-    for _ in range(3):
-        with hmp.convert(policy=policy):
-            dtypes_under.append((torch.mm(X, X).dtype, F.softmax(X.bfloat16(), -1).dtype))
-            found.append(deciding._of_ops(policy))
-        hmp.revert()
-    assert found[1] is found[0] and found[2] is found[0]
-    assert dtypes_under == [(torch.bfloat16, torch.float32)] * 3
-
-
 def test_r16_what_was_looked_up_in_a_patched_torch_does_not_outlive_the_patch(monkeypatch) -> None:
     policy = hmp.Policy(bf16={"relu"})
     with hmp.convert(policy=policy):
         hmp.explain("tanh"), hmp.explain("relu"), hmp.explain("logit", policy="bert")
     hmp.revert()
-    assert all(site.original is getattr(site.owner, site.attribute) for op in ("relu", "tanh", "logit") for site in sites.sites_of(op))
     with monkeypatch.context() as patched:  # hmp looks at torch while it is not the one that is patched later
         patched.setattr(torch, "tanh", lambda x: x.double())
         hmp.explain("tanh", policy=policy), hmp.Policy(bf16={"tanh"}), hmp.explain("tanh", policy=hmp.Policy(bf16={"tanh"}))

@@ -15,7 +15,7 @@ from benchmarks.cost import calls, floor, memory, saved
 from benchmarks.harness import alive, results, sides, stats, verify
 from benchmarks.workloads import known, models
 from command_kit import ROOT, python
-from hmp import torch_private
+from torch_has import SAVED_TENSORS
 
 
 @pytest.mark.nightly
@@ -29,7 +29,7 @@ def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch_private.packed is None, reason="this torch (2.9 and older) does not tell what its nodes saved")
+@pytest.mark.skipif(not SAVED_TENSORS, reason="this torch (2.9 and older) does not tell what its nodes saved")
 def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
     """gelu keeps its input of 8 rows once for both calls: 4 bytes a number or, from the next call on, one and eight for each 128."""
     weight, x = torch.randn(1024, 128, requires_grad=True), torch.randn(8, 128)

@@ -14,7 +14,7 @@ import torch
 import doc_blocks
 import hmp
 import torch_alone
-from hmp import cli
+from hmp.cli import main
 from making import command_line
 
 PAGES = doc_blocks.ROOT / "docs" / "pages"
@@ -35,7 +35,7 @@ TAKES_LONG = {name: block for name, block in ALL.items() if any(word in block fo
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [ALL.keys() - TAKES_LONG, pytest.param(TAKES_LONG.keys(), marks=pytest.mark.nightly)], ids=["", "long"])
 def test_every_block_runs(blocks: Collection[str], tmp_path: Path) -> None:
-    assert cli.main(["init", str(tmp_path / "recipe.py")]) == 0  # which some import
+    assert main(["init", str(tmp_path / "recipe.py")]) == 0  # which some import
     torch_alone.run({name: ALL[name] for name in sorted(blocks)}, tmp_path, alone=False)
 
 

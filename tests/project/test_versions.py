@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import doc_blocks
-from hmp import torch_private
 from making import versions
+from torch_has import release
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = [run for run in versions.results() if run["tests"] == versions.DEFAULT]
@@ -25,23 +25,19 @@ def test_the_tables_are_those_of_the_runs() -> None:
     assert versions.runs_table() in page and versions.features_table() in page
 
 
-def test_the_error_of_another_torch_names_the_releases_whose_tests_were_run() -> None:
-    assert set(torch_private.RELEASES_RUN) == {run["torch"].partition("+")[0] for run in WHOLE}
-
-
 def test_the_classifiers_are_the_pythons_that_all_default_tests_were_run_with() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     run_with = {".".join(run["python"].split(".")[:2]) for run in WHOLE if not run["python"].endswith("t")}
     assert set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)) == run_with
     (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
-    assert min(torch_private.release(run["torch"]) for run in WHOLE) == torch_private.release(oldest)
+    assert min(release(run["torch"]) for run in WHOLE) == release(oldest)
 
 
 def test_a_python_without_its_lock_is_refused_by_name() -> None:
     code = "import sys; sys._is_gil_enabled = lambda: False; import hmp"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "hmp.errors.HmpError: hmp needs Python's global interpreter lock" in done.stderr and "PYTHON_GIL=1" in done.stderr
+    assert "HmpError: hmp needs Python's global interpreter lock" in done.stderr and "PYTHON_GIL=1" in done.stderr
 
 
 FOLDER = doc_blocks.ROOT / ".github" / "workflows"

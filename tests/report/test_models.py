@@ -14,12 +14,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from hmp import torch_private
 from plain_hooks import seen_by_hooks
+from torch_has import SAVED_TENSORS
 from trap_kit import policy
 
 LISTS = policy(bf16={"linear", "matmul"}, fp32={"softmax", "layer_norm"})
-needs_saved = pytest.mark.skipif(torch_private.packed is None, reason="this torch does not tell what a node of the graph saved")
+needs_saved = pytest.mark.skipif(not SAVED_TENSORS, reason="this torch does not tell what a node of the graph saved")
 
 
 class Twice(torch.autograd.Function):
@@ -135,7 +135,7 @@ def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
         Model()(torch.randn(2, 4)).sum().backward()
     assert report.about["model"] == "Model"
     assert [model.name for model in report.models] == ["Model"]
-    if torch_private.packed is not None:
+    if SAVED_TENSORS:
         assert report.models[0].kept == {"Model": 32}  # of exp; inside there is nothing left to keep
 
 

@@ -12,7 +12,6 @@ import pytest
 
 import page_kit
 import tune_result_kit
-from hmp.numerics.page import comparison_page
 
 OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --window-size=1280,800""".split()
@@ -47,8 +46,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     nasty = page_kit.row(f"op{page_kit.NASTY}", "bf16", ("float32", "bfloat16", "bfloat16"), f"net.{page_kit.NASTY}", 1, cast_seconds=2e-6)
     report = page_kit.report((*page_kit.ROWS, nasty)).to_html(folder / "report.html")
-    comparison = folder / "comparison.html"
-    comparison.write_text(comparison_page(page_kit.comparison()), encoding="utf-8")
+    comparison = page_kit.comparison().to_html(folder / "comparison.html")
     tuning = tune_result_kit.crowded().to_html(folder / "tuning.html")
     return {"report": report, "comparison": comparison, "tuning": tuning}
 

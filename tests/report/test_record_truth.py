@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from autocast_kit import needs_autocasts_lstm
-from hmp.report import trace
 from thread_kit import in_thread
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -197,23 +195,6 @@ def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
         in_thread(work)
     found = slices(report.to_trace(tmp_path / "trace.json"))
     assert len({each["tid"] for each in found if each["name"] == "linear"}) == 2
-
-
-def test_slices_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST", 5)
-    with hmp.casts(POLICY), hmp.record() as report:
-        for _ in range(4):
-            F.linear(ONES, ONES)
-    file = report.to_trace(tmp_path / "trace.json")
-    assert len(slices(file)) == 5
-    assert json.loads(file.read_text())["otherData"]["slices_left_out"] == 4 * 3 - 5
-    assert sum(row.calls for row in report.rows) == 4
-    monkeypatch.setattr(trace, "MOST_BYTES", 220)
-    assert report.slices is not None
-    data, shown = trace.packed(report.slices, report.about)
-    values = json.loads(gzip.decompress(data))
-    assert (len(data) <= 220, shown, values["otherData"]["slices_left_out"]) == (True, len(values["traceEvents"]), 12 - shown)
-    assert 0 < shown < 5
 
 
 def test_a_report_without_single_calls_says_so(tmp_path: Path) -> None:

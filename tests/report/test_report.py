@@ -10,9 +10,7 @@ import torch.nn.functional as F
 
 import hmp
 from command_kit import python
-from hmp.report.models import Model
-from hmp.report.rows import Row
-from hmp.report.violations import Violation
+from page_kit import of_report
 from trap_kit import policy
 
 GOLDEN = Path(__file__).parents[1] / "support" / "golden"
@@ -22,26 +20,25 @@ LISTS = policy(bf16={"linear"}, fp32={"softmax"})
 LINEAR = ("linear", "bf16", "linear (lists/bf16.txt:3)", "float32", "bfloat16", "bfloat16")
 SOFTMAX = ("softmax", "fp32", "softmax (lists/fp32.txt:1)", "bfloat16", "float32", "float32")
 SOLVE = ("linalg.solve", "bf16", "linalg.solve", "float32", "float32", "float32")
-ROWS = (
-    Row(*LINEAR, "encoder.0", "model.py", 12, 10, 30, 0, 122880, 2e-3, 5e-4),
-    Row(*LINEAR, "encoder.1", "model.py", 12, 10, 20, 10, 81920, 2e-3, 3e-4),
-    Row(*SOFTMAX, "head", "model.py", 30, 10, 10, 0, 2048, 1e-4, 2e-5),
-    Row(*SOLVE, "head", "model.py", 31, 1, 2, 0, 512, 1e-3, 1e-6, 1),
-    Row("matmul", "R7", "", "float32, bfloat16", "float32", "float32", "head", "model.py", 33, 2, 2, 0, 64, 1e-5, 1e-6, 0, 1),
-    Row("tanh", "unlisted", "", "bfloat16", "bfloat16", "bfloat16", "head", "model.py", 40, 10, 0, 0, 0, 3e-4),
+ROWS = tuple(
+    of_report("rows", *values)
+    for values in (
+        (*LINEAR, "encoder.0", "model.py", 12, 10, 30, 0, 122880, 2e-3, 5e-4),
+        (*LINEAR, "encoder.1", "model.py", 12, 10, 20, 10, 81920, 2e-3, 3e-4),
+        (*SOFTMAX, "head", "model.py", 30, 10, 10, 0, 2048, 1e-4, 2e-5),
+        (*SOLVE, "head", "model.py", 31, 1, 2, 0, 512, 1e-3, 1e-6, 1),
+        ("matmul", "R7", "", "float32, bfloat16", "float32", "float32", "head", "model.py", 33, 2, 2, 0, 64, 1e-5, 1e-6, 0, 1),
+        ("tanh", "unlisted", "", "bfloat16", "bfloat16", "bfloat16", "head", "model.py", 40, 10, 0, 0, 0, 3e-4),
+    )
 )
-AT_HEAD = {"module": "head", "file": "model.py"}
+REGION, NO_KERNEL = "torch.autocast, enabled at train.py:7", "there is no bfloat16 kernel for it (R11)"
 VIOLATIONS = (
-    Violation(
-        SOFTMAX[0], SOFTMAX[2], "float32", "bfloat16", "region", "torch.autocast, enabled at train.py:7", line=30, calls=4, **AT_HEAD
-    ),
-    Violation(
-        SOLVE[0], SOLVE[2], "bfloat16", "float32", "no kernel", "there is no bfloat16 kernel for it (R11)", line=31, calls=1, **AT_HEAD
-    ),
+    of_report("violations", SOFTMAX[0], SOFTMAX[2], "float32", "bfloat16", "region", REGION, "head", "model.py", 30, 4),
+    of_report("violations", SOLVE[0], SOLVE[2], "bfloat16", "float32", "no kernel", NO_KERNEL, "head", "model.py", 31, 1),
 )
 MODELS = (
-    Model("Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),
-    Model("Teacher", {"float32": 10}, 0, 40, None, 2),
+    of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),
+    of_report("models", "Teacher", {"float32": 10}, 0, 40, None, 2),
 )
 POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}
 ABOUT = {
@@ -59,11 +56,11 @@ def by_hand() -> hmp.Report:
 
 def test_what_is_left_out_of_the_text_is_counted() -> None:
     rows = [
-        Row(f"op{number}", "unlisted", "", "float32", "float32", "float32", "head", "model.py", 40, 1, 0, 0, 0, 1e-4)
+        of_report("rows", f"op{number}", "unlisted", "", "float32", "float32", "float32", "head", "model.py", 40, 1, 0, 0, 0, 1e-4)
         for number in range(27)
     ]
-    violations = [Violation(f"op{number}", "op", "float32", "bfloat16", "region", "why", calls=1, **AT_HEAD) for number in range(28)]
-    models = [Model(f"Net{number}", {"float32": 1}, 1, 4, {"m": 8}) for number in range(29)]
+    violations = [of_report("violations", f"op{number}", "op", "float32", "bfloat16", "region", "why", calls=1) for number in range(28)]
+    models = [of_report("models", f"Net{number}", {"float32": 1}, 1, 4, {"m": 8}) for number in range(29)]
     text = str(hmp.Report(rows, (), violations, models, never_called=[f"op{number}" for number in range(170)]))
     for told in ("\n2 more", "\n3 more", "\n4 more", "170 names"):
         assert told in text

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from fake_devices import DEVICES, Trace, fake_tensors
-from hmp.torch_private import TORCH
 from oracle import BF16, F16, F32
+from torch_has import TORCH
 from trap_kit import policy, refused, same
 
 LOWEST = torch.finfo(F32).min

@@ -8,11 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
 import hmp
-from hmp.dispatch import deciding
-from hmp.ops import op_facts
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(4, 4)
 POSITIVE = X @ X.T + 4 * torch.eye(4)
@@ -141,14 +138,6 @@ def test_r11_an_error_that_float32_does_not_mend_is_torchs_own() -> None:
         assert hmp.fallbacks() == {}
 
 
-def test_r11_random_ops_are_never_run_again() -> None:
-    for op in ("dropout", "rrelu", "multinomial"):
-        policy = hmp.Policy("mine", bf16={op})
-        with hmp.convert(policy=policy):
-            rules = [d.rule for d in deciding.decide(policy).values() if d.rule.op == op]
-        assert rules and not any(rule.retries for rule in rules), op
-
-
 def test_r11_a_matrix_without_a_kernel_says_nothing_of_vectors() -> None:
     vector, matrix = torch.randn(5), low().reshape(-1)[:4].reshape(2, 2)
     with hmp.convert(policy="torch-cpu"):
@@ -187,40 +176,3 @@ def test_r11_explain_says_where_an_op_has_no_kernel() -> None:
     assert anywhere in str(hmp.explain("linalg.inv", "habana"))
     assert "without a kernel on cpu in bfloat16 and float16" in str(hmp.explain("avg_pool3d", "habana"))
     assert "R11" not in str(hmp.explain("relu", "habana"))
-
-
-# What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.
-TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # op_db samples deprecated names and degenerate shapes too
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)], ids=str)
-def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
-    """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
-    missing = []
-    for info in op_db:
-        name = info.name.removeprefix("nn.functional.")
-        synonyms = op_facts.SYNONYMS.get(name, ())
-        if torch.float32 not in info.dtypes or name.startswith("jiterator") or known.intersection({name, *synonyms}) or name in TRIED:
-            continue
-        for sample, _ in zip(info.sample_inputs_func(info, "cpu", torch.float32, False), range(4), strict=False):
-            if _runs(info.op, sample, torch.float32) and not _runs(info.op, sample, dtype):
-                missing.append(name)
-                break
-    assert missing == []
-
-
-def _runs(op: Callable[..., object], sample: object, dtype: torch.dtype) -> bool:
-    def cast(value: object) -> object:
-        return value.detach().to(dtype) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
-
-    args, kwargs = pytree.tree_map(cast, ((sample.input, *sample.args), sample.kwargs))  # type: ignore[attr-defined]
-    try:
-        op(*args, **kwargs)
-    except (RuntimeError, ValueError, TypeError):
-        return False
-    return True

@@ -5,14 +5,11 @@ What every writer and every holder does, and in what order, P3 draws (tests/prop
 
 from __future__ import annotations
 
-import copy
-import itertools
 import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.caches import write_marks
 from memory_writers import COLLECTIVES, WRITERS, OneProcess
-from oracle import tensors
 
 SIDE = 512  # 1 MiB of float32, of which a copy is kept whatever it is
 POLICY = hmp.Policy("low", bf16={"linear", "mm"})
@@ -163,50 +158,6 @@ def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(kind: str, nam
             other = OTHERWISE[name](first)
         got = torch.mm(ONES.to(other.dtype), first if kind == "weight" else other)
     assert torch.equal(got, torch.mm(ONES.bfloat16(), other.clone().bfloat16()))
-
-
-def outcome(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    torch.manual_seed(0)
-    try:
-        return [t.detach() for t in tensors((function(*args, **kwargs),))]
-    except Exception as error:
-        return type(error), str(error)
-
-
-@pytest.mark.slow
-def test_r18_no_op_of_torch_minds_a_marked_input() -> None:
-    """Each op of torch's table gives the same of marked inputs, in two threads too: a kernel may not clear a mark from inside a loop."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    differing, seen = [], 0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for op in op_db:
-            if torch.float32 not in op.supported_dtypes("cpu") or "empty" in op.name:
-                continue
-            for sample in itertools.islice(op.sample_inputs_func(op, "cpu", torch.float32, False), 6):
-                args = [sample.input, *sample.args]
-                if any(t.layout is not torch.strided or t.is_nested for t in tensors((args, sample.kwargs))):
-                    continue  # they have no storage, or parts
-                plain, with_marks = (copy.deepcopy((args, sample.kwargs)) for _ in range(2))
-                seen += sum(not write_marks.mark(t) for t in tensors(with_marks))
-                if not same(outcome(op.op, *plain), outcome(op.op, *with_marks)):
-                    differing.append(op.name)
-    finally:
-        torch.set_num_threads(threads)
-    assert seen > 2000
-    assert not differing
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) or isinstance(other, tuple):
-        return bool(one == other)
-    try:
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)  # lstsq differs from one run to the next
-    except AssertionError:
-        return False
-    return True
 
 
 SIZE = 64

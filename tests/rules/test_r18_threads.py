@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import multiprocessing
 import os
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.caches import activation_cache, cast_cache, weight_cache, write_marks
+from low_kernels_kit import as_computed
 from memory_writers import WRITERS
 from thread_kit import in_thread
 
@@ -37,16 +35,17 @@ LISTS = hmp.Policy("low", bf16={"linear"})
 # --- at every point of a cast ---------------------------------------------------------------------------------------------
 
 
-_OURS = {module.__file__ for module in (activation_cache, cast_cache, weight_cache, write_marks)}
+_HMP = os.path.dirname(hmp.__file__)
 
 
 def _with_a_write_at(point: int, write: Callable[[], None], function: Callable[[], Any]) -> tuple[Any, int]:
-    """What `function` returns when `write` runs before the `point`th bytecode of the caches, and how many bytecodes there were."""
+    """What `function` returns when `write` runs before the `point`th bytecode of hmp's caches, and how many bytecodes there were."""
     passed = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal passed
-        if frame.f_code.co_filename not in _OURS:
+        file = frame.f_code.co_filename
+        if not file.startswith(_HMP) or "cache" not in file.removeprefix(_HMP):
             return None
         frame.f_trace_opcodes = True  # lines stay traced: Python 3.13 and 3.14 else trace no bytecode of a function's first call
         if event == "opcode":
@@ -71,9 +70,13 @@ def _in_thread(writer: Callable[[torch.Tensor, float], Any], tensor: torch.Tenso
     return write
 
 
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
 def _tensor(kind: str) -> torch.Tensor:
-    tensor = torch.randn(96, 96, generator=torch.Generator().manual_seed(1))
-    return tensor if kind == "activation" else torch.nn.Parameter(tensor, requires_grad=kind == "training")
+    # an activation of 1 MiB, from which on a copy is kept
+    return _random(512, 512) if kind == "activation" else torch.nn.Parameter(_random(96, 96), requires_grad=kind == "training")
 
 
 @pytest.mark.parametrize(
@@ -84,27 +87,33 @@ def _tensor(kind: str) -> torch.Tensor:
         pytest.param("weight", "apply_", (0, 1, 2), marks=pytest.mark.nightly),
     ],
 )
-def test_r18_a_write_at_any_point_of_a_cast_is_seen_by_the_next(kind: str, writer: str, before: tuple[int, ...]) -> None:
-    """The cast itself may see the old values or the new ones, or some of each; whoever casts afterwards sees the new ones."""
+def test_r18_a_write_at_any_point_of_a_product_is_seen_by_the_next(kind: str, writer: str, before: tuple[int, ...]) -> None:
+    """The product itself may see the old values or the new ones, or some of each; whoever multiplies afterwards sees the new ones."""
+    other = _random(2, 512 if kind == "activation" else 96)
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
+    def product(tensor: torch.Tensor, linear: Callable[..., torch.Tensor] = lambda *args: F.linear(*args)) -> torch.Tensor:
         with torch.set_grad_enabled(kind == "training"):
-            return cast_cache.cast_product_input(tensor, BF16).detach()
+            return linear(*((tensor, other) if kind == "activation" else (other, tensor))).detach()
 
-    hmp.clear_cache()
-    _with_a_write_at(0, lambda: None, lambda: cast(_tensor(kind)))  # Python 3.12 traces no bytecode the first time
-    for casts_before in before:
-        point, last = 1, sys.maxsize
-        while point <= last:
-            gc.collect(0)  # the weights of points before: while they are alive each cast goes through them
-            tensor = _tensor(kind)
-            for _ in range(casts_before):
-                cast(tensor)
-            _, last = _with_a_write_at(point, _in_thread(WRITERS[writer], tensor), lambda tensor=tensor: cast(tensor))
-            for _ in range(3):
-                assert torch.equal(cast(tensor), tensor.detach().clone().to(BF16)), f"after {casts_before} casts, before bytecode {point}"
-            point += 1
-        assert last > 20
+    def by_hand(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            return as_computed(F.linear)(x.clone().to(BF16), weight.clone().to(BF16))
+
+    with hmp.casts(LISTS):
+        _with_a_write_at(0, lambda: None, lambda: product(_tensor(kind)))  # Python 3.12 traces no bytecode the first time
+        for products_before in before:
+            point, last = 1, sys.maxsize
+            while point <= last:
+                gc.collect(0)  # the weights of points before: while they are alive each cast goes through them
+                tensor = _tensor(kind)
+                for _ in range(products_before):
+                    product(tensor)
+                _, last = _with_a_write_at(point, _in_thread(WRITERS[writer], tensor), lambda tensor=tensor: product(tensor))
+                for _ in range(3):
+                    told = f"after {products_before} products, before bytecode {point}"
+                    assert torch.equal(product(tensor), product(tensor, by_hand)), told
+                point += 1
+            assert last > 20
 
 
 # --- writers of every pace ------------------------------------------------------------------------------------------------
@@ -247,48 +256,3 @@ def test_r18_no_copy_is_kept_beside_a_thread_that_may_be_in_a_write() -> None:
             assert {_refused() for _ in range(20)} == {"other threads"}
         finally:
             stop.set()
-
-
-def test_r18_a_name_says_nothing_of_what_is_found_by_it() -> None:
-    """`table.get("fill_")(tensor, 1)` is a call of what was found, and none of `get`."""
-
-    class Table(dict[str, Any]):
-        recv = dict.__getitem__
-
-    table, name, done = Table(fill=torch.Tensor.fill_), "fill", [torch.zeros(1).fill_]
-    calls = (
-        lambda: table.get("fill")(1), lambda: table.get(name)(1, 2), lambda: table.recv("fill")(*name), lambda: done[0](table.get(1)),
-        lambda: (table.get)(1)(2), lambda: (name or table.get)(1), lambda: table.get("recv")(1)(**name), lambda: table.fill(table.get(1)),
-    )  # fmt: skip
-    for call in calls:
-        places = [i.offset for i in dis.get_instructions(call.__code__) if i.opname.startswith(("CALL", "PRECALL"))]
-        assert not write_marks._waits((call.__code__, places[-1])), dis.Bytecode(call).dis()
-    waits = lambda: table.get(name, done[0])  # noqa: E731
-    assert any(write_marks._waits((waits.__code__, i.offset)) for i in dis.get_instructions(waits.__code__))
-
-
-def test_r18_no_function_that_writes_a_tensor_is_called_as_those_that_wait_are() -> None:
-    owners = (torch.Tensor, torch.UntypedStorage, torch, torch._C, torch._C._nn, torch._C._VariableFunctions, torch.ops.aten)
-    found = {name for owner in owners for name in dir(owner) if name.lstrip("_") in write_marks._WAITING}
-    # a view, a class, and what copies or makes none
-    assert found <= {"select", "device", "_get", "_join"}, found
-
-
-def test_r18_a_mark_keeps_nothing_alive_of_who_asked_for_it_and_garbage_is_collected_as_before() -> None:
-    """A frame that refers to itself lives until garbage is collected, and with it whatever its callers hold."""
-
-    def caller() -> weakref.ref[torch.Tensor]:
-        weight = torch.randn(4, 4)
-        while write_marks.mark(weight):
-            time.sleep(0.01)
-        return weakref.ref(weight)
-
-    ended = _Ended()
-    with _threads_in([ended.event.wait], [ended]):
-        try:
-            for collecting in (True, False):
-                (gc.enable if collecting else gc.disable)()
-                assert caller()() is None or collecting
-                assert gc.isenabled() is collecting
-        finally:
-            gc.enable()

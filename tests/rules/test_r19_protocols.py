@@ -17,8 +17,8 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
-from hmp.torch_private import TORCH
 from process_kit import alone
+from torch_has import TORCH
 from trap_kit import policy, same
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -321,11 +321,10 @@ def use():
 """
 
 LOOK = """
-from hmp.patching import PatchedOp
 from torch_walk import held_by_anything, held_by_torch
 
 def is_wrapper(value):
-    return issubclass(type(value), PatchedOp)
+    return issubclass(type(value), WRAPPER)
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them
 PLACES = [torch, torch.nn.functional, torch.utils.dlpack, torch.special, torch.linalg, torch.fft, torch.sparse, torch.masked]
@@ -334,6 +333,8 @@ PLACES += [torch._VF, *(getattr(torch._C, name) for name in ('_nn', '_linalg', '
 PLACES = [vars(each) for each in PLACES]
 
 def look():
+    global WRAPPER
+    WRAPPER = [kind for kind in type(torch.mm).__mro__ if kind.__module__.partition(".")[0] == "hmp"][-1]
     allowed = [*PLACES, torch.Tensor]
     if "torch._dynamo.trace_rules" in sys.modules:
         allowed.append(sys.modules["torch._dynamo.trace_rules"].get_torch_obj_rule_map())

@@ -5,10 +5,7 @@ What each list does with the inputs of an op, P1 asks (tests/properties).
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from hmp.ops import op_facts
 from oracle import BF16, F32, F64, assert_same, outcome
+from process_kit import ROOT, run_in_another_process
 from strategies import INTEGER, Leaf, build
 from trap_kit import policy
 
@@ -92,13 +89,21 @@ def test_r2_a_lookup_makes_no_copy_of_the_table() -> None:
     assert "Embedding" in out.grad_fn.next_functions[0][0].name()  # and the look-up took the table as it is
 
 
-def test_r3_a_stand_in_for_torch_xla_is_no_error(monkeypatch):
+@pytest.mark.slow
+def test_r3_a_stand_in_for_torch_xla_is_no_error():
     """importlib.util.find_spec() raises for a module without a spec, such as documentation builds put into sys.modules."""
-    monkeypatch.setitem(sys.modules, "torch_xla", types.ModuleType("torch_xla"))
-    spec = importlib.util.spec_from_file_location("hmp.ops.once_more", op_facts.__file__)
-    once_more = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(once_more)
-    assert "where" not in once_more.PROMOTED_WHOLLY
+    run_in_another_process(
+        """
+    import sys, types
+    del sys.modules["hmp"]  # which no name may be imported of, to be sure
+    sys.modules["torch_xla"] = types.ModuleType("torch_xla")
+    import hmp, torch
+    with hmp.casts(hmp.Policy(promote={"where"})):
+        assert torch.where(torch.ones(1) > 0, torch.ones(1), torch.ones(1).bfloat16()).dtype is torch.float32
+    """,
+        with_hmp=False,
+        path=str(ROOT),
+    )
 
 
 def test_r4_a_name_on_both_lists_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Packed numbers: what each format gives back, and gradients, which are to the last bit those of ops that get quantised tensors."""
+"""Gradients of packed numbers, which are to the last bit those of ops that get quantised tensors."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from torch import nn
 
 import hmp
 import saved_oracle as oracle
-from hmp.saved import formats
-from hmp.saved.formats import FORMATS, pack, unpack
 
 OPS = frozenset({"linear", "gelu", "softmax", "layer_norm", "dropout", "scaled_dot_product_attention"})
 RECIPES = ("fp8", "bf16", "int8")
@@ -108,51 +105,3 @@ def test_r22_gradients_are_those_of_quantised_tensors_and_the_result_is_torchs(r
     rounds_nothing = recipe == "bf16" and dtype is torch.bfloat16
     assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True)) is rounds_nothing
     assert hmp.fallbacks() == {}
-
-
-INF, NAN = math.inf, math.nan
-FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-PAIRS = [(recipe, dtype) for recipe in FORMATS for dtype in FLOATS if dtype in FORMATS[recipe].takes]
-
-
-def there_and_back(tensor: torch.Tensor, recipe: str) -> torch.Tensor:
-    return unpack(pack(tensor, FORMATS[recipe]))
-
-
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "as elsewhere"])
-def test_r22_each_number_comes_back_within_its_formats_error(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if elsewhere:  # the way of devices that would have to be waited for: nothing is asked of the numbers
-        monkeypatch.setattr(formats, "_is_usual", lambda flat: False)
-    for recipe, dtype in PAIRS:
-        x = (torch.randn(300_000) * torch.logspace(-3, 3, 300_000)).to(dtype)  # several pieces, and a rest
-        y = there_and_back(x, recipe)
-        assert y.dtype is dtype and torch.equal(y[-(300_000 % 128) :], x[-(300_000 % 128) :])
-        blocks, error = x.double()[:299_904].view(-1, 128), (x.double() - y.double()).abs()[:299_904].view(-1, 128)
-        # the rounding to the tensor's own dtype, which the next power of two may begin
-        step = torch.finfo(dtype).eps / 2 * blocks.abs().maximum(y.double().abs()[:299_904].view(-1, 128))
-        most = {
-            "fp8": (blocks.abs() / 16).maximum(blocks.abs().amax(1, keepdim=True) * 2**-16),
-            "bf16": blocks.abs() / 256,
-            "int8": (blocks.amax(1, keepdim=True) - blocks.amin(1, keepdim=True)) / 509 + step,
-        }[recipe]
-        assert bool((error <= most).all()), (recipe, dtype)
-        assert pack(x, FORMATS[recipe]).nbytes <= {"fp8": 1.045, "bf16": 2.001, "int8": 1.08}[recipe] * 300_000
-
-
-def test_r22_nan_and_inf_come_back_and_what_is_finite_stays_finite() -> None:
-    for recipe, dtype in PAIRS:
-        most, least = torch.finfo(dtype).max, torch.finfo(dtype).tiny
-        for special in ([INF, -INF, NAN], [INF] * 128, [NAN] * 128, [most, -most], [most] * 128, [0.0] * 128, [least, -least], [-0.0]):
-            x = torch.randn(4096 + 5).to(dtype)
-            x[: len(special)] = torch.tensor(special, dtype=dtype)
-            y = there_and_back(x, recipe)
-            odd = ~x.isfinite()
-            assert torch.equal(y[odd].nan_to_num(7), x[odd].nan_to_num(7)) and bool(y[~odd].isfinite().all()), (recipe, special)
-            plain = x[128:4096]  # the blocks beside it know nothing of it
-            assert bool(((y[128:4096] - plain).abs() <= plain.abs() / 16 + 0.02).all()), (recipe, special)
-
-
-def test_r22_tiny_numbers_are_numbers() -> None:
-    x = torch.randn(8192) * 1e-20
-    for recipe in ("fp8", "int8"):
-        assert (there_and_back(x, recipe) - x).norm() < 0.03 * x.norm()

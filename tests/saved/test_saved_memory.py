@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from hmp.benchmark.saved_bytes import SavedBytes
 from saved_oracle import bytes_of, only_what_is_new, packs
 
 pytestmark = packs
@@ -92,19 +91,19 @@ def test_r22_benchmark_and_summary_count_what_is_left() -> None:
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)), torch.randn(ROWS, WIDTH)
     whole, packed = (hmp.summary(hmp.apply(model, policy), x).saved_bytes for policy in (PACKED.replace(saved=frozenset()), PACKED))
     assert whole == 3 * FLOATS * 4 and packed < whole * 0.8  # the batch is held, and the last input until its model returns
-    with SavedBytes([x, *model.parameters()]).watch() as saved:
-        model(x)
-        F.gelu(torch.ones(8))
-    assert saved.bytes <= 2 * FLOATS * 33 // 32 + FLOATS * 4
+    kept, _ = bytes_of(lambda: (model(x), F.gelu(torch.ones(8)))[0])
+    assert kept <= 2 * FLOATS * 33 // 32 + FLOATS * 4
 
 
 @pytest.mark.parametrize("listed", ["tanh", "gelu"])
 def test_r22_memory_that_an_unlisted_op_keeps_too_is_counted_once(listed: str) -> None:
     """The product keeps what tanh gives and gelu takes: behind the one, before the other."""
     x, weight = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randn(WIDTH, WIDTH, requires_grad=True)
-    meter = SavedBytes([x, weight])
-    with hmp.casts(hmp.Policy("packed", saved={listed})), meter.watch():
+
+    def forward() -> Any:
         hidden = torch.tanh(x)
-        results = F.linear(hidden, weight), F.gelu(hidden)
-    assert meter.bytes == 4 * FLOATS
-    del results
+        return F.linear(hidden, weight), F.gelu(hidden)
+
+    with hmp.casts(hmp.Policy("packed", saved={listed})):
+        kept, _ = bytes_of(forward)
+    assert kept == 4 * FLOATS

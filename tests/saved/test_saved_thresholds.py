@@ -1,111 +1,17 @@
-"""What a backward compares comes back exactly: signs, zeros, thresholds. Which ops do so is asked of torch."""
+"""What a backward compares comes back exactly: signs, zeros, thresholds."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
 import hmp
-from hmp.saved import how_of
-from hmp.saved.packable import why_not
 from saved_oracle import bytes_of, packs
 
 Tensor = torch.Tensor
-TINY, JUMP = 1e-7, 0.01
-# Where backwards jump: signs change at zero, hard functions have their corners, and equal numbers are many.
-CORNERS = torch.tensor([0, 0, 0.5, -0.5, 1, -1, 3, -3, 6, 20], dtype=torch.float64)
-
-
-# --- the table, from torch ----------------------------------------------------------------------------------------------------------------
-
-
-def tensors(value: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
-
-
-def gradients(call: Callable[[], Any], leaves: list[Tensor], moved: bool, twice: bool) -> list[Tensor]:
-    """First or second derivatives, where what is kept is moved by less than it is rounded, each number up or down."""
-    generator = torch.Generator().manual_seed(5)
-    torch.manual_seed(7)
-
-    def unpack(kept: Tensor) -> Tensor:
-        if not moved or kept.dtype is not torch.float64:
-            return kept
-        side = torch.randint(0, 2, kept.shape, generator=generator) * 2 - 1
-        return kept + side * TINY * kept.detach().abs().nan_to_num(1, 1, 1).clamp(min=1)
-
-    def summed(values: list[Tensor]) -> Tensor:
-        weights = torch.Generator().manual_seed(3)
-        return sum(((value * torch.rand(value.shape, dtype=value.dtype, generator=weights)).sum() for value in values), torch.zeros(()))
-
-    with saved_tensors_hooks(lambda kept: kept if kept.is_leaf else kept.detach(), unpack):
-        found = summed([each for each in tensors(call()) if each.requires_grad])
-        if not found.requires_grad:
-            return []
-        first = torch.autograd.grad(found, leaves, allow_unused=True, create_graph=twice)
-        if not twice:
-            return list(filter(lambda each: each is not None, first))
-        found = summed([each for each in first if each is not None and each.requires_grad])
-        second = torch.autograd.grad(found, leaves, allow_unused=True) if found.requires_grad else []
-    return [each for each in second if each is not None]
-
-
-def jump(call: Callable[[], Any], leaves: list[Tensor], twice: bool) -> float:
-    """How much of a gradient, at most, a tiny change of what is kept changes."""
-    exact, moved = (gradients(call, leaves, move, twice) for move in (False, True))
-    apart = [((a - b).abs() / a.abs().clamp(min=1))[a.isfinite()].nan_to_num(1) for a, b in zip(exact, moved, strict=True)]
-    return max([float(each.max()) for each in apart if each.numel()], default=0.0)
-
-
-def jumps(op: Any) -> bool:
-    """Whether a derivative of the op jumps for one of torch's own samples, with numbers that lie at corners."""
-    for sample in itertools.islice(op.sample_inputs_func(op, "cpu", torch.float64, True), 12):
-        args = (sample.input, *sample.args)
-        generator = torch.Generator().manual_seed(1)
-        given = [each for each in tensors((args, sample.kwargs)) if each.is_leaf and each.requires_grad]
-        leaves = [each for each in given if each.dtype is torch.float64 and each.layout is torch.strided]
-        with torch.no_grad():
-            for leaf in leaves:
-                leaf.copy_(CORNERS[torch.randint(len(CORNERS), leaf.shape, generator=generator)])
-        if not leaves or why_not(op.name, args, sample.kwargs):
-            continue
-        for twice in (False, True):
-            try:
-                if jump(lambda args=args, kwargs=sample.kwargs: op(*args, **kwargs), leaves, twice) > JUMP:
-                    return True
-            except RuntimeError:  # no numbers for this op, or it has no second derivative
-                continue
-    return False
-
-
-def may_be_listed(name: str) -> bool:
-    try:
-        hmp.Policy(saved={name})
-    except hmp.HmpError:
-        return False
-    return True
-
-
-@pytest.mark.slow
-@packs
-def test_r22_every_op_that_may_be_listed_and_whose_backward_jumps_has_its_signs_exact() -> None:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    found = set()
-    for op in op_db:
-        name = op.name.removeprefix("nn.functional.").removeprefix("__").removesuffix("__")
-        if op.supports_autograd and torch.float64 in op.dtypes and may_be_listed(name) and jumps(op):
-            found.add(name)
-    found.discard("multi_head_attention_forward")  # its scores are large: what it multiplies is no jump
-    assert {name for name in found if not how_of(name, "int8").signs} == set()
-    assert found >= {"abs", "relu", "leaky_relu", "prelu", "selu", "elu", "celu", "softsign"}  # the last three in second derivatives
 
 
 # --- the numbers --------------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.session import calls_in_flight
 from trap_kit import policy
 
 A, B, V, ONES = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6), torch.ones(6)
@@ -200,8 +199,7 @@ def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
 
 
 @pytest.mark.slow
-def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_in_flight, "PATIENCE", 0.3)
+def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it() -> None:
     began, converted = threading.Event(), threading.Event()
 
     class Waits(torch.Tensor):
@@ -215,7 +213,7 @@ def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatc
     assert began.wait(60)
     start = time.monotonic()
     hmp.convert()
-    assert 0.2 < time.monotonic() - start < 30
+    assert 1 < time.monotonic() - start < 30
     converted.set()
     thread.join()
     assert not errors

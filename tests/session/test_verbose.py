@@ -14,9 +14,7 @@ from process_kit import run_in_another_process
 
 
 @pytest.fixture(autouse=True)
-def no_listing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What `unreachable()` lists is said by test_names_taken.py; here, among all that the other tests hold, it takes seconds a call."""
-    monkeypatch.setattr(sys.modules["hmp.session.conversion"], "tell_unreachable", lambda: None)
+def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hmp")
 
 

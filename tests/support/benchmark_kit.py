@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from hmp.benchmark.result import Benchmark
 
 ONCE: dict[str, Any] = {"rounds": 1, "steps": 1}
 LINEAR = hmp.Policy("only linear", bf16={"linear"})
@@ -42,7 +41,7 @@ class Training:
         self.model.calls += 1
         return loss
 
-    def benchmark(self, policies: Any = ("float32",), **options: Any) -> Benchmark:
+    def benchmark(self, policies: Any = ("float32",), **options: Any) -> Any:
         return hmp.benchmark(self, policies, model=self.model, optimizer=self.optimizer, **options)
 
     def everything(self) -> tuple[Any, ...]:

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 
 import hmp
-from hmp.caches import activation_cache, cast_cache, shared_cast, weight_cache
-from hmp.casting import tensor_casts
 from oracle import tensors
 
 Scenario = Callable[[], Any]
@@ -21,36 +18,28 @@ Y = torch.randn(4, 8, generator=torch.Generator().manual_seed(4))
 
 
 @contextmanager
-def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
-    """A process under torch-cpu's policy with every cast shared that may be, or with no cache at all."""
-    with pytest.MonkeyPatch.context() as patch:
-        limit = weight_cache._limit
-        cast_cache.revert()
-        if not hmp.is_converted():
-            hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
-        if on:
-            patch.setattr(shared_cast, "WORTH_KEEPING", share_above)
-            patch.setattr(shared_cast, "least", share_above)
-            patch.setattr(shared_cast, "least_weight", share_above)
-            patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
-            hmp.set_cache_limit(None)
-        else:
-            patch.setattr(cast_cache, "low_weight", lambda weight, dtype: tensor_casts.cast(weight, dtype))
-            patch.setattr(cast_cache, "low_activation", tensor_casts.cast)
-            hmp.set_cache_limit(0)
-        try:
-            yield
-        finally:
-            cast_cache.revert()
-            hmp.set_cache_limit(limit)
+def caches(on: bool, *, share_above: int = 0) -> Iterator[None]:
+    """A process under torch-cpu's policy with every cast shared that a user may have shared, or with no cache at all."""
+    if not hmp.is_converted():
+        hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
+    hmp.clear_cache()
+    hmp.set_cache_limit(None if on else 0)
+    hmp.set_sharing(share_above if on else 2**62)
+    try:
+        yield
+    finally:
+        hmp.clear_cache()
+        hmp.set_cache_limit(None)
+        hmp.set_sharing(None)
 
 
-def run(scenario: Scenario, *, cached: bool, share_above: int = 1) -> tuple[list[torch.Tensor], int]:
+def run(scenario: Scenario, *, cached: bool, share_above: int = 0) -> tuple[list[torch.Tensor], int]:
     """What the scenario returns, and how many casts the caches saved."""
     torch.manual_seed(0)
     with caches(cached, share_above=share_above):
+        before = hmp.cache_info().hits
         results = [t.detach().clone() for t in tensors(scenario())]
-        return results, hmp.cache_info().hits
+        return results, hmp.cache_info().hits - before
 
 
 def assert_same_bits(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
@@ -61,7 +50,7 @@ def assert_same_bits(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
         assert torch.equal(one.isnan(), other.isnan()), number
 
 
-def assert_caches_change_nothing(scenario: Scenario, *, hits: bool = True, share_above: int = 1) -> None:
+def assert_caches_change_nothing(scenario: Scenario, *, hits: bool = True, share_above: int = 0) -> None:
     """The same bits with the caches as without; `hits` says whether casts must have been saved on the way."""
     want, none = run(scenario, cached=False, share_above=share_above)
     got, saved = run(scenario, cached=True, share_above=share_above)

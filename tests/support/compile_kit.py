@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from hmp.torch_releases import release
+from torch_has import TORCH
 from trap_kit import policy
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # Where hmp does not know Dynamo what is compiled runs as in eager: nothing can be said of graphs.
 BRIDGED = pytest.mark.skipif(torch.__version__ < (2, 13), reason="a torch whose Dynamo hmp does not know: there are no graphs")
 # Below 2.11 what is compiled runs as in eager; in 2.11 hmp's casts are in the graph, but for these.
-NOT_IN_2_11 = (2, 11) <= release(torch.__version__) < (2, 13)
+NOT_IN_2_11 = (2, 11) <= TORCH < (2, 13)
 FAKES_REFUSE = pytest.mark.skipif(
     NOT_IN_2_11, reason="the fake tensors of torch 2.11 take a mixture of dtypes that its kernel then refuses"
 )

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import hmp
 from hmp.numerics.comparison import Comparison
 from hmp.numerics.comparison import Row as ErrorRow
-from hmp.report.rows import Row
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"
 NASTY = "<script>alert(1)</script>"
 
 
-def row(op: str, rule: str, dtypes: tuple[str, str, str], module: str, line: int, **counted: Any) -> Row:
-    return Row(op, rule, counted.pop("source", ""), *dtypes, module, FILE, line, counted.pop("calls", 2), **counted)
+FIELDS = {
+    "rows": "op rule source inputs compute output module file line calls casts casts_saved cast_bytes op_seconds cast_seconds "
+    "no_kernel raised traced",
+    "violations": "op source wanted got kind by module file line calls",
+    "models": "name parameters trainable parameter_bytes kept count",
+}
+
+
+def of_report(kind: str, *values: Any, **named: Any) -> Any:
+    """A row, a model or a violation of a report, as they are read from its JSON."""
+    given = dict(zip(FIELDS[kind].split(), values, strict=False)) | named
+    report = hmp.Report.from_dict({"hmp_report": 1, "rows": [], kind: [given]})
+    return (report.violations() if kind == "violations" else getattr(report, kind))[0]
+
+
+def row(op: str, rule: str, dtypes: tuple[str, str, str], module: str, line: int, **counted: Any) -> Any:
+    return of_report("rows", op, rule, counted.pop("source", ""), *dtypes, module, FILE, line, counted.pop("calls", 2), **counted)
+
+
+def html_of(result: Any) -> str:
+    """The page that a report, a comparison or a search writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Path(result.to_html(Path(folder) / "page.html")).read_text(encoding="utf-8")
 
 
 ROWS = (
@@ -43,7 +65,7 @@ ROWS = (
 POLICY = hmp.Policy("mine", bf16={"linear", "mul", "cdist", "max_pool1d"}, fp32={"tanh", "cross_entropy"}, promote={"add"})
 
 
-def report(rows: tuple[Row, ...] = ROWS, **about: Any) -> hmp.Report:
+def report(rows: tuple[Any, ...] = ROWS, **about: Any) -> hmp.Report:
     told = {"policies": [POLICY.to_dict()], "never_called": ["max_pool1d"], "uncast_calls": 7, "seconds": 1.5, "torch": "2.13.0"}
     return hmp.Report(rows, **(told | about))
 
@@ -54,7 +76,7 @@ def large(layers: int = 700) -> hmp.Report:
     module = "model.decoder.layers.{}.self_attention.projection"
     return report(
         tuple(
-            Row(op, rule, "linear (/lists/mine/bf16.txt:1)", WIDE, LOW, LOW, module.format(layer), path,
+            of_report("rows", op, rule, "linear (/lists/mine/bf16.txt:1)", WIDE, LOW, LOW, module.format(layer), path,
                 at, 1, 2, 0, 4096, 1e-4, 1e-5 * (layer % 7))
             for layer in range(layers)
             for at, (op, rule) in enumerate((("linear", "bf16"), ("matmul", "bf16"), ("softmax", "fp32"), ("view", "unlisted")))

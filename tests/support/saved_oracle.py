@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import hmp
-from hmp import torch_private
+from torch_has import SAVED_TENSORS_HOOKS
 
 Tensor = torch.Tensor
 BF16 = torch.bfloat16
 aten = torch.ops.aten
-packs = pytest.mark.skipif(torch_private.saved_tensors_hooks is None, reason="this torch packs nothing, which is an error that says so")
+packs = pytest.mark.skipif(not SAVED_TENSORS_HOOKS, reason="this torch packs nothing, which is an error that says so")
 
 
 def block_of(row: int) -> int:

@@ -15,8 +15,7 @@ import torch
 
 import hmp
 from attempt import Attempt, Expectation, accepted, also_without_kernel, differences, expect, expect_out
-from hmp.ops import sites
-from ops import Call, Sample, calls, mixtures, samples
+from ops import Call, Sample, calls, list_name, mixtures, op_db, samples
 from oracle import BF16, F32, LISTS, Lists
 
 
@@ -69,8 +68,11 @@ _ONE_FUNCTION = {"pos": "positive", "dsmm": "mm", "spmm": "mm", "hsmm": "hspmm",
 
 def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
     """Two policies with every op on the BF16 or the FP32 list: a random half, and its complement."""
+    called = {list_name(each) for info in op_db() for each in (info.name, *(alias.name for alias in info.aliases))}
+    presets = map(hmp.Policy.load, hmp.policies())
+    listed = {name for preset in presets for name in preset.bf16 | preset.fp32 | preset.promote}
     names = []
-    for op in sites.every_op():
+    for op in sorted(called | listed | {f"{name}_" for name in called}):
         try:
             alone = hmp.Policy(bf16=frozenset({op})).casts_by_op("bf16")
         except hmp.OpListError:

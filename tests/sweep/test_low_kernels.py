@@ -12,7 +12,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 import hmp
-from hmp.lists import can_be_listed
 from ops import list_name, op_db, seed, title
 
 F32, F64 = torch.float32, torch.float64
@@ -38,10 +37,18 @@ def _found(name: str) -> Any:
     return found
 
 
+def _can_be_listed(name: str) -> bool:
+    try:
+        hmp.Policy(bf16={name})
+    except hmp.OpListError:
+        return False
+    return True
+
+
 def garbage(info: Any, low: torch.dtype) -> list[str]:
     """What is wrong with the op's samples: a line each."""
     name = list_name(info.name)
-    if UNDETERMINED.fullmatch(name) or not can_be_listed(name) or not callable(_found(info.name)):
+    if UNDETERMINED.fullmatch(name) or not callable(_found(info.name)) or not _can_be_listed(name):
         return []
     seed()
     lines, policy = [], hmp.Policy("low", dtype=low, bf16={name})

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 import hmp
-from hmp.tune import identity
-from hmp.tune.identity import key_of
 from tune_kit import perceptron, sgd, squared
 
 LINEAR = hmp.Policy("products", bf16={"linear"})
@@ -98,76 +96,3 @@ def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_i
     (tmp_path / "tune.json").write_text("[]")
     with pytest.raises(hmp.HmpError, match=r"tune\.json"):
         hmp.tune(model, batches, loss=squared, **arguments)
-
-
-RATE = 0.1
-
-
-def _paced(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=_rate())
-
-
-def _rate() -> float:
-    return RATE
-
-
-def _at(rate: float, model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=rate)
-
-
-class _Scaled(nn.Linear):
-    """A part whose settings and state can differ though its weights are the same."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__(8, 8)
-        self.scale, self.drop = scale, nn.Dropout(0.0)
-        self.register_buffer("shift", torch.zeros(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.drop(super().forward(x)) * self.scale + self.shift
-
-
-def key(rate: float = 0.1, change=lambda module: None, how: str = "closure") -> str:
-    torch.manual_seed(0)
-    model = _Scaled(1.0)
-    change(model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "RATE", rate)
-        optimizer = {
-            "closure": lambda m: _at(rate, m),
-            "default": lambda m, lr=rate: _at(lr, m),
-            "global": _paced,
-            "partial": functools.partial(_at, rate),
-        }[how]
-        return key_of(identity.of_model(model), identity.of_function(optimizer))
-
-
-def test_a_search_is_told_from_another_by_what_its_functions_read_and_its_model_holds() -> None:
-    for how in ("closure", "default", "global", "partial"):
-        assert key(how=how) == key(how=how) != key(0.2, how=how)
-    for change in (
-        lambda m: m.eval(),
-        lambda m: m.shift.fill_(1.0),
-        lambda m: setattr(m, "scale", 2.0),
-        lambda m: setattr(m.drop, "p", 0.5),
-        lambda m: setattr(m, "drop", nn.Identity()),
-        lambda m: m.bias.requires_grad_(False),
-    ):
-        assert key(change=change) != key()
-
-
-def test_what_a_function_counts_and_names_of_attributes_are_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        return squared(model, x)
-
-    before = identity.of_function(loss)
-    loss(*(each if at == 0 else each[0] for at, each in enumerate(perceptron())))
-    assert calls == 1 and identity.of_function(loss) == before
-    monkeypatch.setitem(globals(), "drop", 3)  # forward() reads self.drop
-    reads = identity.of_function(_Scaled.forward)
-    monkeypatch.setitem(globals(), "drop", 4)
-    assert identity.of_function(_Scaled.forward) == reads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from torch import nn
 import hmp
 from command_kit import RECIPE
 from hmp.cli import main
-from hmp.lists import scopes
-from hmp.tune import third_level
-from hmp.tune.decisions import Decisions, Key
 from tune_kit import to_sines as loss
 from tune_kit import trained
 
@@ -96,11 +92,10 @@ def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
     assert result.best.fp8 == ("linear @ first",)
     assert "linear @ second: in FP8 the tolerance is left, found by bisection" in result.notes
     model, batches = two(30.0)
-    policies = scopes.resolve(result.policy, model)
-    assert "linear" in policies[model.first].fp8
-    assert "linear" not in policies[model.second].fp8
-    with hmp.casts(result.policy, model=model):
+    with hmp.casts(result.policy, model=model), hmp.record() as report:
         assert result.best.loss == pytest.approx(sum(float(loss(model, x).detach()) for x in batches) / len(batches), rel=1e-6)
+    in_fp8 = {row.module for row in report.rows if row.rule == "fp8"}
+    assert "first" in in_fp8 and "second" not in in_fp8
     one = {unit.name: unit.work for unit in result.units}
     assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
 
@@ -141,38 +136,6 @@ def test_without_a_gradient_the_loss_itself_tells() -> None:
 
 
 @pytest.mark.slow
-def test_where_fp8_is_computed_it_must_be_faster_and_where_it_is_emulated_it_has_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    emulated = tuned(two(), objective="time")
-    assert emulated.best.fp8 and emulated.best.ratio is None and "time not measured" in str(emulated)
-    page = emulated.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
-    assert "96% of the products&#39; work" in page and "Stay in float32" not in page
-    monkeypatch.setattr(third_level, "is_real", lambda *_: True)
-    result = tuned(two(), objective="time")
-    assert any(trial.fp8 and trial.fits and trial.ratio is not None for trial in result.trials)
-    assert not result.policy.fp8 and any("no product in FP8" in note for note in result.notes)
-
-
-def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:
-    """Every way to put three modules on three lists, and what the policy that is read back does in each."""
-    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(16, 16)), "b": nn.Linear(16, 16)})
-    decisions = Decisions(hmp.Policy(bf16={"linear", "mm"}, fp32={"softmax"}), ["linear"], per_module=True, in_fp8=True)
-    keys = [Key("linear", "a.0"), Key("linear", "a"), Key("linear", "b")]
-    for calls, levels in itertools.product([(1, 1, 1), (3, 1, 1)], itertools.product(LEVELS, repeat=3)):
-        decisions.found(dict(zip(keys, calls, strict=True)))
-        chosen = dict(zip(keys, levels, strict=True))
-        low, fp8 = ([key for key in keys if chosen[key] == level] for level in ("bf16", "fp8"))
-        read = hmp.Policy.load(decisions.policy(low, fp8=fp8).save(tmp_path))
-        policies = scopes.resolve(read, model)
-        for key, level in chosen.items():
-            of = policies[model.get_submodule(str(key.module))]
-            assert next(each for each in LEVELS if "linear" in getattr(of, each)) == level
-
-
-@pytest.mark.slow
 def test_the_command_takes_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(4, 8)", "randn(16, 16)"))
@@ -181,3 +144,13 @@ def test_the_command_takes_levels(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert str(tmp_path / "lists" / "fp8.txt") in capsys.readouterr().out
     assert main([*command, "fp8"]) == 2
     assert "levels=['fp8']" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_where_fp8_is_emulated_it_has_no_time(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    emulated = tuned(two(), objective="time")
+    assert emulated.best.fp8 and emulated.best.ratio is None and "time not measured" in str(emulated)
+    page = emulated.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
+    assert "96% of the products&#39; work" in page and "Stay in float32" not in page

@@ -12,13 +12,12 @@ from torch import nn
 
 import hmp
 from compile_kit import BRIDGED
-from hmp.tune.result import TuneResult
 from tune_kit import perceptron, sgd, squared, trained
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
 
 
-def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> TuneResult:
+def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> Any:
     given = {"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "3 evaluations", "start": START, "ops": ["linear"]}
     return hmp.tune(model, batches, loss=loss, **given | options)
 

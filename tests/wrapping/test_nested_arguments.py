@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hmp
-from hmp.casting import map_tensors
 
 BF16 = torch.bfloat16
 Pair = namedtuple("Pair", "first second")
@@ -47,18 +46,6 @@ def test_an_op_takes_several_tensors_in_whatever_holds_them(pair):
     with hmp.casts(hmp.Policy(bf16={"stack"})):
         got = torch.stack(pair(x))
     assert torch.equal(got, torch.stack([first.bfloat16(), second.bfloat16()])) and got.dtype is BF16
-
-
-def test_a_walk_gives_the_same_types_with_other_tensors_and_what_has_none_as_it_is():
-    x, words = torch.ones(2), ["a", "b"]
-    given = [x, (x, 3), Pair(x, None), {"x": x, "words": words}, Tensors("me", [x]), torch.aminmax(x), words]
-    got = map_tensors(given, torch.Tensor.double)
-    assert type(got) is list and [type(each) for each in got[1:]] == [type(each) for each in given[1:]]
-    assert got[0].dtype is torch.float64 and got[1][0].dtype is torch.float64 and got[1][1] == 3
-    assert got[2].first.dtype is torch.float64 and got[2].second is None and got[3]["x"].dtype is torch.float64
-    assert got[4].owner == "me" and got[4][0].dtype is torch.float64 and got[5].max.dtype is torch.float64
-    assert got[6] is words and got[3]["words"] is words
-    assert given[0] is x and given[4][0] is x and given[3]["x"] is x  # what was given is not written into
 
 
 class Outputs(OrderedDict):
@@ -100,6 +87,27 @@ def test_what_stands_in_a_dict_of_any_class_is_cast_as_it_counts_for_the_dtype(k
     assert type(items) is type(given) and list(items) == ["x", "words"] and items["words"] == "kept"
     assert getattr(items, "x", items["x"]) is items["x"] and getattr(items, "default_factory", list) is list
     assert given["x"] is x  # what was given is not written into
+
+
+def test_what_holds_a_tensor_keeps_its_type_and_what_holds_none_is_handed_on_itself():
+    class Mine:
+        @staticmethod
+        def given(tree):
+            seen.append(tree)
+            return torch.ones(1)
+
+    seen = []
+    x, words = torch.ones(2), ["a", "b"]
+    tree = [x, (x, 3), Pair(x, None), {"x": x, "words": words}, Tensors("me", [x]), torch.aminmax(x), words]
+    hmp.register(Mine, "given", "bf16")
+    with hmp.casts(hmp.Policy("mine")):
+        Mine.given(tree)
+    (got,) = seen
+    assert type(got) is list and [type(each) for each in got[1:]] == [type(each) for each in tree[1:]]
+    low = [got[0], got[1][0], got[2].first, got[3]["x"], got[4][0], got[5].max]
+    assert [each.dtype for each in low] == [BF16] * 6
+    assert got[1][1] == 3 and got[2].second is None and got[4].owner == "me" and got[6] is got[3]["words"] is words
+    assert tree[0] is x and tree[4][0] is x and tree[3]["x"] is x  # what was given is not written into
 
 
 def test_a_function_may_write_into_what_holds_no_tensor_to_cast():

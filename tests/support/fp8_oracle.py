@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
+
+import hmp
 
 MAXIMUM = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 LARGEST_FACTOR = 2.0**126
@@ -94,6 +97,29 @@ BY_NAME: dict[str, tuple[str, str, bool, torch.dtype, bool]] = {
     "rowwise_with_gw_hp": ("row", "tensor", True, E4M3, False),
     "mxfp8": ("block", "block", True, E4M3, True),
 }
+
+
+RECIPES = list(BY_NAME)
+PRODUCTS = ("linear", "matmul", "linalg.matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "addbmm")
+
+
+@functools.cache
+def policy(op: str, recipe: str = "tensorwise", low: torch.dtype = torch.bfloat16) -> hmp.Policy:
+    """The op alone, on the FP8 list."""
+    return hmp.Policy("fp8", dtype=low, fp8={op}, fp8_recipe=recipe)
+
+
+def function(op: str) -> Any:
+    return torch.nn.functional.linear if op == "linear" else getattr(torch, op)
+
+
+def in_fp8(op: str, *args: Any, recipe: str = "tensorwise", low: torch.dtype = torch.bfloat16, **kwargs: Any) -> torch.Tensor:
+    """The op's result under that policy; a call that did not run in FP8 is an error."""
+    before = hmp.fallbacks()
+    with hmp.casts(policy(op, recipe, low)):
+        found = function(op)(*args, **kwargs)
+    assert hmp.fallbacks() == before
+    return found
 
 
 def product(left: torch.Tensor, right: torch.Tensor, recipe: str) -> torch.Tensor:

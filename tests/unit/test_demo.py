@@ -1,4 +1,7 @@
-"""The demo: that its check is real, how it looks, and that it passes."""
+"""The demo: that its check is real, and how it looks.
+
+No public call makes an op of the demo run elsewhere than its policy says, or a table of given numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import hmp
-from hmp.cli import main
 
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
@@ -81,28 +83,3 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
     assert [row[-7:] for row in rows] == [["98.2", "%", "12.3", "ms", "104,550,596", "B", "70"]] * 6
     words = page.getvalue().replace(",", " ").split()
     assert {op: words.count(op) for op in ops} == dict.fromkeys(ops, 12)
-
-
-# -- the whole of it, one epoch long; the accuracy means nothing then
-
-
-@pytest.mark.slow
-def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
-    with hmp.disable_casts():
-        assert main(["demo", "--epochs", "1"]) == 1
-    printed = capsys.readouterr().out
-    assert "check failed: convnet: the policy names conv2d for bfloat16, but aten.convolution ran in float32" in printed
-    assert "check failed: transformer: the policy names matmul for bfloat16, but aten.bmm ran in float32" in printed
-    assert "check passed" not in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("kernels", ["auto", "float32"])
-def test_demo_passes_its_own_check(seed: int, kernels: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
-    status = main(["demo", "--seed", str(seed)])
-    printed = capsys.readouterr().out
-    assert status == 0, printed
-    assert "check passed" in printed
-    assert "This takes about" in printed

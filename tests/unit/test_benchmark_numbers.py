@@ -1,4 +1,7 @@
-"""hmp.benchmark(): times, memory, and the result as table, values and JSON."""
+"""hmp.benchmark(): times, memory, and the result as table, values and JSON.
+
+No public call makes a step take a given time, or asks a device's allocator where there is none.
+"""
 
 from __future__ import annotations
 
@@ -197,3 +200,16 @@ def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.Captu
 @pytest.mark.slow
 def test_without_policies_those_of_the_documentation_are_compared() -> None:
     assert [row.name for row in hmp.benchmark(nothing, **ONCE)] == ["float32", "autocast", "torch-cpu"]
+
+
+def test_counting_what_is_kept_for_backward_makes_no_copy_anew() -> None:
+    layer, x = nn.Linear(32, 32, bias=False), torch.ones(1, 32, dtype=torch.bfloat16, requires_grad=True)
+    with hmp.casts("torch-cpu"):
+        with torch.no_grad():
+            layer(x)
+        made = hmp.cache_info().misses
+        with saved_bytes.SavedBytes([layer.weight]).watch():
+            layer(x)
+        with torch.no_grad():
+            layer(x)
+    assert made > 0 and hmp.cache_info().misses == made

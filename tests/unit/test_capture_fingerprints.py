@@ -1,4 +1,7 @@
-"""How much of an output is kept: the same columns in every capture, within bounds; and what few numbers tell of the rest."""
+"""How much of an output is kept: the same columns in every capture, within bounds; and what few numbers tell of the rest.
+
+No public call shows a hash, a sketch or which columns were drawn alone.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import nn
 
 import hmp
 from hmp.captures.fingerprint import bits, moments, sampled_columns, sketch
+from hmp.captures.renaming import renamer
 
 
 def mixed(number: int) -> int:
@@ -95,3 +99,14 @@ def test_a_capture_of_fingerprints_holds_no_values_and_tells_distances(tmp_path:
     assert any("random projections" in note for note in found.notes)
     with_rows = hmp.compare_captures(tmp_path / "a", tmp_path / "b", rows=(0, 1))
     assert {gap.relative for gap in with_rows.gaps} == {None} and all("were not kept" in gap.why for gap in with_rows.gaps)
+
+
+def test_a_prefix_is_put_on_and_taken_away() -> None:
+    names = ["", "model", "model.layers.0.mlp", "lm_head", "(inputs)"]
+    for rules, wanted in [
+        (["model.*=*"], ["", "", "layers.0.mlp", "lm_head", "(inputs)"]),
+        (["*=engine.*"], ["engine", "engine.model", "engine.model.layers.0.mlp", "engine.lm_head", "(inputs)"]),
+        (["model.layers.*=transformer.h.*", "lm_head=head"], ["", "model", "transformer.h.0.mlp", "head", "(inputs)"]),
+        (["model.*=*", "layers.*.mlp=h.*.ffn"], ["", "", "h.0.ffn", "lm_head", "(inputs)"]),
+    ]:
+        assert list(map(renamer(rules, names), names)) == wanted

@@ -1,4 +1,7 @@
-"""A recipe file: what it may hold, the step that is made of it, and what is said about one that cannot be used."""
+"""A recipe file: what it may hold, the step that is made of it, and what is said about one that cannot be used.
+
+No public call reads a recipe without the work of a command.
+"""
 
 from __future__ import annotations
 

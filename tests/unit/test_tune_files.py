@@ -1,4 +1,7 @@
-"""The folder of a search: lists that load as the policy and decide as was chosen, a true reason by each name, and no half of it."""
+"""The folder of a search: lists that load as the policy and decide as was chosen, a true reason by each name, and no half of it.
+
+No public call chooses what a search found: its result is made by hand.
+"""
 
 from __future__ import annotations
 
@@ -204,3 +207,19 @@ def test_lines_of_modules_with_odd_names_are_read_as_they_were_meant(names: tupl
     model = nn.ModuleDict({name: nn.Sequential(nn.Linear(4, 4), Exp()) for name in names})
     decisions = Decisions(hmp.Policy(bf16={"exp"}), ["exp"], True)
     assert_each_choice_decides(decisions, model, [Key("exp", f"{name}.1") for name in names], tmp_path)
+
+
+def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:
+    """Every way to put three modules on three lists, and what the policy that is read back does in each."""
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(16, 16)), "b": nn.Linear(16, 16)})
+    decisions = Decisions(hmp.Policy(bf16={"linear", "mm"}, fp32={"softmax"}), ["linear"], per_module=True, in_fp8=True)
+    keys = [Key("linear", "a.0"), Key("linear", "a"), Key("linear", "b")]
+    for calls, levels in itertools.product([(1, 1, 1), (3, 1, 1)], itertools.product(("fp8", "bf16", "fp32"), repeat=3)):
+        decisions.found(dict(zip(keys, calls, strict=True)))
+        chosen = dict(zip(keys, levels, strict=True))
+        low, fp8 = ([key for key in keys if chosen[key] == level] for level in ("bf16", "fp8"))
+        read = hmp.Policy.load(decisions.policy(low, fp8=fp8).save(tmp_path))
+        policies = scopes.resolve(read, model)
+        for key, level in chosen.items():
+            of = policies[model.get_submodule(str(key.module))]
+            assert next(each for each in ("fp8", "bf16", "fp32") if "linear" in getattr(of, each)) == level

@@ -1,4 +1,7 @@
-"""What is measured of each op, beside explicit casts in plain torch."""
+"""What is measured of each op, beside explicit casts in plain torch.
+
+No public call shows what was measured of an op before the search.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A process forked while another thread holds a lock of hmp's converts, enters regions, runs a model and answers questions."""
+"""A process forked while another thread holds a lock of hmp's converts, enters regions, runs a model and answers questions.
+
+No public call holds a lock at a known time.
+"""
 
 from __future__ import annotations
 

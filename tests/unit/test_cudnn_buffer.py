@@ -1,4 +1,7 @@
-"""Weights of recurrent layers come to cuDNN's function as torch's modules hand them over. tests/device/on_rules.py runs it on CUDA."""
+"""Weights of recurrent layers come to cuDNN's function as torch's modules hand them over. tests/device/on_rules.py runs it on CUDA.
+
+No public call reaches it where there is no GPU.
+"""
 
 from __future__ import annotations
 

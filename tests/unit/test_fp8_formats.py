@@ -1,4 +1,7 @@
-"""Quantising, element by element, against the formats' definition."""
+"""Quantising, element by element, against the formats' definition.
+
+No public call shows codes and scales: a product shows their sum.
+"""
 
 from __future__ import annotations
 

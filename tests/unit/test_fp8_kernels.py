@@ -1,4 +1,7 @@
-"""torch's scaled product and the emulated one: the same numbers, and which runs where."""
+"""torch's scaled product and the emulated one: the same numbers, and which runs where.
+
+No public call reaches the way of a GPU where there is none.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autocast_kit import needs_scaled_product
 from fp8_oracle import roundings
-from hmp.fp8 import PRODUCTS, RECIPES, kernels
+from hmp.fp8 import PRODUCTS, RECIPES, kernels, refusals, why_not
 from hmp.fp8.kernels import kernel_for
 from hmp.fp8.quantising import Layout, quantise, transposed
-from hmp.torch_private import TORCH
+from torch_has import TORCH
 
 NAMES = list(RECIPES)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -122,3 +125,8 @@ def test_a_cpu_emulates(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = PRODUCTS["linear"](x, w, recipe=RECIPES["tensorwise"], low=BF16, kernel=kernel)
     wanted = (left.data.double() * left.scale.double()) @ (right.data.double() * right.scale.double()).T
     assert roundings(found, wanted, 1e3) <= 0.51
+
+
+def test_a_device_without_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "_WITHOUT_FLOAT8", frozenset({"cpu"}))
+    assert why_not("linear", (torch.ones(3, 16), torch.ones(32, 16)), {}, RECIPES["rowwise"], BF16) == "no float8 on this device"

@@ -1,0 +1,33 @@
+"""The demo passes its own check, and fails it where hmp is off: one epoch is enough for that."""
+
+from __future__ import annotations
+
+import pytest
+
+import hmp
+from hmp.cli import main
+
+pytest.importorskip("rich")
+pytest.importorskip("sklearn")
+
+
+@pytest.mark.slow
+def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    with hmp.disable_casts():
+        assert main(["demo", "--epochs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "check failed: convnet: the policy names conv2d for bfloat16, but aten.convolution ran in float32" in printed
+    assert "check failed: transformer: the policy names matmul for bfloat16, but aten.bmm ran in float32" in printed
+    assert "check passed" not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kernels", ["auto", "float32"])
+def test_demo_passes_its_own_check(seed: int, kernels: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
+    status = main(["demo", "--seed", str(seed)])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert "check passed" in printed
+    assert "This takes about" in printed

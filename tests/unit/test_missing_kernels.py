@@ -1,0 +1,83 @@
+"""R11: the table of ops without a kernel, what is tried where it says nothing, and what is never tried twice.
+
+No public call shows whether an op's kernel was known, tried or remembered: the result is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import hmp
+from hmp.dispatch import deciding
+from hmp.ops import op_facts
+from hmp.wrapping import kernel_fallback
+
+
+@pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
+def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
+    square, window = torch.eye(16), torch.ones(16)
+    calls = {
+        "linalg.solve": lambda: torch.linalg.solve(square, square),
+        "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
+    }
+    tried = []
+    retry = kernel_fallback.Kernels.retry
+    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
+    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
+    for _ in range(2):
+        with hmp.convert(policy=hmp.Policy(bf16={op})):
+            calls[op]()
+            assert tried == [torch.bfloat16]
+            calls[op]()
+            assert tried == [torch.bfloat16] and hmp.fallbacks() == {op: 2}
+        tried.clear()
+        assert hmp.fallbacks() == {}
+
+
+def test_r11_random_ops_are_never_run_again() -> None:
+    for op in ("dropout", "rrelu", "multinomial"):
+        policy = hmp.Policy("mine", bf16={op})
+        with hmp.convert(policy=policy):
+            rules = [d.rule for d in deciding.decide(policy).values() if d.rule.op == op]
+        assert rules and not any(rule.retries for rule in rules), op
+
+
+# What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.
+TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # op_db samples deprecated names and degenerate shapes too
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)], ids=str)
+def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
+    """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
+    missing = []
+    for info in op_db:
+        name = info.name.removeprefix("nn.functional.")
+        synonyms = op_facts.SYNONYMS.get(name, ())
+        if torch.float32 not in info.dtypes or name.startswith("jiterator") or known.intersection({name, *synonyms}) or name in TRIED:
+            continue
+        for sample, _ in zip(info.sample_inputs_func(info, "cpu", torch.float32, False), range(4), strict=False):
+            if _runs(info.op, sample, torch.float32) and not _runs(info.op, sample, dtype):
+                missing.append(name)
+                break
+    assert missing == []
+
+
+def _runs(op: Callable[..., object], sample: object, dtype: torch.dtype) -> bool:
+    def cast(value: object) -> object:
+        return value.detach().to(dtype) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
+
+    args, kwargs = pytree.tree_map(cast, ((sample.input, *sample.args), sample.kwargs))  # type: ignore[attr-defined]
+    try:
+        op(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    return True

@@ -1,0 +1,154 @@
+"""Tables that say what other files say, or this torch: its private names, releases, extras, the lists of the nearest release.
+
+No public call shows a table of what is not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp import torch_private
+from hmp.extras import EXTRAS
+from hmp.lists import presets
+from making import versions
+from process_kit import ROOT, run_in_another_process, to_install
+
+WHOLE = [run for run in versions.results() if run["tests"] == versions.DEFAULT]
+FROZEN = [name.partition("@")[2] for name in hmp.policies() if name.startswith("torch-cpu@")]
+HMP = Path(hmp.__file__).parent
+
+
+_WITHOUT = """
+    del sys.modules["hmp"]
+
+    def without(name):
+        owner, _, attribute = name.rpartition(".")
+        found = torch
+        for part in owner.split(".")[1:]:
+            found = getattr(found, part)
+        if hasattr(found, attribute):  # a torch that never had it is what is wanted
+            delattr(found, attribute)
+"""
+
+
+@pytest.mark.slow
+def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked_for() -> None:
+    code = """
+    without("torch._C._len_torch_dispatch_stack")
+    torch.__version__ = "9.1.0"
+    try:
+        import hmp
+        hmp.convert
+    except Exception as error:
+        print(type(error).__module__, type(error).__name__)
+        print(error)
+    """
+    kind, said = run_in_another_process(_WITHOUT + code, with_hmp=False, path=str(HMP.parent)).splitlines()
+    assert kind == "hmp.errors HmpError"
+    assert all(word in said for word in ("torch 9.1.0", "torch._C._len_torch_dispatch_stack", torch_private.RELEASES_RUN[-1]))
+
+
+_USED = """
+    import hmp
+    layer, x = torch.nn.Linear(64, 64), torch.randn(8, 64)
+    wanted = F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+    with hmp.casts("gaudi"):
+        with torch.no_grad():
+            for _ in range(4):
+                assert torch.equal(layer(x), wanted) and layer(x).dtype is torch.bfloat16
+        information = hmp.cache_info()
+        layer(x).sum().backward()
+    assert layer.weight.grad.dtype is torch.float32
+    assert torch.equal(layer.weight.grad, torch.ones(8, 64, dtype=torch.bfloat16).T.mm(x.bfloat16()).float())
+    print(information.entries, information.bytes, information.hits, sorted(information.refused))
+"""
+# But for _lazy_clone, which a type written in C has.
+OPTIONAL = [name for name, required in torch_private.NAMES.items() if not required and not name.endswith("._lazy_clone")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [OPTIONAL, ["torch._C._is_cow_tensor"]], ids=["all", "mark"])
+def test_without_optional_names_hmp_works_and_without_marks_no_copy_of_a_weight_is_kept(names: list[str]) -> None:
+    assert {*names} <= {*OPTIONAL}
+    removed = _WITHOUT + "".join(f"    without({name!r})\n" for name in names)
+    said = run_in_another_process(removed + _USED, with_hmp=False, path=str(HMP.parent))
+    assert said.strip() == "0 0 0 ['device']"
+
+
+def test_the_error_of_another_torch_names_the_releases_whose_tests_were_run() -> None:
+    assert set(torch_private.RELEASES_RUN) == {run["torch"].partition("+")[0] for run in WHOLE}
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "warned"),
+    [
+        ("2.13.0+cpu", "2.13", False),
+        ("2.7.1", "2.7", False),
+        ("2.11.0+cu130", "2.7", False),
+        ("2.14.1", "2.15", False),
+        ("2.99.0a0+git1", "2.15", True),
+        ("2.4.0", "2.7", True),
+    ],
+)
+def test_a_torch_whose_lists_are_not_known_has_those_of_the_nearest_older_release_and_a_warning(
+    version: str, release: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [f"2.{minor}" for minor in range(7, 16)] == FROZEN, "change the versions above with the lists that are kept"
+    presets._frozen.cache_clear()
+    monkeypatch.setattr(torch, "__version__", version)
+    with caplog.at_level(logging.WARNING, logger="hmp"):
+        assert hmp.Policy.load("torch-cpu").name == f"torch-cpu@{release}"
+        hmp.Policy.load("torch-cpu")
+    said = [r.getMessage() for r in caplog.records if "torch-cpu stands for" in r.getMessage()]
+    why = f"hmp keeps no autocast lists of torch {version}; torch-cpu stands for torch-cpu@{release} here."
+    assert said == ([f"{why} This torch's own: hmp lists torch-cpu --ask FOLDER"] if warned else [])
+    presets._frozen.cache_clear()
+
+
+def imported_anew(module: str, patch: pytest.MonkeyPatch) -> str:
+    """The error of an import of this module."""
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        patch.delitem(sys.modules, name)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module(module)
+    return str(error.value)
+
+
+def test_the_table_says_what_pyproject_says() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, wanted in EXTRAS.items():
+        (listed,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
+        ours = [f"{'scikit-learn' if name == 'sklearn' else name}{oldest and f'>={oldest}'}" for name, oldest in wanted.items()]
+        assert sorted(re.findall(r'"(.*?)"', listed)) == sorted(ours)
+
+
+MODULES = [
+    ("hmp.report.page", "jinja2", "3.0.3", "a report's page needs", "report"),
+    ("hmp.report.page.charts", "matplotlib", "3.7.5", "a report's page needs", "report"),
+    ("hmp.compat.transformers", "transformers", "4.24.0.dev0", "hmp.compat.transformers needs", "transformers"),
+]
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["not installed", "too old"])
+@pytest.mark.parametrize(("module", "package", "release", "who", "extra"), MODULES)
+def test_a_module_names_what_it_needs(
+    module, package, release, who, extra, is_there, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_there:
+        info = tmp_path / f"{package}-{release}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        said = f"{who} {package} {EXTRAS[extra][package]} or later, and {release} is installed: {to_install(extra)}"
+    else:
+        monkeypatch.setitem(sys.modules, package, None)
+        said = f"{who} {package}, not installed here: {to_install(extra)}"
+    assert imported_anew(module, monkeypatch) == said
