@@ -30,6 +30,7 @@ from ..torch_private import (
     pop_function_mode,
     push_function_mode,
 )
+from ..wrapping import rules
 from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
 from .kept_packed import KeptRows
@@ -40,11 +41,7 @@ from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
 Key = tuple[Any, ...]
-_AUTOCASTS = "autocast"
-_RULES = {
-    "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5",
-    "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": _AUTOCASTS,
-}  # fmt: skip
+_AUTOCASTS = rules.AUTOCAST.in_reports
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _long = {name: dtype for dtype, name in _short.items()}
 _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
@@ -155,7 +152,7 @@ class Recorder(Observer):
         if _compiling() or not in_plain_autograd():
             result = wrapper(*args, **kwargs)
             # what runs inside is not seen; the result of an op on a list tells what a region made of it
-            call.compute = "" if rule.kind == _AUTOCASTS or _compiling() else _dtypes((result,))
+            call.compute = "" if rule.kind is rules.AUTOCAST or _compiling() else _dtypes((result,))
             return result
         key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
@@ -176,7 +173,7 @@ class Recorder(Observer):
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, whose calls are counted."""
-        said = _RULES.get(rule.kind, UNLISTED)
+        said = rule.kind.in_reports or UNLISTED
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._threads, "call", None) is not None:

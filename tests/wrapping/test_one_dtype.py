@@ -5,7 +5,8 @@ import types
 import pytest
 import torch
 
-from hmp.wrapping import OpRule, op_wrap
+from hmp.wrapping import op_wrap, rules
+from hmp.wrapping.op_rule import OpFacts, OpRule
 
 
 def _inverted(x, inplace=False):
@@ -18,10 +19,10 @@ def _as_torchs(function):
     return types.FunctionType(function.__code__, {"torch": torch, "__name__": "torch.mine"}, "mine", function.__defaults__)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "promote", "first"])
+@pytest.mark.parametrize("kind", [rules.BF16_LIST, rules.PROMOTE, rules.FIRST_INPUT], ids=str)
 def test_r11_a_call_that_writes_into_its_input_is_not_run_again_on_a_copy(kind):
     inverted = _as_torchs(_inverted)
-    rule = OpRule("inverted", kind, order=("x", "inplace"), inplace_at=1, retries=True)
+    rule = OpRule("inverted", kind, OpFacts(order=("x", "inplace"), inplace_at=1, retries=True))
     x = torch.eye(2, dtype=torch.bfloat16) * 2
     with pytest.raises(RuntimeError) as plain:
         inverted(x, True)
