@@ -95,7 +95,8 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
 def _at(site: Site, decision: deciding.Decision | None) -> str:
     if decision is not None:
-        return _done(site.op, decision.rule.kind) + ("; what it keeps for backward is packed" if decision.rule.saved else "")
+        is_packed = decision.rule.saved and decision.rule.kind is not rules.SAVED_LIST
+        return _done(site.op, decision.rule.kind) + (f"; {rules.SAVED_LIST.sentence}" if is_packed else "")
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 
@@ -147,7 +148,7 @@ def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
         return ""
     wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
-    return f"; on the CPU it computes in float32 on rounded inputs and rounds its result, as {reasons} (R11)" if wide else ""
+    return f"; {rules.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
 
 
 def _without_kernel(op: str) -> str:

@@ -41,7 +41,6 @@ from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
 Key = tuple[Any, ...]
-_AUTOCASTS = rules.AUTOCAST.in_reports
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _long = {name: dtype for dtype, name in _short.items()}
 _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
@@ -200,8 +199,10 @@ class Recorder(Observer):
         result: Any = None
         raised = 1
         region = overriding.over_casts()
-        is_wide = said == _AUTOCASTS and replaces_autocast(rule, list(each_castable(given)))
-        is_autocast = (said == _AUTOCASTS and not is_wide) or (region is not None and said in ("bf16", "fp32", "fp8"))
+        if rule.kind is rules.AUTOCAST:
+            is_autocast = not replaces_autocast(rule, list(each_castable(given)))
+        else:
+            is_autocast = region is not None and rule.kind.dtype is not None
         began = self._now()
         try:
             result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
@@ -309,8 +310,8 @@ class Recorder(Observer):
         found = []
         for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
-                rule = "promote"  # torch itself promotes: no wrapper is needed
-            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == _AUTOCASTS and entry.is_autocasts))
+                rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
+            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
             source = entry.source if follows else ""
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows

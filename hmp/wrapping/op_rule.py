@@ -10,6 +10,7 @@ import torch
 
 from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
 from ..ops import op_facts
+from .facts import OpFacts
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -59,22 +60,6 @@ class CastRule:
     def in_reports(self) -> str:
         """What reports call it: the list, else its number; "" where the op is left to torch."""
         return self.label if self.is_list else self.number if self.label else ""
-
-
-class OpFacts(NamedTuple):
-    """What a wrapper has to know of a function, whatever its rule. By default a user's."""
-
-    order: tuple[str, ...] = ()  # the names of the positional parameters, where they are needed
-    keep: frozenset[int | str] = frozenset()  # positions and keywords that are never cast
-    inplace_at: int | None = None  # the position of `inplace`, in a Python function
-    out_at: int | None = None  # and of `out`
-    in_place: bool = False  # every call writes into the first input (R5)
-    composite: bool = False  # a Python function: what it calls is not decided again (R8)
-    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
-    view: bool = False  # its result may be a view of its input, or its input itself (R10)
-    takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast (R7)
-    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
-    retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
 
 
 class OpRule(NamedTuple):

@@ -6,22 +6,20 @@ entry; nothing else names a rule but to ask for one of these objects.
 
 from __future__ import annotations
 
-import inspect
-import types
-
 import torch
 
 from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..fp8 import PRODUCTS
 from ..lists import ListEntry, ListName
-from ..ops import Site, op_facts, parameters, sites
+from ..ops import Site, op_facts, sites
 from ..patching import cache
-from . import autocast_inside, float32_products, in_fp8, in_place, norms_and_lookups, refusals, saturation, unlisted
+from . import autocast_inside, float32_products, in_fp8, in_place, norms_and_lookups, saturation, unlisted
+from .facts import facts_of, facts_of_users
 from .kernel_fallback import known
 from .one_buffer import with_one_buffer
 from .one_dtype import one_dtype_wrapper
-from .op_rule import Case, CastRule, Choose, Op, OpFacts, OpRule
+from .op_rule import Case, CastRule, Choose, Op, OpRule
 
 # --- the dtype of a call --------------------------------------------------------------------------------------------------
 
@@ -49,7 +47,7 @@ def _own(op: Op, rule: OpRule) -> Op:
 
 def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
     """What a wrapper calls by itself: torch's own function, in float32 where the CPU has no instructions for a low dtype (R11)."""
-    return (float32_products.in_float32(_own(op, rule), rule),)
+    return (NO_INSTRUCTIONS.make(_own(op, rule), rule),)
 
 
 def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
@@ -58,7 +56,7 @@ def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
 
 def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
     own = _own(op, rule)
-    return float32_products.in_float32(own, rule, as_autocast=True), own, float32_products.in_float32(own, rule)
+    return NO_INSTRUCTIONS.make(own, rule, as_autocast=True), own, NO_INSTRUCTIONS.make(own, rule)
 
 
 def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -84,6 +82,8 @@ def _is_promoted(case: Case) -> bool:
 
 
 def _is_guarded(case: Case) -> bool:
+    if case.in_place:
+        return case.base in op_facts.GUARDED_ARITHMETIC
     return case.op in op_facts.GUARDED_ARITHMETIC or (case.low is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
 
 
@@ -113,15 +113,6 @@ MASK_IN_PLACE = CastRule(
     make=saturation.mask_in_place_wrapper,
     holds=lambda case: case.in_place and not op_facts.MASK_TAKERS_INPLACE.isdisjoint((case.op, case.base)),
     ops=op_facts.MASK_TAKERS_INPLACE,
-)
-GUARD_IN_PLACE = CastRule(
-    "GUARD_IN_PLACE",
-    number="R12",
-    label="saturates",
-    sentence="torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
-    make=saturation.guard_wrapper,
-    holds=lambda case: case.in_place and case.base in op_facts.GUARDED_ARITHMETIC,
-    ops=op_facts.GUARDED_ARITHMETIC,
 )
 NO_KERNEL_IN_PLACE = CastRule(
     "NO_KERNEL_IN_PLACE",
@@ -234,12 +225,19 @@ ONE_OP = CastRule(  # of torch's Python functions that call an op with another r
     make=unlisted.inside_wrapper,
     choose=_low_among_them,
 )
-SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for
+SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for; the others say so in their OpRule
     "SAVED_LIST",
     number="R22",
     label="",
-    sentence="torch computes it",
+    sentence="what it keeps for backward is packed (R22)",
     make=lambda op, rule, caster: op,
+)
+NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op is under
+    "NO_INSTRUCTIONS",
+    number="R11",
+    label="",
+    sentence="on the CPU it computes in float32 on rounded inputs and rounds its result (R11)",
+    make=float32_products.in_float32,
 )
 
 RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, CastRule))  # in the order above
@@ -266,57 +264,10 @@ def rule_for(op: str, entry: ListEntry | None, low: torch.dtype) -> CastRule | N
 def op_rule(site: Site, kind: CastRule, low: torch.dtype) -> OpRule:
     """The op of `site` under a rule."""
     alone = rule_for(site.op, None, low) if kind is AUTOCAST else None
-    return OpRule(site.op, kind, _facts(site, kind), low, unlisted=None if alone is None else op_rule(site, alone, low))
-
-
-def _facts(site: Site, kind: CastRule) -> OpFacts:
-    op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
-    needs_order = is_python or op in norms_and_lookups.BUILDERS or op in op_facts.KEPT_ARGUMENTS or kind is FIRST_INPUT
-    order = parameters(site.original, op) if needs_order else ()
-    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
-    return OpFacts(
-        order=order,
-        keep=kept | {order.index(name) for name in kept if name in order},
-        inplace_at=order.index("inplace") if is_python and "inplace" in order else None,
-        out_at=order.index("out") if is_python and "out" in order else None,
-        in_place=in_place,
-        composite=is_python,
-        # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=not (op_facts.GIVING_BACK if site.where == "torch.nn.functional" else op_facts.ALIASING).isdisjoint(line),
-        # somebody else's patch of torch is the user's Python, which must not run twice
-        takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
-        needs_instructions=not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
-        retries=not in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
-    )
+    facts = facts_of(site, with_order=kind is FIRST_INPUT or site.op in norms_and_lookups.BUILDERS)
+    return OpRule(site.op, kind, facts, low, unlisted=None if alone is None else op_rule(site, alone, low))
 
 
 def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
-    """The rule for a user's own function on the list `cast`: it is one op (R8), and a parameter `out` that it writes into is not cast."""
-    # of the function itself, not of one that it wraps: positions are those of the call
-    order: tuple[str, ...] = ()
-    if isinstance(function, types.FunctionType):
-        order = function.__code__.co_varnames[: function.__code__.co_argcount]
-    kept = {"out"} if _is_written_to(function, order, "out") else set()
-    facts = OpFacts(
-        order=order,
-        keep=frozenset(kept) | {position for position, name in enumerate(order) if name in kept},
-        inplace_at=order.index("inplace") if "inplace" in order else None,
-        composite=True,
-        users=True,
-    )
-    return OpRule(op, of_list(cast), facts, low)
-
-
-def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool:
-    """Whether the function writes into `parameter` (`out`): its default is None, or it is not the first input, which losses call `out` too.
-
-    In doubt the answer is yes: an input that is not cast is noticed, a write that is lost in a cast copy is not.
-    """
-    inputs = order[1:] if order[:1] in (("self",), ("cls",)) else order
-    if parameter in inputs[1:]:
-        return True
-    try:
-        found = inspect.signature(function).parameters.get(parameter)
-    except ValueError:  # a C function without a signature
-        return False
-    return found is not None and found.default is None
+    """A user's own function under the rule of the list `cast`."""
+    return OpRule(op, of_list(cast), facts_of_users(function), low)

@@ -5,8 +5,8 @@ import types
 import pytest
 import torch
 
-from hmp.wrapping import op_wrap, rules
-from hmp.wrapping.op_rule import OpFacts, OpRule
+from hmp.wrapping import OpRule, op_wrap, rules
+from hmp.wrapping.facts import OpFacts
 
 
 def _inverted(x, inplace=False):
