@@ -59,7 +59,7 @@ _logged: set[torch.dtype] = set()
 _one_at_a_time = fork_safe.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
 
-def applies(rule: OpRule) -> bool:
+def _applies(rule: OpRule) -> bool:
     """Return True if calls of the op on the CPU may have to compute in float32."""
     return rule.facts.needs_instructions and bool(low_kernels.computed_in_float32())
 
@@ -69,7 +69,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
 
     `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state beside its low-precision weights, and the result.
     """
-    if not applies(rule):
+    if not _applies(rule):
         return op
     slow = low_kernels.computed_in_float32()
     may_be_wide = as_autocast and rule.op in op_facts.WIDE_UNDER_AUTOCAST | {"lstm"}
@@ -131,7 +131,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
 
     A recurrent op's state and result stay float32 where torch.autocast leaves them so.
     """
-    if not applies(rule):
+    if not _applies(rule):
         return by_autocast
     cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
 

@@ -22,7 +22,7 @@ _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2,
 
 
 class Case(NamedTuple):
-    """An op at one of its sites under a policy: what its rule is chosen by."""
+    """An op under a policy: what its rule is chosen by."""
 
     op: str
     base: str  # the op that it follows, see `sites.base_of`
