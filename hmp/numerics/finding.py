@@ -15,6 +15,7 @@ from ..errors import OpListError
 from ..formatting import dtype_name
 from ..lists import AUTOCAST, EVERY_OP, Listed, Policy, as_policy, can_be_listed, home, policies
 from ..ops import op_facts, sites
+from ..wrapping import rules
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 from .distance import widened
@@ -145,7 +146,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     if owner.policy is None:
         return "none of hmp's: no policy was in force here"
     if _in_place(owner):
-        return "written in place: its first input keeps its dtype, whatever the lists say (R5)"
+        return rules.IN_PLACE.sentence
     if explained is None or explained.cast is None:
         return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
@@ -156,12 +157,12 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
 
 
 def _in_place(owner: Owner) -> bool:
-    return owner.op.endswith("_") if owner.rule is None else owner.rule.kind.endswith("in_place")
+    return owner.op.endswith("_") if owner.rule is None else owner.rule.facts.in_place
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     """Whether few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
-    return (owner.rule is not None and owner.rule.kind == "fp8") or any(t.dtype in LOW for t in tensors)
+    return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
 
 
 def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:

@@ -51,7 +51,7 @@ class Site:
     @property
     def in_place(self) -> bool:
         """Whether every call writes into its first argument."""
-        return self.op.endswith("_") or self.op == "setitem" or (self.attribute.startswith("__i") and base_of(self.op) != self.op)
+        return writes_first(self.op)
 
     @property
     def python(self) -> bool:
@@ -73,6 +73,12 @@ def base_of(op: str) -> str:
     if namespace in ("special", "linalg", "sparse") and sites_of(name):
         return name
     return op
+
+
+@cache.cached
+def writes_first(op: str) -> bool:
+    """Whether every call of the op writes into its first argument: add_, iadd and setitem do."""
+    return op.endswith("_") or op == "setitem" or (op[:1] == "i" and base_of(op) != op)
 
 
 @cache.cached

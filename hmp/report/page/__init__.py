@@ -14,6 +14,7 @@ with needed("a report's page needs", "report", "jinja2"):
     import markupsafe
 
 from ...formatting import share, size, two_digits, typeset_duration
+from ...wrapping import rules
 from ..kept_packed import merged as merged_kept
 from ..models import shares
 from ..report import Report
@@ -24,18 +25,13 @@ from . import advice, charts, model
 
 UNLISTED_OPS, FP8_ROWS, MODELS, KEPT_ROWS = 15, 200, 12, 12
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
-RULES = {
-    "fp8": "on the FP8 list: both inputs become float8_e4m3fn, with scales from their own values",
-    "bf16": "on the BF16 list: inputs become the low dtype (R1)",
-    "fp32": "on the FP32 list: inputs become float32 (R2)",
-    "promote": "on the promote list: inputs become the widest dtype among them (R3)",
-    "autocast": "torch.autocast decides inside it",
-    "R5": "written in place: the first input keeps its dtype (R5)",
-    "R7": "on no list; torch refuses mixed inputs, so they become the first one's dtype (R7)",
-    "R12": "a scalar or mask beyond the low dtype's range saturates (R12)",
-    UNLISTED: "on no list: left to torch",
-    PAST: "on a list, and called by a name that Python code took before: hmp.unreachable() says where",
-}
+# What reports call a rule → the sentences of all rules that they call so.
+RULES: dict[str, list[str]] = {}
+for _rule in rules.RULES:
+    if _rule.in_reports:
+        RULES.setdefault(_rule.in_reports, []).append(_rule.sentence)
+RULES[UNLISTED] = ["on no list: left to torch"]
+RULES[PAST] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
 
 
 def report_page(report: Report) -> str:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from ...errors import HmpError
 from ...formatting import count, dtype_name, share, typeset_duration
 from ...lists import EVERY_OP, Listed, ListName, Policy, can_be_listed, policies
+from ...wrapping import rules
 from ..report import Report
 from ..rows import UNLISTED, Row
 from .model import in_words, said_by_presets
 
 LEAST_SHARE = 0.01  # of the time in ops and casts: what is below it is not worth a line in a list
 LEAST_UNLISTED = 0.03
+_FIRST = rules.FIRST_INPUT.in_reports
 SHOWN = 8
 
 
@@ -146,7 +148,7 @@ def _costly(seen: _Seen) -> Iterator[Advice]:
 
 
 def _unlisted_float32(seen: _Seen) -> Iterator[Advice]:
-    for op, rows in seen.by_op(lambda row: row.rule in (UNLISTED, "R7") and row.compute == row.output == "float32"):
+    for op, rows in seen.by_op(lambda row: row.rule in (UNLISTED, _FIRST) and row.compute == row.output == "float32"):
         seconds = sum(row.op_seconds for row in rows)
         said = said_by_presets(op)
         if not seen.is_much(seconds, LEAST_UNLISTED) or not can_be_listed(op) or len(said.get("fp32", ())) > len(said.get("bf16", ())):
@@ -164,7 +166,7 @@ def _unlisted_float32(seen: _Seen) -> Iterator[Advice]:
 
 def _widening(seen: _Seen) -> Iterator[Advice]:
     def widens(row: Row) -> bool:
-        return row.rule in (UNLISTED, "promote", "R7") and {seen.low, "float32"} <= set(seen.inputs(row)) and row.output == "float32"
+        return row.rule in (UNLISTED, "promote", _FIRST) and {seen.low, "float32"} <= set(seen.inputs(row)) and row.output == "float32"
 
     # float32 that arrives at an op of the BF16 list is what widening costs
     again = [row for row in seen.rows if row.rule == "bf16" and row.inputs.startswith("float32")]
@@ -184,7 +186,7 @@ def _widening(seen: _Seen) -> Iterator[Advice]:
 
 
 def _unsettled(seen: _Seen) -> Iterator[Advice]:
-    for op, rows in seen.by_op(lambda row: row.rule == "R7" and bool(row.compute)):
+    for op, rows in seen.by_op(lambda row: row.rule == _FIRST and bool(row.compute)):
         dtypes = sorted({row.compute for row in rows})
         seconds = sum(row.op_seconds for row in rows)
         if len(dtypes) > 1 and seen.is_much(seconds) and can_be_listed(op):
