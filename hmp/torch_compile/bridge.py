@@ -95,6 +95,7 @@ def _patch_dynamo() -> None:
         (dynamo.InstructionTranslatorBase.run, _with_trace),
         (dynamo.InstructionTranslatorBase._load_const, _with_functions),
         (dynamo.BaseTorchVariable.__init__, lambda original: lambda self, value, **named: original(self, placement.own(value), **named)),
+        (dynamo.BuiltinVariable.call_abs, _calling_abs),
         (dynamo.AutocastModeVariable.enter, traced_functions.autocast_entered),
         (dynamo.AutocastModeVariable.exit, traced_functions.autocast_left),
         (dynamo.AutogradFunctionApplyVariable.trace_backward_graph, traced_functions.in_backward),
@@ -210,6 +211,15 @@ def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
         return value.function if isinstance(value, module_construction.InitWithoutCasts) else value, source
 
     return resolved
+
+
+def _calling_abs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Python's `abs()` of a tensor call the method, for it adds a node to the graph past all modes."""
+
+    def call_abs(self: Any, tx: Any, arg: Any) -> Any:
+        return build(tx, torch.Tensor.abs).call_function(tx, [arg], {}) if arg.is_tensor() else original(self, tx, arg)
+
+    return call_abs
 
 
 def _calling_cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:

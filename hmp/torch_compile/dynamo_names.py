@@ -25,6 +25,7 @@ trace_rules:get_torch_obj_rule_map
 variables.base:VariableTracker.build tx value source
 variables.builder:SourcelessBuilder._type_handlers
 variables.builder:VariableBuilder._type_dispatch
+variables.builtin:BuiltinVariable.call_abs self tx arg
 variables.builtin:populate_builtin_to_tensor_fn_map
 variables.ctx_manager:AutocastModeVariable.enter self tx
 variables.ctx_manager:AutocastModeVariable.exit self tx

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import math
 import operator
 import sys
 import types
@@ -246,6 +247,13 @@ def _decorated(decorated: Any) -> Handler:
     return call
 
 
+def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
+    """Multiply as math.prod, which Dynamo puts into the graph as one node, past all modes."""
+    for each in values:
+        start = start * each
+    return start
+
+
 functions: dict[Any, Handler] = {}
 # The functions that make a region; session adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
@@ -261,6 +269,7 @@ def fill_functions() -> None:
             state.call_without_casts: _call_without_casts,
             state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             suspensions.call_innermost: _call_innermost,
+            math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
             module_calls.policy_of_call_now: _casts_of_module,
             module_calls.is_new: _is_new,
             # guarded with the policy of the call, which was asked for before
