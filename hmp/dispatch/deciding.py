@@ -15,7 +15,7 @@ from ..lists import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
 from ..ops import Site, calling, op_facts, sites
 from ..patching import cache, patches
 from ..saved import KEEPS
-from ..wrapping import Observer, OpRule, op_wrap, rules
+from ..wrapping import CastRule, Observer, OpRule, op_wrap, rules
 from . import user_functions
 
 
@@ -23,16 +23,26 @@ class Decision:
     """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to R12), and
     the sites where the function stands."""
 
-    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, rule: OpRule) -> None:
+    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
         self.original = sites[0].original
-        self.rule = rule
+        self.kind = kind
         self.source = source
         self.sites = sites
+        self._make = make
         self._made: tuple[object, frozenset[torch.dtype], Callable[..., Any]] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """The decision for a function that stands at `site` too."""
-        return Decision((*self.sites, site), self.source, self.rule)
+        return Decision((*self.sites, site), self.source, self.kind, self._make)
+
+    def packing(self, recipe: str) -> Decision:
+        """The decision, with what the op keeps for backward packed (R22)."""
+        return Decision(self.sites, self.source, self.kind, lambda: self.rule._replace(saved=recipe))
+
+    @functools.cached_property
+    def rule(self) -> OpRule:
+        """The op under the rule. Made when a wrapper is, or somebody asks: a policy changes some four hundred functions."""
+        return self._make()
 
     @property
     def wrapper(self) -> Callable[..., Any]:
@@ -54,10 +64,12 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     for name, source in dotted:
         # one op: what a user's function calls inside is not cast again (R8). Not cached: the name may be bound to another function later
         site = spelling.user_site(name)
-        _add(found, site, rules.user_rule(site.original, name, source.cast, policy.dtype), source)
+        make = functools.partial(rules.user_rule, site.original, name, source.cast, policy.dtype)
+        _add(found, site, source, rules.of_list(source.cast), make)
     for site, cast in registered:
         if site.original not in found:
-            _add(found, site, rules.user_rule(site.original, site.op, cast, policy.dtype), None)
+            make = functools.partial(rules.user_rule, site.original, site.op, cast, policy.dtype)
+            _add(found, site, None, rules.of_list(cast), make)
     return _with_composites(found, policy)
 
 
@@ -83,7 +95,7 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
     """`found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
     for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
-        _add(found, site, rules.op_rule(site, rules.ONE_OP, policy.dtype), None)
+        _add(found, site, None, rules.ONE_OP, functools.partial(rules.op_rule, site, rules.ONE_OP, policy.dtype))
     return found
 
 
@@ -100,10 +112,10 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         if kind is None:
             continue
         for site in sites.sites_of(op):
-            rule = rules.op_rule(site, kind, policy.dtype)
+            make = functools.partial(rules.op_rule, site, kind, policy.dtype)
             if kind is rules.FP8_LIST:
-                rule = rule._replace(fp8=(policy.fp8_recipe, policy.fp8_kernel))
-            _add(found, site, rule, source if kind.is_list else None)
+                make = functools.partial(_in_fp8, make, policy)
+            _add(found, site, source if kind.is_list else None, kind, make)
     if listed.by_cast["saved"]:
         _add_saved(found, listed, policy)
     return found
@@ -112,36 +124,48 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
 def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> None:
     """Has what the ops keep for backward packed, whatever else is done with them (R22)."""
     names = listed.by_cast["saved"].keys()
+    packed: set[Any] = set()
     for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(KEEPS if EVERY_OP in names else ())))):
         entry = listed.saves(op)
         for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
-            known = found.get(site.original) or Decision((site,), entry, rules.op_rule(site, rules.SAVED_LIST, policy.dtype))
-            if not known.rule.saved:
-                found[site.original] = Decision(known.sites, known.source, known.rule._replace(saved=policy.saved_recipe))
+            known = found.get(site.original)
+            if known is None:
+                make = functools.partial(rules.op_rule, site, rules.SAVED_LIST, policy.dtype)
+                known = Decision((site,), entry, rules.SAVED_LIST, make)
+            if site.original not in packed:
+                packed.add(site.original)
+                found[site.original] = known.packing(policy.saved_recipe)
             elif site not in known.sites:
                 found[site.original] = known.also_at(site)
 
 
 def _candidates(listed: Listed) -> Iterable[str]:
     """The ids of all ops that may need a wrapper under a policy with these lists."""
-    named = (name for table in listed.by_cast.values() for name in table if name != EVERY_OP)
-    unlisted = (name for rule in rules.RULES for name in rule.ops)
+    named = [name for table in listed.by_cast.values() for name in table if name != EVERY_OP]
+    unlisted = [name for rule in rules.RULES for name in rule.ops]
     return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
 
 
-def _with_relatives(ops: Iterable[str]) -> Iterator[str]:
-    return (each for op in ops for each in (op, *sites.relatives(op)))
+def _with_relatives(ops: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for op in ops:
+        found += (op, *sites.relatives(op))
+    return found
 
 
-def _add(found: dict[Any, Decision], site: Site, rule: OpRule, source: ListEntry | None) -> None:
+def _in_fp8(make: Callable[[], OpRule], policy: Policy) -> OpRule:
+    return make()._replace(fp8=(policy.fp8_recipe, policy.fp8_kernel))
+
+
+def _add(found: dict[Any, Decision], site: Site, source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
     # one function may have several sites: torch.conv2d is F.conv2d
     known = found.get(site.original)
-    found[site.original] = Decision((site,), source, rule) if known is None else known.also_at(site)
+    found[site.original] = Decision((site,), source, kind, make) if known is None else known.also_at(site)
 
 
 def dtype_repairs() -> Replacements:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others (R5, R7, R11)."""
-    return replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind.repairs})
+    return replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind.repairs})
 
 
 def replacements(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> Replacements:

@@ -149,7 +149,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
     `names` are the op's id and the ids of the ops whose entries it follows.
     """
     without = _without(backward)
-    return frozenset().union(*(without.get(name, ()) for name in names))
+    return frozenset().union(*[without[name] for name in names if name in without])
 
 
 @functools.cache

@@ -257,7 +257,10 @@ def rule_for(op: str, entry: ListEntry | None, low: torch.dtype) -> CastRule | N
     in_place = sites.writes_first(op)
     on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low)
-    return next((rule for rule in RULES if rule.holds(case)), None)
+    for rule in RULES:
+        if rule.holds(case):
+            return rule
+    return None
 
 
 @cache.cached
