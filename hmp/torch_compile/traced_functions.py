@@ -285,7 +285,9 @@ def update_tables() -> None:
     for each in user_functions.decorated():
         functions.setdefault(each, _decorated(each))
     originals = [op.original for op in placement.patched_ops()]
-    dynamo.get_overridable_functions().update(originals, placement.patched_bodies())  # those that modes are asked about
+    # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
+    forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
+    dynamo.get_overridable_functions().update(originals, placement.patched_bodies(), forwarders)
     known = dynamo.get_torch_obj_rule_map()
     for each in originals:
         known.setdefault(each, dynamo.TorchInGraphFunctionVariable)
