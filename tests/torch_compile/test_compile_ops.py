@@ -112,6 +112,16 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_compiled_structure_that_a_list_names_is_one_op():
+    def attention(x, y):
+        given = x[None], x[None], x[None], 4, 2, y.repeat(3, 1), None, None, None, False, 0.0, y, None
+        return F.multi_head_attention_forward(*given)
+
+    with hmp.casts(policy(bf16=["multi_head_attention_forward"])):
+        found = torch.compile(attention, backend="eager", fullgraph=True)(X, Y)
+    same_results(found, attention(low(X), low(Y)))
+
+
 @torch.compiler.allow_in_graph
 def _in_graph(x, y):
     return x @ y
