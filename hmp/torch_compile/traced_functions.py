@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import operator
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -48,11 +49,12 @@ def variables() -> types.SimpleNamespace:
                 return fn._call_function(tx, list(args), dict(kwargs))
 
     class Function(dynamo.VariableTracker):  # type: ignore[misc]
-        """A function that Dynamo does not trace."""
+        """A function that Dynamo does not trace, or a state that traced code passes on."""
 
         def __init__(self, value: Any, handler: Handler | None = None, **named: Any) -> None:
             super().__init__(**named)
-            self.value, self.handler = value, handler or functions[value]
+            self.value = value
+            self.handler: Any = handler or functions.get(value)
 
         @classmethod
         def create_with_source(cls, value: Any, source: Any) -> Any:
@@ -88,7 +90,8 @@ def variables() -> types.SimpleNamespace:
 
         def reconstruct_type(self, codegen: Any) -> None:
             # after a graph break plain Python enters the region, which it gets from this function
-            name = codegen.tx.output.install_global_by_id("hmp_region", lambda: self.value)
+            region = self.value
+            name = codegen.tx.output.install_global_by_id("hmp_region", lambda: region)
             codegen.append_output(codegen.create_load_global(name, add=True))
 
     return types.SimpleNamespace(Mode=Mode, Function=Function, Region=RegionVariable)
@@ -112,9 +115,9 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         dunder = f"{'' if args[0].is_tensor() else 'r'}{_OPERATORS[function]}"
         function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
     name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
-    if is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one (R8)
-        return under(tx, here, traced_call.plain_function(function), args, kwargs)
     found = traced_call.wrapper(here, function)
+    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one (R8)
+        return under(tx, here, traced_call.plain_function(function), args, kwargs)
     if found is None and here.policy is not None and library_ops.has_autocast_kernel(function):
         found = library_ops.with_autocast(function, traced_call.op, here.policy.dtype)
 
@@ -157,7 +160,7 @@ def handler(function: Any) -> Handler | None:
 
 
 _WITHOUT_CASTS = without_casts(lambda: None).__code__
-_OWN_FILES = (__file__.removesuffix("torch_compile/traced_functions.py"), "<hmp")
+_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<hmp")
 
 
 def is_own(code: types.CodeType) -> bool:
@@ -199,16 +202,12 @@ def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: A
     # guarded: the code may run for another module of the class, with another mark
     dynamo.UserFunctionVariable(_key_of_mark).call_function(tx, args, {}).realize()
     casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).here)
-    return build(tx, None) if casts is None else variables().Function(casts, _not_callable)
+    return build(tx, None) if casts is None else variables().Function(casts)
 
 
 def _key_of_mark(module: Any) -> Any:
     mark = getattr(module, module_calls.MARK)
     return None if mark is None else mark.key
-
-
-def _not_callable(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    raise TypeError("a state is not callable")
 
 
 def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
@@ -285,7 +284,9 @@ def update_tables() -> None:
     for each in user_functions.decorated():
         functions.setdefault(each, _decorated(each))
     originals = [op.original for op in placement.patched_ops()]
-    dynamo.get_overridable_functions().update(originals, placement.patched_bodies())  # those that modes are asked about
+    # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
+    forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
+    dynamo.get_overridable_functions().update(originals, placement.patched_bodies(), forwarders)
     known = dynamo.get_torch_obj_rule_map()
     for each in originals:
         known.setdefault(each, dynamo.TorchInGraphFunctionVariable)
