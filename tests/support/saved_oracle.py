@@ -148,7 +148,6 @@ def storages() -> dict[int, int]:
 @contextlib.contextmanager
 def only_what_is_new() -> Iterator[dict[int, int]]:
     """Python's collector does not go again through what there is, a million objects; the memory that there is."""
-    gc.collect()
     with hmp.casts(hmp.Policy("packs what waits", saved={"gelu"})):  # of graphs that tests before have left alive
         for _ in range(4):
             torch.nn.functional.gelu(torch.ones(8))
