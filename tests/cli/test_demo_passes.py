@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 import hmp
 from hmp.cli import main
 
-pytest.importorskip("rich")
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(None in map(importlib.util.find_spec, ("rich", "sklearn")), reason="the extra demo is not installed")
 
 
 @pytest.mark.slow
