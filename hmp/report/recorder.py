@@ -37,8 +37,7 @@ from .kept_packed import KeptRows
 from .kernels import Kernels, call_key, nbytes_of, waiting
 from .last_word import LastWord
 from .models import RunningModels
-from .rows import PAST, UNLISTED, Row, grouped, in_words
-from .trace import Slices
+from .rows import PAST, UNLISTED, Row, grouped
 
 Key = tuple[Any, ...]
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -74,7 +73,6 @@ class Recorder(Observer):
         self.mode: TorchFunctionMode | None = None  # what tells of ops that no list decides
         self.uncast = 0
         self.unplaced = 0  # calls in later places than are kept
-        self.slices = Slices()
         self.fp8 = Fp8Rows()
         self.kept = KeptRows(lambda: self.modules.path)
         self.places = BoundedPlaces(self.modules)
@@ -108,10 +106,8 @@ class Recorder(Observer):
                     copy = caster(tensor, dtype)
             else:
                 copy = caster(tensor, dtype)
-            seconds = self._now() - started
-            call.cast_seconds += seconds
+            call.cast_seconds += self._now() - started
             if casts_saved() == hits:
-                self.slices.add(f"cast {_short[tensor.dtype]} to {_short[dtype]}", "cast", started, seconds)
                 call.casts += 1
                 call.bytes += nbytes_of(tensor)
             else:
@@ -213,18 +209,15 @@ class Recorder(Observer):
             raise
         finally:
             self._threads.call = None
-            seconds = self._now() - began
             output = "" if raised else _dtypes((result,))
             if is_autocast and not call.op_seconds:
-                call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
+                call.op_seconds = self._now() - began  # the op was called by a wrapper inside the wrapper
             lacked = min(max(fallbacks_of(rule.op) - lacking, 0), 1)  # other threads count too
             if said == UNLISTED and not lacked:
                 call.compute = _computed(given, inputs, result)
             self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
             if not raised and not _compiling():
                 self.last_word.decided(here, rule, call.compute, bool(lacked), region, given, result)
-            if here.policy is not None:
-                self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
     # --- what no list decides ---
 
@@ -264,7 +257,6 @@ class Recorder(Observer):
             self.last_word.past(here.policy, name, call.compute, (*args, *kwargs.values()), result)
         if inputs or output:
             self._note(here, (name, rule, inputs, call.compute, output), call, 0, 0)
-            self.slices.add(name, "op", started, call.op_seconds, rule=rule, computes=call.compute, module=self.modules.path)
         return result
 
     observed = 0  # calls noted so far
