@@ -50,6 +50,7 @@ def compare(
     *,
     against: None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> Comparison: ...
 @overload
 def compare(
@@ -59,6 +60,7 @@ def compare(
     *,
     against: Policy | str | Path,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> SideBySide: ...
 @overload
 def compare(
@@ -68,6 +70,7 @@ def compare(
     *,
     against: Policy | str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> SideBySide: ...
 def compare(
     model: torch.nn.Module,
@@ -76,6 +79,7 @@ def compare(
     *,
     against: Policy | str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> Comparison:
     """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
 
@@ -86,7 +90,8 @@ def compare(
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
     there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
-    "autocast", or what hmp.apply() gave the model; it is in force for the loss too.
+    "autocast", or what hmp.apply() gave the model; it is in force for the loss too. With `shift` a place's logits are of the label at the
+    next one, as in causal language models.
 
     First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
     one there, which the float32 beside each op follows. Where it raises, its error has a note of what was compared until then.
@@ -109,7 +114,7 @@ def compare(
     chosen = [calling.chosen_policy(model, each) for each in (asked if against is None else [*asked, against])]
     if isinstance(policy, (list, tuple)) and len(chosen) < 2:
         raise HmpError("a list of 1 policy leaves nothing to compare; give two or more, or one without a list")
-    return compare_under(model, batch, chosen, loss)
+    return compare_under(model, batch, chosen, loss, shift=shift)
 
 
 def compare_under(
@@ -118,6 +123,7 @@ def compare_under(
     policies: Sequence[Policy],
     loss: Callable[[Any], Tensor] | None,
     scopes: torch.nn.Module | None = None,
+    shift: bool = False,
 ) -> Comparison:
     """The comparison under each policy, a SideBySide of more than one. `scopes` is the model whose modules scoped lines speak of,
     where it is not `model` itself but inside of it."""
@@ -132,7 +138,9 @@ def compare_under(
         values = [first, *(Values(first) for _ in policies[1:])]
     untouched = _untouched(model, batch, loss)
     found = [
-        _with_packing(_compared(model, batch, each, loss, scopes or model, beside, untouched), model, batch, each, loss, scopes or model)
+        _with_packing(
+            _compared(model, batch, each, loss, scopes or model, beside, untouched, shift), model, batch, each, loss, scopes or model
+        )
         for each, beside in zip(policies, values, strict=True)
     ]
     whole = found[0] if len(found) == 1 else side_by_side(found, [each for each in values[1:] if each is not None])
@@ -233,6 +241,7 @@ def _compared(
     scopes: torch.nn.Module,
     values: Values | None,
     untouched: _Untouched,
+    shift: bool,
 ) -> Comparison:
     statistics = Statistics()
     attribution = Attribution(
@@ -260,7 +269,7 @@ def _compared(
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             outputs = _floating(output)
             output_error, far = total((t, shadows.reference(t)) for t in outputs), untouched.distance_of(outputs)
-            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
+            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), shadows.reference, shift)
             if value is not None:
                 loss_value = float(local(value))
                 loss_error = distance(local(value), shadows.reference(local(value))).relative
