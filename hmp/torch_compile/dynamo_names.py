@@ -17,6 +17,7 @@ exc:TorchRuntimeError
 exc:UnspecializeRestartAnalysis
 output_graph:OutputGraph.call_user_compiler self gm example_inputs
 output_graph:OutputGraph.install_global_by_id self prefix value
+side_effects:SideEffects.load_cell self cellvar
 source:AttrSource
 symbolic_convert:InstructionTranslatorBase._load_const self inst
 symbolic_convert:InstructionTranslatorBase.import_source self module_name

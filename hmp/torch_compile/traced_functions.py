@@ -221,10 +221,9 @@ def _answer(original: Callable[..., Any]) -> Handler:
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = trace_of(tx).here.policy
-        if policy is not None and original.__name__ == "is_autocast_enabled" and tx.f_code is autocast.FORWARD:
-            casts_inputs = inspect.getclosurevars(tx.funcvar.fn).nonlocals["cast_inputs"] is not None
-            if casts_inputs:  # an island, as in eager code: custom_fwd disables autocast around it
-                return build(tx, value=True)
+        is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is autocast.FORWARD
+        if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
+            return build(tx, value=True)  # an island, as in eager code: custom_fwd disables autocast around it
         asked_by = str(tx.f_globals.get("__name__") or "")
         if policy is None or autocast.is_torchs(asked_by) or around_models.is_of_wrapper(_steps(tx)):
             return dynamo.TorchInGraphFunctionVariable(original).call_function(tx, args, kwargs)
@@ -232,6 +231,11 @@ def _answer(original: Callable[..., Any]) -> Handler:
         return build(tx, autocast.answer(original, policy, *given, **named))
 
     return call
+
+
+def _cell(tx: Any, name: str) -> Any:
+    """Return the value of a variable that the traced code closes over."""
+    return value_of(tx.output.side_effects.load_cell(tx.symbolic_locals[name]))
 
 
 def _decorated(decorated: Any) -> Handler:

@@ -103,19 +103,20 @@ class Trace:
         self.here = here
         self._ask(bool(here.replacements.functions))
 
-    def _ask(self, wanted: bool) -> bool:
-        """Put the mode on Dynamo's stack, or take it off; return whether it was there."""
-        is_asked = any(mode is self._mode for mode in self._modes)
-        if wanted and not is_asked:
+    def _is_asked(self) -> bool:
+        return any(mode is self._mode for mode in self._modes)
+
+    def _ask(self, wanted: bool) -> None:
+        """Put the mode on Dynamo's stack, or take it off."""
+        if wanted and not self._is_asked():
             self._modes.append(self._mode)
-        elif is_asked and not wanted:
+        elif not wanted and self._is_asked():
             self._modes.remove(self._mode)
-        return is_asked
 
     @contextlib.contextmanager
     def under(self, here: State) -> Iterator[None]:
         """Context manager: what is traced inside has the state `here`."""
-        before, asked = self.here, any(mode is self._mode for mode in self._modes)
+        before, asked = self.here, self._is_asked()
         self.enter(here)
         try:
             yield
