@@ -100,8 +100,17 @@ def _place_of(name: str) -> Place:
 TensorBase: type = _required("torch._C.TensorBase")
 # The object whose methods are the builtins of `torch`. C code looks them up in its type.
 variable_functions: Any = _required("torch._C._VariableFunctions")
+IN_VARIABLE_FUNCTIONS = frozenset(vars(type(variable_functions)))
 nn_builtins: types.ModuleType = _required("torch._C._nn")
 vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
+# Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what
+# torch.functional calls there is part of an op, inside which nothing is cast (R8).
+CALLED_IN_VF = frozenset(
+    """
+    alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ gru gru_cell
+    lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell threshold threshold_
+    """.split()
+)
 # (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
 # (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as

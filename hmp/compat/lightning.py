@@ -1,4 +1,4 @@
-"""hmp in Lightning: a precision plugin for Trainer and Fabric, and callbacks that log the device's memory and the tokens' errors.
+"""hmp in Lightning: a precision plugin for Trainer and Fabric, and a callback that logs the device's memory.
 
 Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks
 for its own classes. So the classes here inherit from those of every package that is installed. The oldest are the Trainer of 1.6 and the
@@ -22,13 +22,10 @@ import hmp
 
 from ..context import without_casts
 from ..lists import DEFAULT, as_policy, names_lists
-from ..numerics.spread import of_all_ranks
-from ..numerics.tokens import TokenDistance
-from ..numerics.twice import CallWithLogits, beside_float32
 from ..report.verified import check_kinds, verified
 from .lightning_homes import installed, preferred, release
 
-__all__ = ["DeviceStats", "HMPPrecision", "TokenErrors"]
+__all__ = ["DeviceStats", "HMPPrecision"]
 
 
 class _Home(NamedTuple):
@@ -264,7 +261,8 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # its bases are known when
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuses a trainer without a logger."""
-        _check_loggers(trainer, "DeviceStats")
+        if not trainer.loggers:
+            raise hmp.HmpError("DeviceStats logs to the trainer's logger, and there is none; give Trainer(logger=...) one")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs, if it is time to."""
@@ -275,67 +273,10 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # its bases are known when
         stats |= {f"{name} (GB)": size for name, size in self.gigabytes(device).items()}
         # a logger takes numbers; what the device does not say is not logged
         told = {f"DeviceStats/{name}": value for name, value in stats.items() if value is not None}
-        _log(trainer, told)
+        for logger in trainer.loggers:
+            logger.log_metrics(told, step=trainer.global_step)
 
     @staticmethod
     def gigabytes(device: torch.device | str | int) -> dict[str, float | None]:
         """memory_allocated, max_memory_allocated and total_memory_available of `device`, in GB as Optimum has them."""
         return hmp.memory_stats(device, gigabytes=True)
-
-
-class TokenErrors(_Callbacks):  # type: ignore[misc]  # its bases are known when it is imported
-    """A callback that logs how far the tokens' log-probabilities are from float32's: `Trainer(callbacks=[TokenErrors(every=100)])`.
-
-    In the first step and in every `every`-th one after it the module that gave logits is called twice more with what it was called with,
-    once the step is done: under the Trainer's precision, and without casts; without gradients and in eval mode. The loggers get
-    "hmp/logprob_error_mean", "hmp/logprob_error_max", "hmp/logprob_bias" and "hmp/kl", in nats. Training goes on as if nothing had been
-    called, bit for bit. `latest` has all that was measured last. The module is one inside the LightningModule: its output has logits by
-    that name, or is a tensor with a vector for each label in the batch. HmpError where the trainer has no logger.
-    """
-
-    def __init__(self, every: int = 100) -> None:
-        self.latest: TokenDistance | None = None
-        self._every, self._last = every, -1
-        self._watch: CallWithLogits | None = None
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a trainer without a logger, and begins anew."""
-        _check_loggers(trainer, "TokenErrors")
-        self._last = -1
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *unused: Any) -> None:
-        """Begins to look for the call with logits, if it is time to."""
-        self._look_no_more()  # for what a batch gave that ended in the middle
-        turn = trainer.global_step // self._every  # with several optimizers it goes on by more than one
-        if turn != self._last:
-            self._last = turn
-            # of the LightningModule itself a strategy calls steps, and not the forward
-            self._watch = CallWithLogits([module for module in pl_module.modules() if module is not pl_module], batch)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *unused: Any) -> None:
-        """Calls the module twice more, and logs."""
-        watch, self._watch = self._watch, None
-        if watch is None:
-            return
-        self.latest = of_all_ranks(beside_float32(watch.stop(), trainer.precision_plugin.forward_context()))
-        if self.latest is not None:
-            _log(trainer, self.latest.metrics())
-
-    def on_exception(self, trainer: Any, *given: Any) -> None:
-        """Looks no more."""
-        self._look_no_more()
-
-    def _look_no_more(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
-
-
-def _check_loggers(trainer: Any, name: str) -> None:
-    if not trainer.loggers:
-        raise hmp.HmpError(f"{name} logs to the trainer's logger, and there is none; give Trainer(logger=...) one")
-
-
-def _log(trainer: Any, told: dict[str, float]) -> None:
-    for logger in trainer.loggers:
-        logger.log_metrics(told, step=trainer.global_step)

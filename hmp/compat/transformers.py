@@ -1,8 +1,7 @@
-"""hmp under transformers' own Trainer, which stays as it is: HMPCallback, and TokenErrors, a metric."""
+"""hmp under transformers' own Trainer, which stays as it is: HMPCallback."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from collections.abc import Collection, Mapping
@@ -17,9 +16,6 @@ from .. import HmpError, Policy
 from ..extras import needed
 from ..formatting import versioned
 from ..lists import DEFAULT, as_policy
-from ..numerics.spread import of_all_ranks
-from ..numerics.tokens import TokenDistance
-from ..numerics.twice import CallWithLogits, beside_float32
 from ..observing import log
 from ..report.verified import check_kinds, verified
 from ..session import in_dtype
@@ -155,54 +151,6 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if args.should_save and folder.is_dir():
             (folder / POLICY_FILE).write_text(json.dumps(versioned(self.policy.to_dict()), indent=1) + "\n", encoding="utf-8")
-
-
-class TokenErrors(TrainerCallback):
-    """Logs how far the tokens' log-probabilities are from float32's: `trainer.add_callback(TokenErrors(trainer, every=100))`.
-
-    In the first step and in every `every`-th one after it the model is called twice more with the step's first batch, once the optimizer
-    is done: as it is in the run, and without casts; without gradients and in eval mode. The Trainer logs "hmp/logprob_error_mean",
-    "hmp/logprob_error_max", "hmp/logprob_bias" and "hmp/kl", in nats. Training goes on as if nothing had been called, bit for bit.
-    `latest` has all that was measured last. HmpError under the Trainer's own bf16, fp16 or torch_compile.
-    """
-
-    def __init__(self, trainer: Any, every: int = 100) -> None:
-        self.latest: TokenDistance | None = None
-        self._trainer, self._every = trainer, every
-        self._watch: CallWithLogits | None = None
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Refuses settings under which the model cannot be called without casts."""
-        for name in ("bf16", "fp16", "torch_compile"):
-            if getattr(args, name, False):
-                raise HmpError(
-                    f"TokenErrors calls the model in float32, which {name}=True puts out of reach: leave it off, and cast by HMPCallback"
-                )
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Begins to look for the call with logits, if it is time to."""
-        if self._watch is not None:
-            self._watch.close()  # of a run that ended in the middle of a step
-        if state.global_step % self._every == 0:
-            self._watch = CallWithLogits([kwargs["model"]])
-
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The first of several batches in a step is done: the others are not looked at."""
-        if self._watch is not None:
-            self._watch.close()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Calls the model twice more, and logs."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            call = watch.stop()
-            # by which the Trainer scales the loss of a batch that is one of several in a step
-            given = {name: value for name, value in call.kwargs.items() if name != "num_items_in_batch"}
-            self.latest = of_all_ranks(beside_float32(call._replace(kwargs=given), contextlib.nullcontext()))
-            if self.latest is not None:
-                to_log = control.should_log
-                self._trainer.log(self.latest.metrics())
-                control.should_log = to_log  # else the Trainer takes its own log of this step as written
 
 
 def _policy_in(state: TrainerState) -> Policy | None:

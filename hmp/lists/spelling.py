@@ -16,7 +16,7 @@ from ..observing import log
 from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites, sites_of, takes_tensor
 from ..patching import cache
 from ..saved import why_never
-from ..torch_private import schemas_of
+from ..torch_private import IN_VARIABLE_FUNCTIONS, schemas_of
 from .entries import AUTOCAST, EVERY_OP, ListEntry
 from .presets import home
 
@@ -72,7 +72,7 @@ def _known(name: str) -> tuple[str, ...]:
 def _is_op(name: str) -> bool:
     """Whether `name` is the id of an op: not all of torch's functions are, torch.save is none."""
     found = sites_of(name)
-    if any(site.owner is not torch for site in found):
+    if any(site.owner is not torch or name in IN_VARIABLE_FUNCTIONS for site in found):
         return True
     return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
 

@@ -21,10 +21,10 @@ States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
 @contextlib.contextmanager
 def as_before(
     model: torch.nn.Module, leaves: Iterable[Tensor] = (), written: Iterable[tuple[Tensor, Tensor]] | None = None
-) -> Iterator[States]:
+) -> Iterator[None]:
     """A stretch after which the model's buffers, the gradients of `leaves`, which have none in it, and the random state are as before.
 
-    What was `written`, each tensor with its values before, has them again; without it that is done for buffers. Gives the random state."""
+    What was `written`, each tensor with its values before, has them again; without it that is done for buffers."""
     leaves = list(leaves)
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
@@ -33,7 +33,7 @@ def as_before(
     for leaf in leaves:
         leaf.grad = None
     try:
-        yield states
+        yield
     finally:
         put_back(states)
         for table, found in tables:

@@ -21,6 +21,7 @@ from ..lists import Policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from ..uncompiled import running_uncompiled
+from ..wrapping import rules
 from . import calling
 from .as_before import as_before, written_of
 from .aten import local, refuse_xla, storage_address
@@ -49,6 +50,7 @@ def compare(
     *,
     against: None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> Comparison: ...
 @overload
 def compare(
@@ -58,6 +60,7 @@ def compare(
     *,
     against: Policy | str | Path,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> SideBySide: ...
 @overload
 def compare(
@@ -67,6 +70,7 @@ def compare(
     *,
     against: Policy | str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> SideBySide: ...
 def compare(
     model: torch.nn.Module,
@@ -75,6 +79,7 @@ def compare(
     *,
     against: Policy | str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    shift: bool = False,
 ) -> Comparison:
     """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
 
@@ -85,7 +90,8 @@ def compare(
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
     there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
-    "autocast", or what hmp.apply() gave the model; it is in force for the loss too.
+    "autocast", or what hmp.apply() gave the model; it is in force for the loss too. With `shift` a place's logits are of the label at the
+    next one, as in causal language models.
 
     First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
     one there, which the float32 beside each op follows. Where it raises, its error has a note of what was compared until then.
@@ -108,7 +114,7 @@ def compare(
     chosen = [calling.chosen_policy(model, each) for each in (asked if against is None else [*asked, against])]
     if isinstance(policy, (list, tuple)) and len(chosen) < 2:
         raise HmpError("a list of 1 policy leaves nothing to compare; give two or more, or one without a list")
-    return compare_under(model, batch, chosen, loss)
+    return compare_under(model, batch, chosen, loss, shift=shift)
 
 
 def compare_under(
@@ -117,6 +123,7 @@ def compare_under(
     policies: Sequence[Policy],
     loss: Callable[[Any], Tensor] | None,
     scopes: torch.nn.Module | None = None,
+    shift: bool = False,
 ) -> Comparison:
     """The comparison under each policy, a SideBySide of more than one. `scopes` is the model whose modules scoped lines speak of,
     where it is not `model` itself but inside of it."""
@@ -131,7 +138,9 @@ def compare_under(
         values = [first, *(Values(first) for _ in policies[1:])]
     untouched = _untouched(model, batch, loss)
     found = [
-        _with_packing(_compared(model, batch, each, loss, scopes or model, beside, untouched), model, batch, each, loss, scopes or model)
+        _with_packing(
+            _compared(model, batch, each, loss, scopes or model, beside, untouched, shift), model, batch, each, loss, scopes or model
+        )
         for each, beside in zip(policies, values, strict=True)
     ]
     whole = found[0] if len(found) == 1 else side_by_side(found, [each for each in values[1:] if each is not None])
@@ -232,6 +241,7 @@ def _compared(
     scopes: torch.nn.Module,
     values: Values | None,
     untouched: _Untouched,
+    shift: bool,
 ) -> Comparison:
     statistics = Statistics()
     attribution = Attribution(
@@ -259,7 +269,7 @@ def _compared(
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             outputs = _floating(output)
             output_error, far = total((t, shadows.reference(t)) for t in outputs), untouched.distance_of(outputs)
-            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
+            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), shadows.reference, shift)
             if value is not None:
                 loss_value = float(local(value))
                 loss_error = distance(local(value), shadows.reference(local(value))).relative
@@ -372,7 +382,7 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
 def _recorder(statistics: Statistics) -> Seen:
     def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
-        listed = rule.kind if rule is not None and rule.kind in ("fp8", "bf16", "fp32", "promote") else ""
+        listed = rule.kind.label if rule is not None and rule.kind.is_list and rule.kind is not rules.AUTOCAST else ""
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 

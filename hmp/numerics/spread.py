@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..report.rows import taken_together
 from .collectives import default_store
 from .comparison import Comparison
-from .tokens import TokenDistance
 
 
 def farthest(model: torch.nn.Module, found: Comparison) -> Comparison:
@@ -25,15 +23,6 @@ def farthest(model: torch.nn.Module, found: Comparison) -> Comparison:
     others = ", ".join(f"{error:.2g} on rank {at}" for at, error in enumerate(errors))
     note = f"of rank {rank} of {len(every)}, whose output is farthest from float32: {others}"
     return replace(every[rank], rank=rank, notes=(*every[rank].notes, note))
-
-
-def of_all_ranks(found: TokenDistance | None) -> TokenDistance | None:
-    """The distance of the tokens of all ranks, which all ask; None where none has a token."""
-    if default_store() is None:
-        return found
-    parts = [each for each in _gathered(found) if each is not None]
-    means = dict.fromkeys(("logprob", "reference", "error_mean", "bias", "kl_mean"), "tokens")
-    return next(iter(taken_together(parts, (), {"tokens": sum, **means, "error_max": max, "kl_max": max})), None)
 
 
 def _is_spread(model: torch.nn.Module) -> bool:

@@ -19,7 +19,7 @@ from ..patching import patches
 from ..torch_hooks import applied_policy, as_dtype, module_calls
 from . import compiled_policies
 from .compiled_policies import lock
-from .conversion import follow_others, module_of, resolved, unscripted
+from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .log_observer import announce
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -45,7 +45,7 @@ def apply(
     `outputs` is a dtype, such as "float32": the floating tensors that a call of the model returns are cast to it, also in nested lists,
     tuples, dicts and dataclasses, as accelerate and Lightning do; float64 and integers stay. For a loss, numpy or an op without a kernel
     in the low dtype behind the model. What the model's own layers hand on is not changed. `verbose` logs the policy
-    and every distinct decision once. `hmp.remove(model)` undoes it; torch stays patched until `hmp.revert()`.
+    and every distinct decision once. `hmp.remove(model)` undoes it; torch is patched as long as a model has a policy.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
@@ -79,10 +79,15 @@ def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def remove(model: M) -> M:
-    """`model`; no policy is applied to it any more. HmpError for what is no module."""
+    """`model`; no policy is applied to it any more. HmpError for what is no module.
+
+    Where that was the last policy, nothing of torch is patched any more: no other model has one, nothing is converted, and no `casts()`
+    was entered since `revert()`, whose regions leave torch patched.
+    """
     marked = module_calls.inside_compiled(module_of(model, "remove()"))
     with lock:
         module_calls.unmark(marked)
+        revert_if_unused()
     return model
 
 

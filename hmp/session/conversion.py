@@ -45,10 +45,8 @@ class Handle:
             del _converted[-len(ended) :]
             for each in ended:
                 module_calls.unmark_scope(each._compiled.scope_id)
-            if _converted or module_calls.any_marked() or _regions_entered:
+            if not revert_if_unused():
                 _put_in_force()
-            else:
-                revert()
 
     def __enter__(self) -> Handle:
         return self
@@ -113,6 +111,12 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
 
 def in_force(chosen: Policy, compiled: CompiledPolicy, was_patched: bool, is_verbose: bool) -> Handle:
     """Put `compiled` in force for the process, as the latest conversion."""
+    try:
+        compiled_policies.construct_without_casts()
+    except BaseException:
+        if not was_patched:
+            revert()
+        raise
     if not was_patched:
         calls_in_flight.wait_for(never_cast.codes())
     handle = Handle(compiled)
@@ -164,6 +168,15 @@ def revert() -> None:
         references.restore_names(replaced_by)
 
 
+def revert_if_unused() -> bool:
+    """Undoes what hmp has patched and returns True where no policy can be in force again by itself: nothing is converted, no model has a
+    policy, and no `casts()` was entered. To be called with the lock."""
+    if _converted or module_calls.any_marked() or _regions_entered:
+        return False
+    revert()
+    return True
+
+
 def is_converted() -> bool:
     """Whether a process-wide policy is in force."""
     return PROCESS.policy is not None
@@ -197,10 +210,12 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
 
     def choose(_: object) -> CompiledPolicy:
         global _regions_entered
-        _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
         compiled: CompiledPolicy = _uncompiled(made)()
+        if not _regions_entered:
+            _uncompiled(compiled_policies.construct_without_casts)()
+            _regions_entered = True
         return compiled
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)

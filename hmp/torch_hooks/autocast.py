@@ -36,13 +36,12 @@ from ..torch_private import is_any_autocast_enabled as _any_really_enabled
 from . import whole_models
 from .around_models import CALLS, frames, is_around_applied, is_of_wrapper
 
-_QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
+_QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so
 _DTYPES = {
     "get_autocast_dtype": "",
     "get_autocast_gpu_dtype": "cuda",
     "get_autocast_cpu_dtype": "cpu",
-    "get_autocast_ipu_dtype": "ipu",
     "get_autocast_xla_dtype": "xla",
 }
 

@@ -20,10 +20,11 @@ _CLASSES = (("cuda", "CUDAGraph", "cuda"), ("xpu", "XPUGraph", "xpu"), ("hpu", "
 
 
 def install() -> None:
-    """Patches `capture_begin` of the classes of captured graphs until patches.restore()."""
+    """Patches `capture_begin` of the classes of captured graphs until patches.restore(); not torch's own where it has no accelerator."""
+    has_accelerator = torch.accelerator.current_accelerator() is not None
     for module, name, device_type in _CLASSES:
         graph = getattr(getattr(torch, module, None), name, None)
-        if "capture_begin" in vars(graph or object):
+        if "capture_begin" in vars(graph or object) and (has_accelerator or not graph.__module__.startswith("torch.")):
             patches.rebind(graph, "capture_begin", _telling(device_type, graph.capture_begin))  # type: ignore[union-attr]
 
 

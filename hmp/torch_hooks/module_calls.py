@@ -241,7 +241,7 @@ def unmark_all() -> None:
 
 def any_marked() -> bool:
     """Whether a policy is applied to any module that is alive."""
-    return any(each.applied is not None and each.module() is not None for each in _marks)
+    return any(each.applied is not None for each in list(_marks))  # a shallow copy may hold the mark of a module that is gone
 
 
 def policy_of_call_now(module: torch.nn.Module) -> CompiledPolicy | None:

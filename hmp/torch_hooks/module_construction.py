@@ -35,10 +35,27 @@ _LOADING = {
 
 
 def install() -> None:
-    """Turns casts off in the construction and loading of every module, of classes made later too, until patches.restore()."""
+    """Turns casts off in the loading of every module, and from nn.Module.__init__ on in its construction, until patches.restore().
+
+    That is enough for `apply()`: a call of a model seldom constructs another.
+    """
     loading.install()
     for module_name, names in _LOADING.items():
         late_imports.after({module_name: functools.partial(_patch_loading, module_name, names)})
+    base_init = torch.nn.Module.__init__
+    patches.swap(base_init, _late(patches.unpatched(base_init)))
+
+
+def is_in_classes() -> bool:
+    """Return True after `install_in_classes()`."""
+    return isinstance(vars(torch.nn.Linear)["__init__"], InitWithoutCasts)
+
+
+def install_in_classes() -> None:
+    """Turns casts off in the whole construction of every module, of classes made later too, until patches.restore().
+
+    For policies that are in force outside of the calls of models.
+    """
     for cls in subclasses(torch.nn.Module):
         _patch_construction(cls)
     own: Any = vars(torch.nn.Module).get("__init_subclass__")
@@ -52,8 +69,6 @@ def install() -> None:
             _patch_construction(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))
-    base_init = torch.nn.Module.__init__
-    patches.swap(base_init, _late(patches.unpatched(base_init)))
 
 
 def _patch_loading(module_name: str, names: tuple[str, ...]) -> None:

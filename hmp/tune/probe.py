@@ -28,6 +28,7 @@ from ..observing import Modules
 from ..session import Observer, Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
 from ..uncompiled import running_uncompiled
+from ..wrapping import rules, writes
 from .decisions import Decisions, Key
 from .measured import Flow, Measured, Measurements
 from .task import Task
@@ -112,12 +113,12 @@ class Probe(Observer):
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, beside which the op runs in both dtypes."""
         inner, decided = self._op, self._decisions.op_of(rule.op)
-        if rule.kind != "fp32" or inner is None or decided is None:
+        if rule.kind is not rules.FP32_LIST or inner is None or decided is None:
             return wrapper
         op = self._in_each_dtype(decided, rule, wrapper, inner)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
+            if self._busy or threading.get_ident() != self._thread or writes(args, kwargs, rule):
                 return wrapper(*args, **kwargs)
             if functorch_level() is not None:
                 measured = self._unit(op)[1]  # tensors stand for others there, and have no numbers to compare
@@ -137,11 +138,11 @@ class Probe(Observer):
         return watched
 
     def _in_each_dtype(self, name: str, rule: OpRule, wrapper: Op, inner: Op) -> _Op:
-        casts, in_low = _Casts(), rule._replace(kind="bf16")
+        casts, in_low = _Casts(), rule._replace(kind=rules.BF16_LIST)
         fp8 = None
         if self._decisions.in_fp8 and rule.op in PRODUCTS:
             start = self._decisions.start
-            fp8 = op_wrap(inner, rule._replace(kind="fp8", fp8=(start.fp8_recipe, start.fp8_kernel)))
+            fp8 = op_wrap(inner, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
         return _Op(name, rule, wrapper, op_wrap(inner, in_low), casts, op_wrap(inner, in_low, casts), fp8)
 
     def _draws(self) -> Tensor:
@@ -326,11 +327,3 @@ def _form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_form(each) for each in value)
     return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
-
-
-def _writes(args: tuple[Any, ...], kwargs: dict[str, Any], rule: OpRule) -> bool:
-    """Whether the call writes into its arguments, which then are not to be tried twice."""
-    at = rule.inplace_at
-    flag = kwargs.get("inplace") or (at is not None and at < len(args) and args[at])
-    out = kwargs.get("out") is not None or (rule.out_at is not None and rule.out_at < len(args) and args[rule.out_at] is not None)
-    return bool(flag) or out

@@ -144,13 +144,13 @@ def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a
         model, [torch.ones(1, 2)], loss=lambda m, x: m(x).square().mean(), budget="3 evaluations", objective="memory", folder=tmp_path
     )
     files = [getattr(result, form)(tmp_path / f"{form}{at}") for at, (result, form) in enumerate(
-        ((report, "to_json"), (report, "to_trace"), (comparison, "to_json"), (benchmark, "to_json"), (tuned, "to_json")))]  # fmt: skip
+        ((report, "to_json"), (comparison, "to_json"), (benchmark, "to_json"), (tuned, "to_json")))]  # fmt: skip
     for file in (*files, tmp_path / "tune.json"):
         assert json.loads(file.read_text())["schema_version"] == 1, file
     assert hmp.Report.load(files[0]).rows == report.rows
     folder = tmp_path / "no"
     for result in (report, comparison, benchmark, tuned):
-        for form in {"to_json", "to_html", "to_trace"} & {*dir(result)}:
+        for form in {"to_json", "to_html"} & {*dir(result)}:
             with pytest.raises(hmp.HmpError, match=f"there is no folder {folder} to write it into; make the folder first$"):
                 getattr(result, form)(folder / "file")
 

@@ -49,7 +49,6 @@ def test_r9_statistics_given_to_torchs_own_layout():
     x = torch.rand(4, 3) + 1
     for call in (
         lambda mean, var: torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
-        lambda mean, var: torch._VF.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
         lambda mean, var: torch.instance_norm(x[..., None].expand(4, 3, 5), None, None, mean, var, True, 0.1, 1e-5, False),
     ):
         mean, variance = torch.zeros(3), torch.ones(3)

@@ -7,10 +7,12 @@ import inspect
 import itertools
 import operator
 import random
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -328,6 +330,9 @@ def _by_keywords(function: Callable[..., Any], names: tuple[str, ...]) -> Callab
 # --- calls that op_db lacks -------------------------------------------------------------------------------------------------
 
 _OWNERS = ("", "nn.functional.", "_C._nn.", "_VF.", "special.", "linalg.", "Tensor.")
+# What torch's own modules call in torch._VF, by their source. Nobody else does: the functions are torch's.
+_SOURCES = [*(Path(torch.__file__).parent / "nn").rglob("*.py"), *(Path(torch.__file__).parent / "ao").rglob("*.py")]
+_IN_VF = {name for path in _SOURCES for name in re.findall(r"\b_VF\.(\w+)", path.read_text(encoding="utf-8"))}
 _NUMPYS = {"input": "x", "other": "x2", "dim": "axis", "keepdim": "keepdims", "tensors": "arrays"}
 _MODULES: dict[str, Callable[..., Any]] = {
     "relu": lambda: torch.nn.ReLU(), "gelu": lambda: torch.nn.GELU(), "elu": lambda: torch.nn.ELU(),
@@ -354,6 +359,8 @@ def more_calls(info: Any) -> Iterator[Call]:
     for owner in _OWNERS:
         path = owner + last
         here = _at(path)
+        if owner == "_VF." and last not in _IN_VF:
+            continue
         if callable(here) and not isinstance(here, type) and path not in (info.name, f"Tensor.{info.name}"):
             yield Call(first.op, f"at {path}", list_name(path.removeprefix("_C._nn.").removeprefix("_VF.").removeprefix("Tensor.")),
                        _function(path), first.differentiable)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,8 +138,9 @@ class Attention(torch.autograd.Function):
 def storages() -> dict[int, int]:
     """Address and bytes of the memory of every tensor that Python's collector looks at."""
     found = {}
-    for each in gc.get_objects():
-        if type(each) in (Tensor, torch.nn.Parameter) and each.layout is torch.strided and not each.is_meta:
+    objects = gc.get_objects()
+    for each in itertools.compress(objects, map({Tensor, torch.nn.Parameter}.__contains__, map(type, objects))):
+        if each.layout is torch.strided and not each.is_meta:
             storage = each.untyped_storage()
             with contextlib.suppress(RuntimeError):  # a tracer's, without memory, that another test has left
                 found[storage.data_ptr()] = storage.nbytes()

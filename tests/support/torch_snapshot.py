@@ -29,6 +29,7 @@ MODULES = ["torch"] + [
     """.split()
 ]
 MISSING = object()
+_code_of = operator.attrgetter("__code__")
 
 
 def settle_torch() -> None:
@@ -97,6 +98,8 @@ class Snapshot:
                 for function in _functions_in(value):
                     if id(function) not in self.bodies:
                         self.bodies[id(function)] = (f"{label}.{name}", function, _body(function))
+        self._functions = [function for _, function, _ in self.bodies.values()]
+        self._codes = [function.__code__ for function in self._functions]
         self.dispatchers = dispatchers()
 
     def differences(self, whole_bodies: bool = True) -> list[str]:
@@ -112,7 +115,8 @@ class Snapshot:
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
                 if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
-        for name, function, body in self.bodies.values():
+        have_their_code = all(map(operator.is_, map(_code_of, self._functions), self._codes))
+        for name, function, body in () if have_their_code and not whole_bodies else self.bodies.values():
             if function.__code__ is not body[1][0] or (whole_bodies and not _same_body(body, _body(function))):
                 found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
         for name, value in dispatchers().items():

@@ -1,4 +1,4 @@
-"""Distances of tensors and tokens, a call that is made again in float32, ranks that wait for each other, and how numbers are shown.
+"""Distances of tensors and tokens, ranks that wait for each other, and how numbers are shown.
 
 No public call gives the tensors of which a distance is told, or is one rank of several in one process.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 import hmp
 from hmp.formatting import aligned, duration
 from hmp.numerics import distance as distances
 from hmp.numerics import ranks, tokens
-from hmp.numerics.tokens import Chosen, TokenDistance, token_distance
-from hmp.numerics.twice import CallWithLogits, beside_float32
+from hmp.numerics.tokens import token_distance
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min
@@ -61,74 +57,23 @@ def test_distance_of_many_elements_is_that_of_float64(scale: float):
 
 def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:
     reference = torch.tensor([[0.0, 1.0, -math.inf], [2.0, 1.0, 0.0]])
-    chosen = Chosen(torch.tensor([1, 0]), torch.tensor([True, True]), "labels")
-    same = token_distance(reference.bfloat16(), reference, chosen)
-    assert same is not None and (same.error_max, same.bias, same.kl_max) == (0, 0, 0)
-    broken = token_distance(torch.tensor([[0.0, 1.0, -math.inf], [math.nan, 1.0, 0.0]]), reference, chosen)
-    assert broken is not None and (broken.error_max, broken.bias, broken.kl_max) == (math.inf, -math.inf, math.inf)
-    assert token_distance(reference, reference, chosen._replace(where=torch.tensor([False, False]))) is None
+    chosen = torch.tensor([1, 0]), torch.tensor([True, True]), "labels"
+    same = token_distance(reference.bfloat16(), reference, *chosen)
+    assert same is not None and (same.error_max, same.kl_max) == (0, 0)
+    broken = token_distance(torch.tensor([[0.0, 1.0, -math.inf], [math.nan, 1.0, 0.0]]), reference, *chosen)
+    assert broken is not None and (broken.error_max, broken.kl_max) == (math.inf, math.inf)
+    assert token_distance(reference, reference, chosen[0], torch.tensor([False, False]), "labels") is None
 
 
 def test_tokens_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference, chosen = torch.randn(7, 9), Chosen(torch.arange(7), torch.ones(7, dtype=torch.bool), "labels")
-    whole = token_distance(reference.bfloat16(), reference, chosen)
+    reference, chosen = torch.randn(7, 9), (torch.arange(7), torch.ones(7, dtype=torch.bool), "labels")
+    whole = token_distance(reference.bfloat16(), reference, *chosen)
     monkeypatch.setattr(tokens, "_CHUNK", 2 * 9)  # the last one is smaller
-    parts = token_distance(reference.bfloat16(), reference, chosen)
-    assert whole is not None and parts is not None and parts.metrics() == pytest.approx(whole.metrics())
-
-
-def figures(low: Tensor, wide: Tensor, targets: Tensor) -> list[float]:
-    """The metrics of log-probabilities of classes, one row for each target."""
-    low, wide = low.double().log_softmax(-1), wide.double().log_softmax(-1)
-    errors = (low - wide)[range(len(targets)), targets]
-    kl = F.kl_div(low, wide, reduction="batchmean", log_target=True)
-    return [float(errors.abs().mean()), float(errors.abs().max()), float(errors.mean()), float(kl)]
-
-
-class Classifier(nn.Module):
-    """All that draws, counts and averages in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def test_a_call_is_made_twice_and_leaves_no_trace() -> None:
-    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    model.body[1].eval()  # frozen by the user
-    watch = CallWithLogits(model.modules(), (x, y))
-    F.cross_entropy(model(x), y).backward()
-    before = [each.clone() for each in (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())]
-    call = watch.stop()
-    assert call.module is model and not any(module._forward_hooks for module in model.modules())
-    with hmp.casts("habana"):
-        found = beside_float32(call, hmp.casts("torch-cpu"))
-    after = (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())
-    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert [module.training for module in model.modules()] == [True, True, True, False, True, True]
-    model.eval()
-    with torch.no_grad():
-        wide = model(x)
-        hidden = model.body[1](F.linear(x.bfloat16(), model.body[0].weight.bfloat16(), model.body[0].bias.bfloat16()))
-        low = F.linear(hidden.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
-    assert isinstance(found, TokenDistance)
-    assert list(found.metrics().values()) == pytest.approx(figures(low, wide, y), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_watched_from_outside(fresh_compiler: None) -> None:
-    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    graphs: list[Any] = []
-    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph)
-    watch = CallWithLogits(nn.ModuleList([compiled]).modules(), (x, y))
-    compiled(x)
-    assert watch.stop().module is compiled and len(graphs) == 1
-    assert beside_float32(watch.stop(), hmp.casts("habana")) is not None
+    parts = token_distance(reference.bfloat16(), reference, *chosen)
+    assert whole is not None and parts is not None
+    assert (parts.tokens, parts.of) == (7, "labels")
+    numbers = [(each.reference, each.error_mean, each.error_max, each.kl_mean, each.kl_max) for each in (whole, parts)]
+    assert numbers[0] == pytest.approx(numbers[1])
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from torch import Tensor
 from train import explicit
 
 import hmp
-from hmp.numerics.spread import of_all_ranks
-from hmp.numerics.twice import CallWithLogits, beside_float32
 
 POLICY = hmp.Policy("linear", bf16=frozenset({"linear"}))
 STEPS = 6
@@ -81,20 +79,6 @@ def compared(mode: str) -> dict[str, Any]:
     }
 
 
-def logged(mode: str) -> dict[str, Any]:
-    """The tokens of all ranks, and of each alone."""
-    model = MODES[mode](net()).model
-    x, y = batch(dist.get_rank())
-    watch = CallWithLogits([model], (x, y))
-    with torch.no_grad():
-        model(x)
-    mine = beside_float32(watch.stop(), hmp.casts(POLICY))
-    assert mine is not None
-    every = of_all_ranks(mine)
-    assert every is not None
-    return {"mine": [mine.tokens, mine.error_mean, mine.error_max], "every": [every.tokens, every.error_mean, every.error_max]}
-
-
 def watched(mode: str, where: str, is_loop: bool) -> list[Any]:
     """What a loop is told whose third step has a NaN on rank 1: the finding and its rank, and how many steps were done."""
     rank, done = dist.get_rank(), 0
@@ -140,7 +124,6 @@ def all_of(modes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         mode: {
             "compared": compared(mode),
-            "logged": logged(mode),
             "watched": {
                 f"{where}, {'one region' if is_loop else 'a region a step'}": watched(mode, where, is_loop)
                 for where in ("nowhere", "forward", "after backward")
