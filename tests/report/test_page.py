@@ -139,10 +139,11 @@ def test_a_search_shows_what_was_tried_and_the_lists_with_their_reasons() -> Non
         "0.71", "5.0 MiB",  # of what it keeps
         "0.10% worse", "2.002", "0.11% worse", "0.909", "0.9991",  # loss, metric, gradients
         'hmp.convert(policy="tuned")',
-        "linear gain 3.1 ms a step", "log gains less than 0.5%", "gives NaN or Inf in bfloat16", "no: loss +4.00%, 1.00% allowed",
+        "linear 3.1 ms | +0.01% | chosen", "log 50 µs | +0.01% | gains less than 0.5%",
+            "gives NaN or Inf in bfloat16", "no: loss +4.00%, 1.00% allowed",
     ):  # fmt: skip
         assert each in text, each
-    small = html_of(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget"))
+    small = html_of(tune_result_kit.result(objective="memory", stopped="budget"))
     assert "bytes kept for backward, float32 = 1" in small and "budget is spent" in said(small)
 
 
