@@ -32,7 +32,7 @@ def install(folder: Path, patch: pytest.MonkeyPatch, package: str, release: str)
 
 
 COMMANDS = [
-    *(("demo", package, "hmp demo needs", "demo") for package in ("sklearn", "rich", "numpy")),
+    *(("demo", package, "hmp demo needs", "demo") for package in ("sklearn", "numpy")),
     ("tune r.py", "scipy", "hmp tune: needs", "tune"),
     *((f"{name} r.py --html p.html", package, f"hmp {name}: --html needs", "report")
       for name, package in (("compare", "jinja2"), ("compare", "matplotlib"), ("tune", "jinja2"))),
