@@ -192,20 +192,3 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["autocast"] == hmp.Policy.load("autocast").name
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     assert ("avx2" in found["instructions"]) is (" avx2 " in flags)
-
-
-@pytest.mark.slow
-def test_the_fixture_records_and_pytest_starts_without_torch(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import sys\n\n"
-        "def test_first():\n    assert 'torch' not in sys.modules\n\n"
-        "def test_second(hmp_record):\n"
-        "    import hmp, torch\n"
-        "    with hmp.casts('habana'):\n        torch.softmax(torch.ones(2, 2).bfloat16() @ torch.ones(2, 2).bfloat16(), -1)\n"
-        "    hmp_record.assert_dtype('softmax', torch.float32)\n"
-        "    hmp_record.assert_dtype('matmul', torch.bfloat16)\n"
-    )
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "hmp.pytest_plugin"]
-    done = python("-m", "pytest", *options, tmp_path, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    assert "2 passed" in done.stdout, done.stdout
-    assert '[project.entry-points.pytest11]\nhmp = "hmp.pytest_plugin"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

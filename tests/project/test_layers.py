@@ -35,7 +35,7 @@ LEVELS = (
     "tune captures",
     "__init__",
     "compat",
-    "cli pytest_plugin",
+    "cli",
     "__main__",
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
