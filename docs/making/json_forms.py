@@ -17,7 +17,7 @@ _FORMS = {
     "doctor.json": ("The doctor's findings", "`hmp doctor --json FILE`"),
     "check.json": ("What is said of list files", "`hmp check --json FILE`"),
     "explain.json": ("What a policy does with an op", "`hmp explain --json FILE`"),
-    "lists.json": ("A policy", "`hmp lists NAME --json FILE`"),
+    "lists.json": ("The presets", "`hmp lists --json FILE`"),
     "diff.json": ("What two policies treat differently", "`hmp diff --json FILE`"),
 }
 

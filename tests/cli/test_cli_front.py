@@ -91,7 +91,6 @@ JSON = [
     ["diff", "habana", "bert"],
     ["explain", "mul"],
     ["lists"],
-    ["lists", "bert"],
     ["compare", "recipe.py"],
     ["benchmark", "recipe.py", "--policies", "float32", "--seconds", "0.1", "--steps", "1"],
     ["summary", "recipe.py"],
