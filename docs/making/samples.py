@@ -62,7 +62,7 @@ _COMMANDS = (
     "doctor --json doctor.json",
     "check {lists} --json check.json",
     "explain softmax --policy habana --json explain.json",
-    "lists habana --json lists.json",
+    "lists --json lists.json",
     "diff bert habana --json diff.json",
 )
 

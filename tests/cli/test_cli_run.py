@@ -129,7 +129,6 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
         ("--device-map gpu=cpu x.py", "device map 'gpu=cpu': 'gpu' is not mapped"),
         ("--device-map hpu=tpu x.py", "device map 'hpu=tpu': 'tpu' is no torch device"),
         ("--report none/a.html x.py", "--report none/a.html: there is no such folder"),
-        ("--html none/a.html x.py", "--html none/a.html: there is no such folder"),
         ("--capture none/a x.py", "--capture: none/a: there is no folder none"),
         ("--capture . x.py", "--capture: . is a folder"),
         ("--capture a --capture-calls 0 x.py", "--capture-calls 0: "),

@@ -36,7 +36,7 @@ LEVELS = (
     "tune captures",
     "__init__",
     "compat",
-    "cli pytest_plugin",
+    "cli",
     "__main__",
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
@@ -44,8 +44,8 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.
 CORE = [name for name, level in LEVEL_OF.items() if level <= LEVEL_OF["session"]]
 
 LONGEST_FILE = 800
-# Where torch's private names may be read; bridges to libraries and the demo, which users copy from, may read their own.
-MAY_READ = "torch_private.py torch_dispatcher.py torch_compile/ compat/ cli/demo/".split()
+# Where torch's private names may be read; bridges to libraries may read their own.
+MAY_READ = "torch_private.py torch_dispatcher.py torch_compile/ compat/".split()
 WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import torch_compile/bridge.py waits for
 
 
