@@ -73,7 +73,7 @@ def _region(on_find: str, meant: Meant) -> Iterator[Findings]:
         elif len(findings) == 1:
             ranks.publish(finding)
 
-    attribution = Attribution(call_ended=lambda _, result: watcher.call_ended(result))
+    attribution = Attribution(call_ended=lambda result: watcher.call_ended(result))
     watcher = Watcher(attribution, report, meant)
     with ranks.watch(stop) if on_find == "raise" else contextlib.nullcontext(), attribution.watch():
         with watcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -113,15 +112,11 @@ def test_two_ranks_are_compared_and_watched_as_one(tmp_path: Path) -> None:
     output, by_hand = ranks[0]["tensor parallel"]
     assert output == pytest.approx(by_hand, rel=1e-2)
     for mode in ("ddp", "fsdp2"):
-        told = [each[mode]["compared"]["told"] for each in ranks]
-        alone = [each[mode]["compared"]["alone"]["output"] for each in ranks]
-        assert told[0] == told[1]  # one answer, of the rank that is farthest
-        assert told[0]["rank"] == alone.index(max(alone))
-        output, gradient = ranks[0][mode]["compared"]["by hand"][told[0]["rank"]]
-        assert told[0]["output"] == max(alone) == pytest.approx(output, rel=1e-3)
-        assert told[0]["gradient"] == pytest.approx(gradient, rel=1e-2)
-        says = rf"of rank {told[0]['rank']} of 2, whose output is farthest from float32: 0\.\d+ on rank 0, 0\.\d+ on rank 1"
-        assert re.fullmatch(says, ranks[0][mode]["compared"]["says"])
+        for rank, each in enumerate(ranks):  # each has its own batch, and the gradient of all
+            told, alone = each[mode]["compared"]["told"], each[mode]["compared"]["alone"]
+            output, gradient = each[mode]["compared"]["by hand"][rank]
+            assert told["output"] == alone["output"] == pytest.approx(output, rel=1e-3)
+            assert told["gradient"] == pytest.approx(gradient, rel=1e-2)
 
         watched = [each[mode]["watched"] for each in ranks]
         assert watched[0] == watched[1]

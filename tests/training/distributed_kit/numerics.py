@@ -73,7 +73,6 @@ def compared(mode: str) -> dict[str, Any]:
     alone = hmp.compare(net(), x, POLICY, loss=squares)
     return {
         "told": found.to_dict() | {"rows": None, "date": None},
-        "says": str(found).splitlines()[-1],
         "alone": alone.to_dict() | {"rows": None},
         "by hand": [by_hand(each, mode == "fsdp2") for each in range(2)],
     }
