@@ -153,8 +153,6 @@ if not TYPE_CHECKING:
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
-# The store that the processes of the default group share; None where torch was built without them.
-store_of_group: Callable[[], Any] | None = _optional("torch.distributed.distributed_c10d._get_default_store", None)
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")

@@ -93,12 +93,11 @@ class Attribution:
     def __init__(
         self,
         ended: Callable[[str, Any], None] | None = None,
-        call_ended: Callable[[str, Any], None] = lambda op, result: None,
-        left: Callable[[str, Any], None] | None = None,
+        call_ended: Callable[[Any], None] = lambda result: None,
     ) -> None:
         self.ops = OpsInProgress(ended)
         self.calls = WholeCalls(call_ended)
-        self.modules = Modules(left)
+        self.modules = Modules()
         self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
         self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
 

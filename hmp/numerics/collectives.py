@@ -1,4 +1,4 @@
-"""Processes that compute together: the store that they share, and what their collectives write, of which the schemas say nothing."""
+"""What the collectives of several processes write, of which their schemas say nothing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from typing import Any
 import torch
 
 from ..casting import each_tensor
-from ..torch_private import store_of_group
 
 # `c10d` writes into its first argument, and `_c10d_functional` returns new memory.
 NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 # Two processes send to each other: each would wait for the other to receive.
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
-
-
-def default_store() -> Any:
-    """The store that the processes of the default group share; None where there is no group, one process, or a group without a store."""
-    if store_of_group is None or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return None
-    return store_of_group()
 
 
 def is_collective(func: Any) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..caches import clear_cache
 from ..casting import each_tensor
@@ -18,7 +19,6 @@ from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name, provenance, two_digits
 from ..lists import Policy, can_be_listed
-from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from ..uncompiled import running_uncompiled
 from ..wrapping import rules
@@ -28,166 +28,118 @@ from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import Distance, distance, total
-from .packing import packing_of
 from .shadow import Seen, Shadows
-from .side_by_side import SideBySide, side_by_side
-from .spread import farthest
 from .tokens import distance_of_tokens
-from .values import OF_WHOLES, Values
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
-Several = list[Any] | tuple[Any, ...]  # policies
 _LAST_SEEN = 5  # ops that an error of the model is told with
-LEAST_SHARE = 0.005  # an op with less of the error is not worth a line in a list
+LEAST_SHARE = 0.005  # an op with less of the error is not worth an entry in a list, in the text and on the page
 
 
-@overload
 def compare(
     model: torch.nn.Module,
     batch: Any,
     policy: Policy | str | Path | None = None,
-    *,
-    against: None = None,
-    loss: Callable[[Any], Tensor] | None = None,
-    shift: bool = False,
-) -> Comparison: ...
-@overload
-def compare(
-    model: torch.nn.Module,
-    batch: Any,
-    policy: Policy | str | Path | None = None,
-    *,
-    against: Policy | str | Path,
-    loss: Callable[[Any], Tensor] | None = None,
-    shift: bool = False,
-) -> SideBySide: ...
-@overload
-def compare(
-    model: torch.nn.Module,
-    batch: Any,
-    policy: Several,
-    *,
-    against: Policy | str | Path | None = None,
-    loss: Callable[[Any], Tensor] | None = None,
-    shift: bool = False,
-) -> SideBySide: ...
-def compare(
-    model: torch.nn.Module,
-    batch: Any,
-    policy: Policy | str | Path | Several | None = None,
     *,
     against: Policy | str | Path | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     shift: bool = False,
 ) -> Comparison:
-    """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
-
-    With `against`, or with a list of policies, there is a run under each of them, and the result is a SideBySide: each policy beside
-    float32, and the others beside the first. So it is for one policy with an FP8 list, whose second run has the low dtype in the place of
-    FP8: FP8 beside bfloat16 beside float32. One with a saved list runs two more times, packed and not: what is compared packs nothing.
-
-    `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
-    only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
-    there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
-    "autocast", or what hmp.apply() gave the model; it is in force for the loss too. With `shift` a place's logits are of the label at the
-    next one, as in causal language models.
+    """Compare each op of the model's forward and backward under a policy with float32: alone, and with all that came before.
 
     First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
     one there, which the float32 beside each op follows. Where it raises, its error has a note of what was compared until then.
 
     Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
-    float32 on what float32 made of them. Random draws are the same in all three, and under each policy. Memory: two float32 copies for
-    each tensor that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model; beside other policies
-    also up to 1,024 elements of each op's and module's result, and 65,536 of each output and gradient. Weights, buffers, gradients,
-    the batch and the random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled.
+    float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor that is alive
+    at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch and the
+    random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled. What is
+    compared packs nothing: a policy with a saved list runs two more steps, for `gradient_packed` alone.
 
-    A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch; all return the
-    comparison of the one whose output is farthest from float32, which is its `rank`.
+    A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch.
 
-    Raises HmpError for what is no module, a scripted module, a loss that is no scalar, the same policy twice, and inside another compare().
+    Args:
+        model: The module. It is called itself, and left as it is.
+        batch: What it is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: What it runs under, the loss too. Default: the policy in force here, else what hmp.apply() gave the model, else "autocast".
+        against: Another policy, compared with float32 in the same way; its errors are columns beside the first one's.
+        loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; where there is none, or under
+            `torch.no_grad()`, only the forward is compared.
+        shift: Whether the logits at one place are of the label at the next one, as in causal language models (`Comparison.tokens`).
+
+    Returns:
+        The comparison of `policy`; with `against` it holds that policy's, `Comparison.against`.
+
+    Raises:
+        HmpError: For what is no module, a scripted module, a loss that is no scalar, the same policy twice, and inside another compare().
+
+    Example:
+        >>> print(hmp.compare(model, batch, "habana", loss=lambda output: output.square().mean()))
     """
     _check(model, loss)
-    asked = list(policy) if isinstance(policy, (list, tuple)) else [policy]
-    if not asked:
-        raise HmpError("compare() was given an empty list of policies; give two or more, or one without a list")
-    chosen = [calling.chosen_policy(model, each) for each in (asked if against is None else [*asked, against])]
-    if isinstance(policy, (list, tuple)) and len(chosen) < 2:
-        raise HmpError("a list of 1 policy leaves nothing to compare; give two or more, or one without a list")
-    return compare_under(model, batch, chosen, loss, shift=shift)
+    if isinstance(policy, (list, tuple)):
+        raise TypeError("compare() takes one policy: give the second one as against=, and call it again for more")
+    chosen = calling.chosen_policy(model, policy)
+    other = None if against is None else another(calling.chosen_policy(model, against), chosen)
+    return compare_under(model, batch, chosen, other, loss, shift=shift)
+
+
+def another(against: Policy, policy: Policy) -> Policy:
+    """Return `against` under a name that is not that of `policy`. HmpError if it is the same policy."""
+    if against == policy:
+        raise HmpError(
+            f"against={against.name!r} is the same policy as {policy.name!r}: leave it out, or change a list or the low dtype, "
+            "policy.replace(dtype=torch.float16)"
+        )
+    if against.name != policy.name:
+        return against
+    return against.replace(name=f"{against.name} ({'2' if against.dtype is policy.dtype else dtype_name(against.dtype)})")
 
 
 def compare_under(
     model: torch.nn.Module,
     batch: Any,
-    policies: Sequence[Policy],
+    policy: Policy,
+    against: Policy | None,
     loss: Callable[[Any], Tensor] | None,
     scopes: torch.nn.Module | None = None,
     shift: bool = False,
 ) -> Comparison:
-    """The comparison under each policy, a SideBySide of more than one. `scopes` is the model whose modules scoped lines speak of,
-    where it is not `model` itself but inside of it."""
-    low = low_in_place_of_fp8(policies[0]) if len(policies) == 1 else None
-    # modules to which a policy is applied would follow that one again
-    if low is not None and not any(applied_policy(module) is not None for module in model.modules()):
-        policies = [*policies, low]
-    policies = told_apart(policies)
-    values: list[Values | None] = [None]
-    if len(policies) > 1:
-        first = Values()
-        values = [first, *(Values(first) for _ in policies[1:])]
+    """Return the comparison. `scopes` is the model whose modules scoped entries name, where it is inside of `model`."""
     untouched = _untouched(model, batch, loss)
-    found = [
-        _with_packing(
-            _compared(model, batch, each, loss, scopes or model, beside, untouched, shift), model, batch, each, loss, scopes or model
-        )
-        for each, beside in zip(policies, values, strict=True)
-    ]
-    whole = found[0] if len(found) == 1 else side_by_side(found, [each for each in values[1:] if each is not None])
-    return farthest(model, whole)
-
-
-def _with_packing(
-    found: Comparison, model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None, scopes: torch.nn.Module
-) -> Comparison:
-    """The comparison, with what the policy's saved list does to the gradients."""
-    if found.gradient is None or not chosen.entries("saved"):
+    found = _compared(model, batch, policy, loss, scopes or model, untouched, shift)
+    if against is None:
         return found
+    return replace(found, against=_compared(model, batch, against, loss, scopes or model, untouched, shift))
 
-    def gradients() -> dict[str, Tensor]:
+
+def _gradient_packed(
+    model: torch.nn.Module, batch: Any, policy: Policy, loss: Callable[[Any], Tensor] | None, scopes: torch.nn.Module
+) -> float | None:
+    """Return how far the policy's saved list alone moves the gradients: a step that packs against one that does not."""
+
+    def gradients() -> list[Tensor]:
         written = written_of(map(local, _tensors(model, batch)))
-        with as_before(model, _leaves(model, batch), written), running_uncompiled(), calling.region(model, chosen, scopes):
+        with as_before(model, _leaves(model, batch), written), running_uncompiled(), calling.region(model, policy, scopes):
             value, _ = _loss_of(model, calling.call(model, batch), loss)
             if value is not None:
                 value.backward()
-            return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            return [_dense(local(p.grad)) for p in model.parameters() if p.grad is not None]
 
-    return replace(found, packing=packing_of(gradients, chosen.saved_recipe))
-
-
-def low_in_place_of_fp8(policy: Policy) -> Policy | None:
-    """The policy with its FP8 list on its BF16 list, None where it has none."""
-    in_fp8 = frozenset(policy.entries("fp8"))
-    if not in_fp8:
-        return None
-    others = tuple(entry for entry in policy.scoped if entry.cast != "fp8")
-    low = (policy.bf16 | in_fp8) - {entry.text for entry in others if entry.cast == "bf16"}
-    return policy.replace(fp8=frozenset(), bf16=low, scoped=others, name=f"{policy.name} without FP8")
+    packed = gradients()
+    with saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):  # inside of other hooks ops keep what torch keeps
+        exact = gradients()
+    with torch.no_grad():
+        return total((_in_double(one), _in_double(other)) for one, other in zip(packed, exact, strict=True))
 
 
-def told_apart(policies: Sequence[Policy]) -> list[Policy]:
-    """The policies, those of one name with their low dtype or their number in it. HmpError where two of them are the same."""
-    for at, one in enumerate(policies):
-        for other in policies[:at]:
-            if one == other:
-                raise HmpError(
-                    f"policies {other.name!r} and {one.name!r} are the same, and nothing would be between them; leave one out, "
-                    f"or change a list or the low dtype: policy.replace(dtype=torch.float16)"
-                )
-    names = [policy.name for policy in policies]
-    names = [f"{policy.name} ({dtype_name(policy.dtype)})" if names.count(policy.name) > 1 else policy.name for policy in policies]
-    names = [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
-    return [policy.replace(name=name) for policy, name in zip(policies, names, strict=True)]
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _in_double(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.promote_types(gradient.dtype, torch.float64))
 
 
 class _Untouched(NamedTuple):
@@ -239,17 +191,12 @@ def _compared(
     chosen: Policy,
     loss: Callable[[Any], Tensor] | None,
     scopes: torch.nn.Module,
-    values: Values | None,
     untouched: _Untouched,
     shift: bool,
 ) -> Comparison:
     statistics = Statistics()
-    attribution = Attribution(
-        lambda op, result: shadows.ended(op, result),
-        lambda op, result: shadows.call_ended(op, result),
-        lambda path, output: shadows.left(path, output),
-    )
-    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch), values)
+    attribution = Attribution(lambda _, result: shadows.ended(result))
+    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = far = None
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
@@ -275,8 +222,8 @@ def _compared(
                 loss_error = distance(local(value), shadows.reference(local(value))).relative
                 grads = [local(p.grad) for p in model.parameters() if p.grad is not None]
                 gradient_error = total((grad, shadows.reference(grad)) for grad in grads)
-            if values is not None:
-                _keep_whole(values, shadows, model, output, value)
+    packs = gradient_error is not None and chosen.entries("saved")
+    packed = _gradient_packed(model, batch, chosen, loss, scopes) if packs else None
     rows = statistics.rows()
     notes = () if model.training else ("the model is in eval mode: dropout is off, and batch norm uses its running statistics",)
     return Comparison(
@@ -293,12 +240,12 @@ def _compared(
         device=_device(model),
         squares=statistics.squares,
         tokens=tokens,
-        packing=None,
-        rank=None,
+        gradient_packed=packed,
         untouched_why_not=untouched.why_not,
         untouched_output=far,
         untouched_loss=untouched.distance_of_loss(loss_value),
         untouched_loss_value=None if loss_value is None else untouched.loss,
+        against=None,
         **provenance(),
     )
 
@@ -319,15 +266,6 @@ def _saying_what_was_seen(chosen: Policy, statistics: Statistics) -> Iterator[No
         with contextlib.suppress(AttributeError):  # an exception with slots
             error.__notes__ = notes  # type: ignore[attr-defined]  # what add_note() of Python 3.11 does
         raise
-
-
-def _keep_whole(values: Values, shadows: Shadows, model: torch.nn.Module, output: Any, loss: Tensor | None) -> None:
-    """Keeps the ends of a run and of its float32 run, which are to be those of the other runs' too."""
-    gradients = {} if loss is None else {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    for key, tensors in ((("output",), output), (("loss",), loss), *((("gradient", name), grad) for name, grad in gradients.items())):
-        values.add_all(key, tensors, shadows.reference, OF_WHOLES)
-        of_float32 = [shadows.reference(t) for t in map(local, each_tensor((tensors,))) if t.is_floating_point() or t.is_complex()]
-        values.add_all((f"float32's {key[0]}", *key[1:]), of_float32, lambda reference: reference, OF_WHOLES)
 
 
 def _device(model: torch.nn.Module) -> str:

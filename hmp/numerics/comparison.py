@@ -12,7 +12,6 @@ from ..printers import printer
 from ..report.rows import taken_together
 from .attribution import Direction
 from .distance import Distance
-from .packing import Packing
 from .tokens import TokenDistance
 
 TABLE_ROWS = 20
@@ -68,14 +67,14 @@ class Comparison:
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
     independent roundings add up in squares; `squares` is that sum. `advice` holds (op, share) of the ops that are not in float32 already,
     the largest share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model`
-    is the model's class, `date` when it was compared, `hmp` and `torch` are versions. `packing` is what the policy's saved list does to
-    the gradients, None without such a list or without backward: nothing else here has it. `tokens` is how far the log-probabilities of
-    the chosen tokens are from float32's, None for an output without logits.
+    is the model's class, `date` when it was compared, `hmp` and `torch` are versions. `tokens` is how far the log-probabilities of the
+    chosen tokens are from float32's, None for an output without logits. `gradient_packed` is how far the policy's saved list alone moves
+    the gradients as one vector, None without such a list or without backward: nothing else here is packed.
     `untouched_output` and `untouched_loss` are the relative distances of the model's output and of the loss from those of a float32 run
     that hmp has not touched, whose loss is `untouched_loss_value`: there a model may go another way than under the policy, where it picks
     a constant or a branch by the dtype, which the float32 beside each op follows. None where `untouched_why_not` says why: the run failed,
     or drew random numbers.
-    `rank` is the process that this is the comparison of, None where it was alone.
+    `against` is the comparison of the policy that was given as that, on the same batch with the same random numbers.
     """
 
     policy: str
@@ -93,13 +92,13 @@ class Comparison:
     hmp: str = ""
     torch: str = ""
     squares: float = 0.0
-    packing: Packing | None = None
+    gradient_packed: float | None = None
     tokens: TokenDistance | None = None
-    rank: int | None = None
     untouched_output: float | None = None
     untouched_loss: float | None = None
     untouched_loss_value: float | None = None
     untouched_why_not: str = ""
+    against: Comparison | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -112,7 +111,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         names = """policy output loss gradient loss_value loss_source untouched_output untouched_loss untouched_loss_value
-            untouched_why_not squares model device date hmp torch rank""".split()
+            untouched_why_not squares model device date hmp torch gradient_packed""".split()
         return versioned(
             {
                 **{name: getattr(self, name) for name in names},
@@ -120,7 +119,7 @@ class Comparison:
                 "notes": list(self.notes),
                 "rows": [asdict(row) for row in self.rows],
                 "tokens": None if self.tokens is None else asdict(self.tokens),
-                "packing": None if self.packing is None else asdict(self.packing),
+                "against": None if self.against is None else self.against.to_dict(),
             }
         )
 
@@ -136,19 +135,30 @@ class Comparison:
         return in_notebook(str(self))
 
     def __str__(self) -> str:
+        other = self.against
+        lines = [*self._of_whole(), *(other._of_whole() if other else [])]
+        for title, groups, others in (
+            ("op", self.by_op(), other and other.by_op()),
+            ("module", self.by_module(), other and other.by_module()),
+        ):
+            pairs = paired(groups, others or [])
+            lines += ["", *(f"  {line}" for line in aligned(_table(title, pairs[:TABLE_ROWS], other.policy if other else None)))]
+            if len(pairs) > TABLE_ROWS:
+                lines.append(f"  and {len(pairs) - TABLE_ROWS} with less: the page and .by_{title}() have them all")
+        lines += ["", *self.first_changes()]
+        if other:
+            lines += [f"under {other.policy!r}: {change}" for change in other.first_changes()]
+        return "\n".join([*lines, *self.notes])
+
+    def _of_whole(self) -> list[str]:
+        """Return the lines of the policy and of how far the whole is from float32."""
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}", *self._of_untouched()]
         lines.append(f"  accumulated relative error: {self._ends()}")
-        lines += [f"  {said}" for said in self.said_of_tokens_and_packing()]
-        for title, groups in (("op", self.by_op()), ("module", self.by_module())):
-            lines += ["", *(f"  {line}" for line in aligned(_table(title, groups[:TABLE_ROWS])))]
-            if len(groups) > TABLE_ROWS:
-                lines.append(f"  and {len(groups) - TABLE_ROWS} with less: the page and .by_{title}() have them all")
-        return "\n".join([*lines, "", *self.first_changes(), *self.notes])
-
-    def said_of_tokens_and_packing(self) -> list[str]:
-        """A line of the tokens' log-probabilities and one of what packing does, where there is something to say."""
-        tokens = [] if self.tokens is None else [f"log-probabilities: {self.tokens}"]
-        return tokens if self.packing is None else [*tokens, str(self.packing)]
+        if self.tokens is not None:
+            lines.append(f"  log-probabilities: {self.tokens}")
+        if self.gradient_packed is not None:
+            lines.append(f"  packing alone: gradient {two_digits(self.gradient_packed)}")
+        return lines
 
     def _of_untouched(self) -> list[str]:
         """A line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
@@ -269,11 +279,24 @@ def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
     return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
 
 
-def _table(title: str, groups: list[Group]) -> list[tuple[str, ...]]:
-    lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
-    for g in groups:
-        numbers = (at_most(g.isolated, 1), at_most(g.isolated_ulps, 256), at_most(g.accumulated, 1), at_most(g.accumulated_ulps, 256))
-        lines.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
+def paired(groups: list[Group], others: list[Group]) -> list[tuple[Group | None, Group | None]]:
+    """Return each group with the one of its name among the others, and behind them those that are among the others alone."""
+    names = {other.name: other for other in others}
+    pairs: list[tuple[Group | None, Group | None]] = [(group, names.pop(group.name, None)) for group in groups]
+    return [*pairs, *((None, other) for other in names.values())]
+
+
+def _table(title: str, pairs: list[tuple[Group | None, Group | None]], other: str | None) -> list[tuple[str, ...]]:
+    heads = () if other is None else (f"{other} isolated", f"{other} accumulated")
+    lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share", *heads)]
+    for g, o in pairs:
+        cells = ["-"] * 6
+        if g is not None:
+            numbers = (at_most(g.isolated, 1), at_most(g.isolated_ulps, 256), at_most(g.accumulated, 1), at_most(g.accumulated_ulps, 256))
+            cells = [str(g.calls), *numbers, f"{g.share:.1%}"]
+        if other is not None:
+            cells += ["-", "-"] if o is None else [at_most(o.isolated, 1), at_most(o.accumulated, 1)]
+        lines.append((next(each.name for each in (g, o) if each is not None), *cells))
     return lines
 
 

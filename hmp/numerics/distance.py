@@ -53,24 +53,23 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
     return ratio(math.sqrt(errors), math.sqrt(sizes)) if found else None
 
 
-def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Tensor | None = None) -> tuple[float, float, torch.Tensor]:
-    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||.
+def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float, torch.Tensor]:
+    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements.
 
     The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone."""
-    limits = [min(LARGE, torch.finfo(each.dtype).max) / 2 for each in (got, reference if beside is None else beside)]
+    limits = [min(LARGE, torch.finfo(each.dtype).max) / 2 for each in (got, reference)]
     got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)
-    other = reference if beside is None else beside.to(dtype)
     size = _norm(reference)
     if not size < LARGE:  # NaN too
         known = reference.abs() < LARGE
-        kinds = [_infinities(each[~known], limit) for each, limit in zip((got, other), limits, strict=True)]
-        got, other, reference = got[known], other[known], reference[known]
+        kinds = [_infinities(each[~known], limit) for each, limit in zip((got, reference), limits, strict=True)]
+        got, reference = got[known], reference[known]
         size = _norm(reference)
         if not torch.equal(*kinds):
             return math.inf, size, reference
-    error = _norm(got - other)
+    error = _norm(got - reference)
     return error if error < LARGE else math.inf, size, reference
 
 

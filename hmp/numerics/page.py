@@ -1,5 +1,5 @@
-"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table; under several
-policies first what is between them."""
+"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table; of a comparison
+with another policy too first the errors of both."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from ..formatting import share
-from ..lists import can_be_listed
 from ..report.page import charts, render
-from .comparison import Comparison, Row
-from .side_by_side import ENDS, Beside, SideBySide, times
+from .comparison import Comparison, Row, paired
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
-LEAST_SHARE = 0.05  # of the squared errors: what is below it is not worth a line in a list
 TABLE_ROWS = 1500
 _TOP = 8
 _DIRECTIONS = ("forward", "backward")
-_COLOURS = ("--bfloat16", "--float16", "--float8_e4m3fn", "--float32", "--other")
+_ENDS = ("output", "loss", "gradient")
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -31,29 +28,23 @@ def comparison_page(comparison: Comparison) -> str:
     low = next((row.dtype for row in rows if row.dtype in HALF_ULP), "bfloat16")
     ordered = sorted(rows, key=lambda row: row.order)
     advices = _advices(comparison)
-    beside = comparison if isinstance(comparison, SideBySide) else None
-
-    def others(end: str) -> list[tuple[str, float | None, float | None]]:
-        pairs = zip(beside.others, beside.apart, strict=True) if beside is not None else ()
-        return [(other.policy, getattr(other, end), getattr(apart, end)) for other, apart in pairs]
-
+    other = comparison.against
+    ops, modules = ((comparison.by_op(), other.by_op()), (comparison.by_module(), other.by_module())) if other else ((), ())
     return render(
         "comparison.html.j2",
-        title=f"{comparison.policy} against float32" if beside is None else f"{_and(beside.policies)} beside float32",
-        verdict=_verdict(comparison, low, advices) if beside is None else f"{beside.verdict()}.",
+        title=f"{comparison.policy} against float32" if other is None else f"{comparison.policy} and {other.policy} against float32",
+        verdict=" ".join([_verdict(comparison, low, advices), *([f"{_verdict_of_whole(other)}."] if other else [])]),
         made=vars(comparison),
         comparison=comparison,
-        ends=[(name, getattr(comparison, name), others(name)) for name in ENDS],
-        beside=beside,
-        curves=[(direction, figure) for direction in _DIRECTIONS if beside and (figure := _side_by_side_figure(beside, direction))],
-        times=times,
+        ends=[(name, getattr(comparison, name), other and getattr(other, name)) for name in _ENDS],
+        against=other,
+        pairs=[("op", paired(*ops)), ("module", paired(*modules))] if other else [],
         low=low,
         half_ulp=HALF_ULP.get(low),
         figures=[(direction, figure) for direction in _DIRECTIONS if (figure := _figure(ordered, low, direction))],
         advices=advices,
         worst=_worst_ops(rows),
         jumps=_jumps(ordered),
-        packing=comparison.packing,
         table=sorted(rows, key=_own, reverse=True)[:TABLE_ROWS],
     )
 
@@ -91,57 +82,28 @@ def _median(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [(x, statistics.median(y for _, y in points[max(at - 4, 0) : at + 5])) for at, (x, _) in enumerate(points)]
 
 
-def _side_by_side_figure(found: SideBySide, direction: str) -> str:
-    """The accumulated error under each policy, and in red how far the others' values are from the first's, in the order of the calls."""
-    rows = [row for row in found.beside if row.direction == direction]
-    lines = []
-    for at, (name, colour) in enumerate(_coloured(found)):
-        points, titles = _points(rows, [row.accumulated[at] for row in rows], f"under {name}")
-        if points:
-            lines += [charts.Line(f"_{name}", colour, points, 2.0, titles), charts.Line(f"under {name}", colour, _median(points), 0.0)]
-    for at, name in enumerate(found.policies[1:]):
-        points, titles = _points(rows, [row.apart[at] for row in rows], f"between {name} and {found.policy}")
-        if points:
-            lines.append(charts.Line(f"{name} from {found.policy}", "--casts", points, 3.0, titles))
-    return charts.error_by_depth(lines, None, "", None, f"beside-{direction}-") if lines else ""
-
-
-def _points(rows: Sequence[Beside], errors: Sequence[float | None], which: str) -> tuple[list[tuple[int, float]], list[str]]:
-    """The errors above zero by their places, and what each point says."""
-    # beyond 1 an error says that nothing is left of the value
-    points = [(at, min(error, 1.0)) for at, error in enumerate(errors, 1) if error]
-    return points, [f"{rows[at - 1].op} in {rows[at - 1].module or 'no module'}: {error:.2g} {which}" for at, error in points]
-
-
-def _coloured(found: SideBySide) -> list[tuple[str, str]]:
-    """The policies with a colour each: that of the lowest dtype of its results where it is free."""
-    left, coloured = list(_COLOURS), []
-    for each in found.comparisons:
-        dtypes = {row.dtype for row in each.rows}
-        low = next((name for name in ("float8_e4m3fn", "bfloat16", "float16", "float32") if name in dtypes), "other")
-        colour = f"--{low}" if f"--{low}" in left else left[0] if left else "--other"
-        left = [other for other in left if other != colour]
-        coloured.append((each.policy, colour))
-    return coloured
-
-
 def _named(row: Row) -> str:
     return f"{row.op} in {row.module or 'no module'}"
 
 
 def _verdict(comparison: Comparison, low: str, advices: Sequence[Mapping[str, Any]]) -> str:
-    """How far the whole is from float32, and which op rounds most, in a sentence."""
-    known = [(name, value) for name in ENDS if (value := getattr(comparison, name)) is not None]
-    broken = [name for name, value in known if not math.isfinite(value)]
-    if not known:
-        return "Nothing of the whole was compared."
-    if broken:
-        first = f"Under {comparison.policy} the {_and(broken)} cannot be compared with float32's: NaN, Inf, or a float32 value of zero"
-    else:
-        first = f"Under {comparison.policy} {_and([f'the {name} is {_percent(value)}' for name, value in known])} away from float32's"
+    """Return how far the whole is from float32, and which op rounds most, in a sentence."""
+    first = _verdict_of_whole(comparison)
+    if all(getattr(comparison, name) is None for name in _ENDS):
+        return f"{first}."
     if not advices:
         return f"{first}; no op in {low} stands out."
     return f"{first}; {advices[0]['op']} makes {share(advices[0]['share'], 1)} of the rounding error."
+
+
+def _verdict_of_whole(comparison: Comparison) -> str:
+    known = [(name, value) for name in _ENDS if (value := getattr(comparison, name)) is not None]
+    broken = [name for name, value in known if not math.isfinite(value)]
+    if not known:
+        return "Nothing of the whole was compared"
+    if broken:
+        return f"Under {comparison.policy} the {_and(broken)} cannot be compared with float32's: NaN, Inf, or a float32 value of zero"
+    return f"Under {comparison.policy} {_and([f'the {name} is {_percent(value)}' for name, value in known])} away from float32's"
 
 
 def _and(names: Sequence[str]) -> str:
@@ -155,17 +117,13 @@ def _percent(value: float) -> str:
 def _advices(comparison: Comparison) -> list[dict[str, Any]]:
     """The ops that are worth a try on the FP32 list, with the lines to change, and where they err most."""
     found = []
-    for op, part in comparison.advice:
-        if part < LEAST_SHARE or not can_be_listed(op):
-            continue
+    for op, part in comparison.advice[:_TOP]:
         own = [row for row in comparison.rows if row.op == op]
-        if own and all(row.dtype == "float32" and row.listed not in ("fp8", "bf16") for row in own):
-            continue  # it computes in float32 already
         changes = [("-", f"{cast}.txt") for cast in ("bf16", "promote") if any(row.listed == cast for row in own)] + [("+", "fp32.txt")]
         if any(row.listed == "fp8" for row in own):
             changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low dtype is tried before float32
         found.append({"op": op, "share": part, "changes": changes, "worst": max(own, key=_own, default=None)})
-    return found[:_TOP]
+    return found
 
 
 def _worst_ops(rows: Sequence[Row]) -> list[Row]:

@@ -16,15 +16,13 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, map_tensors
-from ..context import disable_casts
-from ..torch_private import TorchDispatchMode, without_torch_dispatch, without_torch_function
+from ..torch_private import TorchDispatchMode, without_torch_function
 from ..wrapping import rules
 from . import collectives
 from .as_before import States, put_back, random_state
 from .aten import Facts, argument, facts, local, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
-from .values import Key, Values
 
 Tensor = torch.Tensor
 # FP8 data without its rounding is what its scale gives the values back from.
@@ -39,13 +37,12 @@ Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
 class Shadows(TorchDispatchMode):
     """The mode. `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance
     from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
-    that of the op that it is a part of. `values` gets what calls and modules return, and what the ops of backward make."""
+    that of the op that it is a part of."""
 
-    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, list[Tensor]], values: Values | None = None) -> None:
+    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, list[Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._seen = seen
-        self._values = values
         self._references = WeakTensorKeyDictionary()
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
@@ -65,7 +62,7 @@ class Shadows(TorchDispatchMode):
         found = self._known(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
-    def ended(self, op: str, result: Any) -> None:
+    def ended(self, result: Any) -> None:
         """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
         self._inside.clear()
         for tell in self._unrounded.values():  # it was not rounded
@@ -73,21 +70,6 @@ class Shadows(TorchDispatchMode):
         self._unrounded.clear()
         for tensor in _tensors(result):
             self._casts.pop(tensor, None)
-        self._returned(("forward", op, self._attribution.modules.path), result)
-
-    def call_ended(self, op: str, result: Any) -> None:
-        """A call of a torch function ended with `result`; within an op of hmp's it is that one's affair."""
-        if self._attribution.ops.outermost is None:
-            self._returned(("forward", op, self._attribution.modules.path), result)
-
-    def left(self, path: str, output: Any) -> None:
-        """The module of that path returned `output`."""
-        self._returned(("module", path), output)
-
-    def _returned(self, key: Key, result: Any) -> None:
-        if self._values is not None and result is not None:
-            with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
-                self._values.add_all(key, result, self.reference)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The op's own result, once it was computed three times."""
@@ -211,8 +193,6 @@ class Shadows(TorchDispatchMode):
                 self._unrounded[tensor] = tell
             elif not (computes_wide and first in self._casts):  # a low-precision copy that is widened again
                 tell()
-            if self._values is not None and call.direction == "backward" and known.name not in _CASTS:  # which depend on the policy
-                self._values.add(("backward", call.owner.op, call.owner.place.module, known.name), tensor, reference)
 
     def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
         sources = [t for t in wide if isinstance(t, Tensor)]

@@ -21,7 +21,6 @@ from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .distance import widened
 from .finding import Finding, find
-from .meant import Meant
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -58,9 +57,9 @@ class Held:
 
 
 class Watcher(TorchDispatchMode):
-    """The mode; `report` is called with each finding, and may raise."""
+    """The mode; `report` is called with each finding, and may raise; `meant` says whether an Inf of a finding counts as written."""
 
-    def __init__(self, attribution: Attribution, report: Callable[[Finding], None], meant: Meant) -> None:
+    def __init__(self, attribution: Attribution, report: Callable[[Finding], None], meant: Callable[[Finding], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._meant = meant
         self._attribution = attribution
@@ -177,7 +176,7 @@ class Watcher(TorchDispatchMode):
             # the product overflows where it is rounded (R11): it is told of with the inputs that it was given, which lose nothing by this
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd)
-        if not has_nan and self._meant.names(finding):
+        if not has_nan and self._meant(finding):
             self._mark_all(odd, Origin("written"))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):

@@ -23,10 +23,9 @@ class Called:
 
 
 class WholeCalls(TorchFunctionMode):
-    """The mode. `current` is the outermost call of an op in progress, None where there is none; `ended` hears of its op and its
-    result."""
+    """The mode. `current` is the outermost call of an op in progress, None where there is none; `ended` hears of its result."""
 
-    def __init__(self, ended: Callable[[str, Any], None]) -> None:
+    def __init__(self, ended: Callable[[Any], None]) -> None:
         super().__init__()
         self.current: Called | None = None
         self._ended = ended
@@ -47,5 +46,5 @@ class WholeCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
         finally:
             self.current = None
-        self._ended(name, result)
+        self._ended(result)
         return result

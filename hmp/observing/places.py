@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -29,11 +29,9 @@ class Modules:
     """Which nn.Module is running in each thread, known inside `watch()` for every module of the process, whatever its model.
 
     A path is relative to the outermost running module: `encoder.layer.3.attention.self`. The outermost one has the name of its class.
-    `left` hears of every path whose module returns, and of what it returns.
     """
 
-    def __init__(self, left: Callable[[str, Any], None] | None = None) -> None:
-        self._left = left
+    def __init__(self) -> None:
         self._threads = threading.local()
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
@@ -91,10 +89,7 @@ class Modules:
         stack = self._stack()
         # more than one where a user's hook raised before ours ran; none of it where the module was entered before watch()
         while stack:
-            left, path = stack.pop()
-            if left is module:
-                if self._left is not None:
-                    self._left(path, output)
+            if stack.pop()[0] is module:
                 return
 
     def _path_in(self, root: torch.nn.Module, module: torch.nn.Module, stack: list[tuple[torch.nn.Module, str]]) -> str:

@@ -117,9 +117,10 @@ def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -
 
 def test_the_table_and_json_have_them() -> None:
     with torch.no_grad():
-        found = hmp.compare(Bigrams(), (ids(), ids()), hmp.Policy("eight", fp8=frozenset({"linear"})))
-    (low,) = found.others
-    assert found.tokens is not None and low.tokens is not None and low.tokens.error_mean < found.tokens.error_mean
+        found = hmp.compare(Bigrams(), (ids(), ids()), hmp.Policy("eight", fp8=frozenset({"linear"})), against=LINEAR)
+    assert found.against is not None
+    low = found.against.tokens
+    assert found.tokens is not None and low is not None and low.error_mean < found.tokens.error_mean
     text = str(found)
-    assert str(found.tokens) in text and str(low.tokens) in text
+    assert str(found.tokens) in text and str(low) in text
     assert found.to_dict()["tokens"]["kl_mean"] == found.tokens.kl_mean

@@ -124,10 +124,17 @@ def test_the_comparison_shows_errors_and_what_to_try() -> None:
     text = said(page_of("comparison"))
     for each in ("mine", "0.04", "1.0e-5", "Try mul on the FP32 list", "70 %", "Try linear on the FP32 list"):
         assert each in text, each
-    assert "native_odd" not in text  # no list may hold it
-    row = replace(page_kit.comparison().rows[0], op="add", dtype="float32", listed="promote", isolated=1e-7, share=1.0)
-    wide = page_kit.comparison(advice=(("add", 1.0),), rows=(row,))
-    assert "Try add on the FP32 list" not in said(html_of(wide))  # it computes in float32
+    least = page_kit.comparison(advice=(("mul", 0.9), ("linear", 0.005)))  # compare() has said what is worth an entry
+    assert "Try linear on the FP32 list" in said(html_of(least)) and "linear (0%)" in str(least)
+
+
+def test_the_comparison_of_two_policies_has_the_errors_of_both() -> None:
+    mine = page_kit.comparison()
+    odd = replace(mine.rows[0], op="odd", isolated=0.25)
+    text = said(html_of(replace(mine, gradient_packed=0.0123, against=replace(mine, policy="other", output=0.5, rows=(*mine.rows, odd)))))
+    for each in ("mine and other against float32", "0.5 under other", "Under other the", "other, accumulated", "odd - - 0.25", "0.012 "):
+        assert each in text, each
+    assert "Both policies" not in said(html_of(mine)) and "by packing alone" not in said(html_of(mine))
 
 
 def test_a_search_shows_what_was_tried_and_the_lists_with_their_reasons() -> None:

@@ -103,7 +103,7 @@ def comparison(**changes: Any) -> Comparison:
     ]
     values = {
         "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
-        "advice": (("mul", 0.7), ("linear", 0.3), ("native_odd", 0.2)), "notes": ("One batch.",),
+        "advice": (("mul", 0.7), ("linear", 0.3)), "notes": ("One batch.",),
         "rows": tuple(sorted(rows, key=lambda row: -(row.isolated or 0.0))),
     }  # fmt: skip
     return Comparison(**values | changes)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from on_ranks import measured
 from parallel_modes import MODES, OUT, WIDTH, Net
 from torch import Tensor
@@ -15,7 +14,7 @@ from train import explicit
 import hmp
 
 POLICY = hmp.Policy("linear", bf16=frozenset({"linear"}))
-STEPS = 6
+STEPS = 3  # the last one has the NaN
 
 
 def batch(rank: int) -> tuple[Tensor, Tensor]:
@@ -73,71 +72,55 @@ def compared(mode: str) -> dict[str, Any]:
     alone = hmp.compare(net(), x, POLICY, loss=squares)
     return {
         "told": found.to_dict() | {"rows": None, "date": None},
-        "says": str(found).splitlines()[-1],
         "alone": alone.to_dict() | {"rows": None},
         "by hand": [by_hand(each, mode == "fsdp2") for each in range(2)],
     }
 
 
-def watched(mode: str, where: str, is_loop: bool) -> list[Any]:
-    """What a loop is told whose third step has a NaN on rank 1: the finding and its rank, and how many steps were done."""
-    rank, done = dist.get_rank(), 0
+def step_with_a_nan(model: torch.nn.Module, number: int, where: str) -> None:
+    """One step of training; the third one of rank 1 makes a NaN."""
+    zero, rank = torch.zeros(()), dist.get_rank()
+    is_bad = rank == 1 and number == 2
+    out = model(batch(rank)[0])
+    if is_bad and where == "forward":
+        out = out * (zero / zero)
+    squares(out).backward()
+    if is_bad and where == "after backward":
+        torch.log(zero - 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+
+
+def watched(mode: str, where: str) -> list[Any]:
+    """The findings of a loop on this rank: rank, op, and how each begins."""
     model = MODES[mode](net()).model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    zero = torch.zeros(())
-
-    def step(number: int) -> None:
-        nonlocal done
-        is_bad = rank == 1 and number == 2
-        x, _ = batch(rank)
-        out = model(x)
-        if is_bad and where == "forward":
-            out = out * (zero / zero)
-        squares(out).backward()
-        if is_bad and where == "after backward":
-            torch.log(zero - 1)
-        optimizer.step()
-        optimizer.zero_grad()
-        if is_bad and where == "assert":
-            assert torch.log(zero - 1) > 0
-        done += 1
-
-    def told() -> None:
-        if not is_loop:
-            for number in range(STEPS):
-                with hmp.detect_nonfinite():
-                    step(number)
-            return
-        with hmp.detect_nonfinite():
-            for number in range(STEPS):
-                step(number)
-
-    try:
-        with hmp.casts(POLICY):
-            told()
-    except hmp.NonFiniteError as raised:
-        return [raised.finding.rank, raised.finding.op, str(raised).split("`")[0], done]
-    return [None, "", "", done]
+    with hmp.casts(POLICY), hmp.detect_nonfinite("log") as findings:
+        for number in range(STEPS):
+            step_with_a_nan(model, number, where)
+    return [[each.rank, each.op, str(each).split("`")[0]] for each in findings]
 
 
-def all_of(modes: list[str]) -> dict[str, Any]:
+def raises(mode: str) -> None:
+    """The same, which ends rank 1; the other one is left in the all-reduce of its gradients."""
+    model = MODES[mode](net()).model
+    with hmp.casts(POLICY), hmp.detect_nonfinite():
+        for number in range(STEPS):
+            step_with_a_nan(model, number, "forward")
+
+
+def all_of(modes: list[str], raised: list[str] | None = None) -> dict[str, Any]:
+    for mode in raised or ():
+        raises(mode)
     found: dict[str, Any] = {
         mode: {
             "compared": compared(mode),
-            "watched": {
-                f"{where}, {'one region' if is_loop else 'a region a step'}": watched(mode, where, is_loop)
-                for where in ("nowhere", "forward", "after backward")
-                for is_loop in (True, False)
-            },
+            "watched": {where: watched(mode, where) for where in ("nowhere", "forward", "after backward")},
         }
         for mode in modes
     }
     found["tensor parallel"] = parallel()
-    with hmp.detect_nonfinite("log") as findings:  # a region of one rank alone waits for nobody
-        if dist.get_rank() == 0:
-            with hmp.detect_nonfinite():
-                F.relu(torch.ones(2))
-    assert not findings
     return found
 
 
