@@ -48,7 +48,7 @@ class AnyCall(RuledOp):
                 if result is GIVEN_UP:
                     raise
                 return result
-        except (TypeError, NotImplementedError) as error:
+        except refusals.OF_CASTS as error:
             if not refusals.is_cast_refusal(error, (args, kwargs)):
                 raise
         return self.op(*args, **kwargs)

@@ -93,7 +93,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
         else:
             try:
                 call = _Call(op, args, kwargs, low, rule)
-            except (TypeError, NotImplementedError) as error:
+            except refusals.OF_CASTS as error:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
                 return op(*args, **kwargs)

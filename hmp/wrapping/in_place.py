@@ -36,7 +36,7 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
             if facts.users:
                 return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
             return op(*cast_args, **cast_kwargs)
-        except (TypeError, NotImplementedError) as error:
+        except refusals.OF_CASTS as error:
             if not refusals.is_cast_refusal(error, (args, kwargs)):
                 raise
         return op(*args, **kwargs)

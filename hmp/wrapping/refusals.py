@@ -54,9 +54,13 @@ def is_torchs_own(error: Exception) -> bool:
     return True
 
 
+# What classes of tensors raise for a cast that they do not support; torchao's FP8 tensors assert.
+OF_CASTS = (TypeError, NotImplementedError, AssertionError)
+
+
 def is_cast_refusal(error: Exception, values: Iterable[Any]) -> bool:
     """Whether `error` came from hmp's cast of a tensor subclass among `values` that supports no such cast. The op is left to torch then."""
-    if not isinstance(error, (TypeError, NotImplementedError)) or all(map(tensor_casts.has_values, tensor_casts.each_tensor(values))):
+    if not isinstance(error, OF_CASTS) or all(map(tensor_casts.has_values, tensor_casts.each_tensor(values))):
         return False
     step = error.__traceback__
     while step is not None:
@@ -72,7 +76,7 @@ def or_uncast(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except (TypeError, NotImplementedError) as error:
+        except OF_CASTS as error:
             if not is_cast_refusal(error, (args, kwargs)):
                 raise
         return op(*args, **kwargs)

@@ -59,7 +59,7 @@ def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
                 named = {name: written_value(a, self.dtype) for name, a in kwargs.items()}
                 if overflowing(args, kwargs, self.dtype):
                     return _saturated_in_place(op, self, masks, named)
-            except (TypeError, NotImplementedError) as error:
+            except refusals.OF_CASTS as error:
                 if not refusals.is_cast_refusal(error, (self, *args, kwargs)):
                     raise
             else:
@@ -110,7 +110,7 @@ def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
         if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
             try:
                 return _guarded(op, rule, args, kwargs, dtype, tensors or ())
-            except (TypeError, NotImplementedError) as error:
+            except refusals.OF_CASTS as error:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
         return op(*args, **kwargs)
@@ -147,7 +147,7 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
         return result
     try:
         return tensor_casts.cast(tensor_casts.within(result, dtype), dtype)
-    except (TypeError, NotImplementedError) as error:
+    except refusals.OF_CASTS as error:
         if not refusals.is_cast_refusal(error, (result,)):
             raise
         return result

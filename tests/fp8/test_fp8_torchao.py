@@ -19,7 +19,6 @@ from torchao.prototype.moe_training.mxfp8_linear import mx_mm
 from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice, MXFP8Dim1CastKernelChoice, ScaleCalculationMode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-pytestmark = pytest.mark.native_kernels  # else hmp widens operands of torchao's products in backward, and they are not to be widened
 LOWS = [torch.bfloat16, torch.float16]
 
 
