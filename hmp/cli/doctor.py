@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
             "choice": low_kernels.choice(),
             "products": {name: _products(torch, name) for name in ("bfloat16", "float16")},
         }
+        found["patched"] = _patched()
         found["autocast"] = hmp.Policy.load("autocast").name
         found["converted"] = hmp.is_converted()
     except hmp.HmpError as error:
@@ -142,6 +144,17 @@ def _products(torch: Any, name: str) -> dict[str, Any]:
     return {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
 
 
+def _patched() -> dict[str, int]:
+    """How many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
+    from ..dispatch import deciding
+
+    decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16={"linear"})))
+    counted: Counter[str] = Counter()
+    for each in decided.values():
+        counted[each.kind.number] += len(each.sites)
+    return dict(sorted(counted.items(), key=lambda pair: -pair[1]))
+
+
 def _instructions() -> list[str]:
     """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
     try:
@@ -188,6 +201,9 @@ def _say(found: dict[str, Any]) -> None:
     if "low_kernels" in found:
         for name, told in found["low_kernels"]["products"].items():
             print(f"  {_verdict(name, told['kernel'], told['rounded'], told['computes_in'])}")
+    if "patched" in found:
+        by_rule = ", ".join(f"{rule} {count}" for rule, count in found["patched"].items())
+        print(f"  a list of linear alone patches {sum(found['patched'].values())} names of torch's ops, by rule: {by_rule}")
     if "autocast" in found:
         print(f"  policy autocast is {found['autocast']} here; {'a' if found['converted'] else 'no'} policy is in force for the process")
     for extra in found["extras"]:
