@@ -148,7 +148,7 @@ def _patched() -> dict[str, int]:
     """How many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
     from ..dispatch import deciding
 
-    decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16={"linear"})))
+    decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16=frozenset({"linear"}))))
     counted: Counter[str] = Counter()
     for each in decided.values():
         counted[each.kind.number] += len(each.sites)

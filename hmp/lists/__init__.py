@@ -1,6 +1,6 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
-from . import asking, conflicts, policy_folder, scopes, spelling
+from . import conflicts, policy_folder, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
 from .listed import Listed
 from .model_wrappers import unwrapped
@@ -23,7 +23,6 @@ __all__ = [
     "Listed",
     "Policy",
     "as_policy",
-    "asking",
     "can_be_listed",
     "conflicts",
     "device_preset",
