@@ -12,8 +12,8 @@ from .errors import to_install
 # Extra → what it brings, as it is imported, and the oldest release that will do ("" for any). pyproject.toml says the same.
 EXTRAS = {
     "report": {"jinja2": "3.1", "matplotlib": "3.8"},
-    "demo": {"rich": "13", "sklearn": "1.3", "numpy": ""},
-    "tune": {"scipy": "1.11", "rich": "13"},
+    "demo": {"sklearn": "1.3", "numpy": ""},
+    "tune": {"tqdm": "4.64"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
     "weights": {"safetensors": "0.4.5", "rich": "13"},
     "lightning": {"lightning": "1.8"},

@@ -67,8 +67,11 @@ def name_of(op: Any) -> str:
 
 def library_ops() -> Iterator[Any]:
     """Yield the packets of libraries' ops with an autocast kernel of their own, and their overloads, that Python code has asked for."""
-    with_kernel = (name for key in _AUTOCAST_KEYS for name in torch._C._dispatch_get_registrations_for_dispatch_key(key))
-    for name in {name.partition(".")[0] for name in with_kernel if is_of_library(name)}:
+    names: set[str] = set()
+    for key in _AUTOCAST_KEYS:
+        names.update(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+    torchs = tuple(f"{namespace}::" for namespace in _OF_TORCH)
+    for name in {name.partition(".")[0] for name in names if not name.startswith(torchs)}:
         namespace, _, op = name.partition("::")
         packet = getattr(vars(torch.ops).get(namespace), "__dict__", {}).get(op)
         if isinstance(packet, OpOverloadPacket):

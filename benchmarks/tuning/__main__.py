@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--only", action="append", choices=parts(), metavar="NAME", help=f"of {', '.join(parts())}; may be given again")
-    made.add_argument("--quick", action="store_true", help="one seed, no longer training, 12 evaluations a search: proves that it works")
+    made.add_argument("--quick", action="store_true", help="one seed, no longer training, 12 trials a search: proves that it works")
     made.add_argument("--out", type=Path, default=Path(".build/tuning"), help="for what is found on the way, where a stopped run goes on")
     made.add_argument(
         "--write", type=Path, metavar="FOLDER", help="for TUNING.md and tuning.json; benchmarks/results/, or --out for less than all"

@@ -31,10 +31,10 @@ class Extent:
     longer: float = 2.0
     rounds: int = 7
     seconds: float = 0.3
-    budget: str | None = "20 evaluations"
+    max_trials: int | None = 20
 
 
-QUICK = Extent(seeds=(1,), longer=1.0, rounds=3, seconds=0.05, budget="12 evaluations")
+QUICK = Extent(seeds=(1,), longer=1.0, rounds=3, seconds=0.05, max_trials=12)
 
 
 def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]
     searches, tuned = {}, {}
     for objective in OBJECTIVES:
         say(f"{task.name}: searching for {objective}")
-        policy, searches[objective] = timed_search(task, objective, folder / task.name / objective, extent.budget)
+        policy, searches[objective] = timed_search(task, objective, folder / task.name / objective, extent.max_trials)
         tuned[objective] = under(tuned_name(objective), policy)
     known = known_sides()
     torchs = known.pop("autocast")  # it is timed; its lists under hmp are what training is compared with

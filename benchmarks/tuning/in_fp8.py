@@ -40,7 +40,7 @@ TASKS = {name: dataclasses.replace(task, model=PADDED.get(name, task.model)) for
 Found = dict[str, Any]
 
 
-def collect(task: Task, budget: str | None = None) -> Found:
+def collect(task: Task, max_trials: int | None = None) -> Found:
     """What a search found in FP8 for the task, by module, and what plain training loops under its lists end at, beside float32's."""
     started = time.perf_counter()
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def collect(task: Task, budget: str | None = None) -> Found:
         objective="memory",
         levels=LEVELS,
         steps=task.steps,
-        budget=budget,
+        max_trials=max_trials,
         progress=False,
     )
     low = {unit.op for unit in result.units if unit.name in (*result.best.fp8, *(result.best.low or ()))}
@@ -151,13 +151,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures, prints and writes; 1 where an aim is missed."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.tuning.in_fp8", description=__doc__)
     options.add_argument("--only", action="append", choices=list(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}; may be given again")
-    options.add_argument("--budget", help="of each search, such as '12 evaluations' (none)")
+    options.add_argument("--max-trials", type=int, help="of each search (none)")
     options.add_argument("--write", type=Path, default=COMMITTED, metavar="FOLDER", help="for FP8.md and fp8.json")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
     found = []
     for name in given.only or TASKS:
-        found.append(collect(TASKS[name], given.budget))
+        found.append(collect(TASKS[name], given.max_trials))
         print(*_cells(found[-1]), sep="  ", flush=True)
     about = results.machine("cpu")
     command = " ".join(["python -m benchmarks.tuning.in_fp8", *(f"--only {name}" for name in given.only or ())])

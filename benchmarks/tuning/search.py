@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.tune.result import TuneResult
-from hmp.tune.trial import Objective
+from hmp.tune.result import Objective, TuneResult
 
 from .task import Task
 
@@ -24,7 +23,7 @@ def search(
     *,
     folder: Path | None = None,
     ops: Collection[str] | None = None,
-    budget: str | None = None,
+    max_trials: int | None = None,
     seed: int = 0,
 ) -> TuneResult:
     """What tune() finds for the task, from its start and within its tolerance; goes on in `folder` where it was stopped."""
@@ -36,7 +35,7 @@ def search(
         tolerance=task.tolerance,
         metric=task.metric,
         optimizer=task.optimizer,
-        budget=budget,
+        max_trials=max_trials,
         start=task.start(),
         ops=ops,
         objective=objective,
@@ -70,15 +69,14 @@ def summary(task: Task, result: TuneResult, seconds: float) -> dict[str, Any]:
         "evaluations": len(result.trials),
         "outside": sum(not trial.fits for trial in result.trials),
         "stopped": result.stopped,
-        "left": result.left,
         "notes": list(result.notes),
         "seconds": round(seconds, 1),
     }
 
 
-def timed_search(task: Task, objective: Objective, folder: Path | None, budget: str | None) -> tuple[hmp.Policy, dict[str, Any]]:
+def timed_search(task: Task, objective: Objective, folder: Path | None, max_trials: int | None) -> tuple[hmp.Policy, dict[str, Any]]:
     """The tuned policy, and the summary of the search."""
     torch.manual_seed(0)
     started = time.perf_counter()
-    result = search(task, objective, folder=folder, budget=budget)
+    result = search(task, objective, folder=folder, max_trials=max_trials)
     return result.policy, summary(task, result, time.perf_counter() - started)

@@ -9,7 +9,7 @@ from typing import Any
 _FORMS = {
     "report.json": ("A recording", "`report.to_json(path)`, `hmp run --report FILE.json`"),
     "comparison.json": ("A comparison with float32", "`comparison.to_json(path)`, `hmp compare --json FILE`"),
-    "captures.json": ("Two programs beside each other", "`comparison.to_json(path)`, `hmp compare A.capture B.capture --json FILE`"),
+    "captures.json": ("Two programs beside each other", "`comparison.to_json(path)`, `hmp diff A.capture B.capture --json FILE`"),
     "tuning.json": ("A search for lists", "`result.to_json(path)`"),
     "benchmark.json": ("A benchmark", "`result.to_json(path)`, `hmp benchmark --json FILE`"),
     "summary.json": ("A summary of layers", "`hmp summary --json FILE`"),
@@ -17,7 +17,7 @@ _FORMS = {
     "doctor.json": ("The doctor's findings", "`hmp doctor --json FILE`"),
     "check.json": ("What is said of list files", "`hmp check --json FILE`"),
     "explain.json": ("What a policy does with an op", "`hmp explain --json FILE`"),
-    "lists.json": ("A policy", "`hmp lists NAME --json FILE`"),
+    "lists.json": ("The presets", "`hmp lists --json FILE`"),
     "diff.json": ("What two policies treat differently", "`hmp diff --json FILE`"),
 }
 

@@ -27,13 +27,13 @@ def page() -> str:
     return f"""# What each preset holds
 
 Which to take: [Choosing a preset](../start/choosing-a-preset.md). `autocast`, `torch-cpu`, `torch-cuda` and `torch-xla` follow the
-torch that is installed; here it is the one that this site was built with. `hmp lists NAME` prints one, `hmp diff A B` compares two.
+torch that is installed; here it is the one that this site was built with. `hmp check NAME` prints one, `hmp diff A B` compares two.
 
 | preset | low dtype | low (bf16) | fp32 | promote | fp8 | saved |
 |---|---|---|---|---|---|---|
 {short}
 
-torch was asked what it casts, release by release (`hmp lists PRESET --ask FOLDER`). Equal lists are kept once, under the name of one of
+torch was asked what it casts, release by release (`.ci/autocast-lists PRESET FOLDER`). Equal lists are kept once, under the name of one of
 their releases:
 
 | name | has the lists of |

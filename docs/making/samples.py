@@ -62,7 +62,7 @@ _COMMANDS = (
     "doctor --json doctor.json",
     "check {lists} --json check.json",
     "explain softmax --policy habana --json explain.json",
-    "lists habana --json lists.json",
+    "lists --json lists.json",
     "diff bert habana --json diff.json",
 )
 
@@ -108,7 +108,7 @@ def write() -> None:
     compared = hmp.compare_captures("trainer.capture", "server.capture")
     compared.to_html("captures.html")
     compared.to_json("captures.json")
-    options = {"start": "habana", "tolerance": 0.01, "objective": "memory", "budget": "8 evaluations", "steps": 8, "progress": False}
+    options = {"start": "habana", "tolerance": 0.01, "objective": "memory", "max_trials": 8, "steps": 8, "progress": False}
     tuned = hmp.tune(model, batches, loss=recipe.loss, optimizer=recipe.optimizer, **options)
     tuned.to_html("tuning.html")
     tuned.to_json("tuning.json")

@@ -15,8 +15,7 @@
 #
 # A preset of op lists knows nothing of your model. This page has a model that presets break, because one of its products must not be
 # in bfloat16 while all others may. `hmp.tune` finds that out by itself: it tries lists, trains under them, keeps the cheapest that
-# are as good as float32, and writes them into files. It takes less than a minute on a CPU. `hmp.tune` needs scipy:
-# `pip install -e '.[tune]'` in a checkout.
+# are as good as float32, and writes them into files. It takes less than a minute on a CPU.
 
 # %%
 import subprocess
@@ -105,7 +104,7 @@ result = hmp.tune(
     tolerance={"metric": 0.02},
     objective="memory",
     steps=60,
-    budget="20 evaluations",
+    max_trials=20,
     folder="tuned",
 )
 print(result)

@@ -137,10 +137,10 @@ assert torch.finfo(torch.float16).max < 8 * 255 * 255
 
 # %%
 policy = hmp.Policy.load("torch-cuda@2.13")
-repaired = policy.replace(bf16=policy.bf16 - {"matmul"}, fp32=policy.fp32 | {"matmul"})
+repaired = policy.move("matmul", "fp32")
 
 # %%
-assert 'policy.replace(bf16=policy.bf16 - {"matmul"}, fp32=policy.fp32 | {"matmul"})' in finding.remedy
+assert '.move("matmul", "fp32")' in finding.remedy
 print(policy.diff(repaired))
 
 # %% [markdown]

@@ -1,4 +1,4 @@
-"""The meter of what is kept for backward: benchmark(), tune() and the demo all count with it."""
+"""The meter of what is kept for backward: benchmark() and tune() count with it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The meter of times: seconds of a step, the least of some, turns that interleave several, and ratios of them round by round.
 
-benchmark(), tune() and the demo time with it.
+benchmark() and tune() time with it.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ _SHOWN = 40
 @dataclass(frozen=True)
 class Output:
     """A tensor that a module returned: `path` in what it returned ("" where it is all of it), shape, dtype, moments (norm, mean and
-    largest magnitude of the finite elements, how many are not finite) and a hash of its bits.
+    largest magnitude of the finite elements, how many are not finite) and a hash of its bytes.
 
-    `width` is the number of its columns, the places of the last dimension, and `kept` of how many of them the file holds the values: of
-    all, of a sample, or of none. Where torch does not tell the values (a meta tensor, a shard), `bits` is "" and the moments are 0.
+    `is_whole` says if the file holds its values; those of large outputs are not kept. Where torch does not tell the values (a meta tensor,
+    a shard), `bits` is "" and the moments are 0.
     """
 
     path: str
@@ -36,13 +36,7 @@ class Output:
     largest: float = 0.0
     nonfinite: int = 0
     bits: str = ""
-    width: int = 1
-    kept: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the file holds every value."""
-        return self.kept == self.width
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,12 +105,8 @@ class Capture:
         return tuple(_call_of(each) for each in self._file.calls)
 
     def values(self, call: int, output: int) -> Tensor:
-        """The kept values of an output of `calls[call]`: of a sample, the columns that `sampled_columns` names, in that order."""
+        """Return the values of an output of `calls[call]` whose `is_whole` is true."""
         return self._file.tensor(f"{call}.{output}")
-
-    def sketch(self, call: int, output: int) -> Tensor:
-        """The random projections of an output of which not all values are kept."""
-        return self._file.tensor(f"{call}.{output}.sketch")
 
     def to_dict(self) -> dict[str, Any]:
         """The capture without its values as plain JSON values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -13,12 +12,11 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import count, some
-from ..numerics.distance import distance, ratio
-from .capture import INPUTS, Call, Capture, Output
-from .comparison import CaptureComparison, Computed, Gap, side_of
-from .fingerprint import sampled_columns, sketch
+from ..numerics.distance import distance
+from .capture import INPUTS, Call, Capture
+from .comparison import OTHER_BITS, CaptureComparison, Computed, Gap, side_of
 from .renaming import renamer
-from .rows import MASKS, Alignment, aligned
+from .rows import MASKS, Alignment, align_batches
 
 Tensor = torch.Tensor
 
@@ -129,7 +127,7 @@ class _Alignments:
         key = one.root, one.step, other.root, other.step
         if key not in self._found:
             given = self._inputs[0].get(key[:2]), self._inputs[1].get(key[2:])
-            self._found[key] = aligned(*self._captures, given, self._rows)
+            self._found[key] = align_batches(*self._captures, given, self._rows)
         return self._found[key]
 
     def notes(self) -> tuple[str, ...]:
@@ -175,16 +173,13 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
             return None, "", f"shapes {list(one.shape)} and {list(other.shape)}"
         if (one.dtype, one.bits) == (other.dtype, other.bits):
             return 0.0, "bits", ""
-        if not (one.is_whole and other.is_whole):
-            return _projected(a, b, here, there)
-    if not one.kept or not other.kept:
-        return None, "", "its values were not kept, and no rows can be told apart without them"
-    values = _same_columns(a.values(*here), b.values(*there), one, other)
-    is_whole = one.is_whole and other.is_whole
-    picked = None if values is None else alignment.picked(*values, 0 if is_whole else one.width)
+    if not (one.is_whole and other.is_whole):
+        why = "its values are too large to be kept"
+        return None, "", f"{OTHER_BITS}, and {why}" if alignment.is_whole and one.dtype == other.dtype else why
+    picked = alignment.picked(a.values(*here), b.values(*there))
     if picked is None:
         return None, "", f"shapes {list(one.shape)} and {list(other.shape)} do not tell which rows and places are the same"
-    return _relative(*picked), "values" if is_whole else "sample", ""
+    return _relative(*picked), "values", ""
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
@@ -193,32 +188,6 @@ def _relative(a: Tensor, b: Tensor) -> float:
     if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
         return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
     return found
-
-
-def _same_columns(a: Tensor, b: Tensor, one: Output, other: Output) -> tuple[Tensor, Tensor] | None:
-    """The values of the columns that both captures keep."""
-    if one.is_whole and other.is_whole:
-        return a, b
-    if one.width != other.width:
-        return None
-    columns = sampled_columns(one.width, min(one.kept, other.kept))
-    return a[..., columns] if one.is_whole else a[..., : len(columns)], b[..., columns] if other.is_whole else b[..., : len(columns)]
-
-
-def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]) -> tuple[float | None, str, str]:
-    """The distance of two outputs of which not all values are kept, estimated from their projections."""
-    one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
-    if one.nonfinite != other.nonfinite:
-        return math.inf, "projections", ""
-    difference = _sketch(a, here, one) - _sketch(b, there, other)
-    error = float(torch.linalg.vector_norm(difference))
-    if not error and one.dtype == other.dtype:
-        return None, "", "its bits are others, and its projections do not tell by how much"
-    return ratio(error, other.norm), "projections", ""
-
-
-def _sketch(capture: Capture, at: tuple[int, int], output: Output) -> Tensor:
-    return sketch(capture.values(*at)) if output.is_whole else capture.sketch(*at)
 
 
 def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps: Sequence[Gap]) -> list[str]:
@@ -234,9 +203,6 @@ def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps:
         if unknown
         else []
     )
-    for how, said in (("sample", "by a sample of their columns"), ("projections", "by random projections, mostly within a tenth")):
-        some = sum(gap.how == how for gap in gaps)
-        notes += [f"{count(some, 'output')} compared {said}"] if some else []
     return notes + [f"{capture.name}: {note}" for capture in (a, b) for note in capture.notes]
 
 

@@ -18,6 +18,7 @@ from ..printers import printer
 from ..report.models import pattern
 from .capture import INPUTS, Capture
 
+OTHER_BITS = "its bits are others"
 _ROWS = 12
 
 
@@ -63,8 +64,7 @@ class Gap:
     `module` is its name in the second program, `module_a` in the first; `kind` the class, `number` which call of it; `output` the path in
     what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that cannot be told; what
     is NaN, infinite or beyond 2**100 in both, as masks are, does not count. `how` says what was compared: "bits" (all are the same),
-    "values", "sample" (some columns of the last dimension), "projections" (random projections of all values, mostly within a tenth) or "",
-    and then `why` not.
+    "values" or "", and then `why` not.
     """
 
     module: str
@@ -204,6 +204,10 @@ class CaptureComparison:
         first, beyond, last = self.first, self.beyond_rounding, self.last
         if first is None:
             known = sum(gap.relative is not None for gap in self.gaps)
+            others = [gap for gap in self.gaps if gap.why.startswith(OTHER_BITS)]
+            if others:
+                which = f"of {count(len(others), 'output')} the bits are others, first of {others[0].named}"
+                return [f"they part, how far is not known: {which}"]
             if not known:
                 return ["they may part or not: no output can be compared"]
             return [f"they do not part: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]

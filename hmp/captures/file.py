@@ -15,7 +15,7 @@ import torch
 from ..errors import HmpError
 from ..extras import needed
 
-FORM = 1  # of the file: another one is refused
+FORM = 2  # of the file: another one is refused
 _KEY = "hmp_capture"
 
 
@@ -70,9 +70,7 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
         library.torch.save_file(dict(tensors), being_written, metadata=metadata)
         being_written.replace(path)
     except (library.SafetensorError, OSError) as error:
-        raise HmpError(
-            f"{path} was not written: {error}; give a file where there is room, or capture less: calls=1, bytes_all=, keep='fingerprints'"
-        ) from error
+        raise HmpError(f"{path} was not written: {error}; give a file where there is room, or capture less: calls=1") from error
     finally:
         being_written.unlink(missing_ok=True)
 

@@ -47,18 +47,16 @@ class Alignment:
     is_whole: bool
     note: str
 
-    def picked(self, a: Tensor, b: Tensor, width: int = 0) -> tuple[Tensor, Tensor] | None:
-        """The elements of two outputs that stand for the same rows and places, as vectors; None where the shapes do not tell which. Of a
-        sample, `width` is how many columns there were: they must be no places."""
+    def picked(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the elements of two outputs that stand for the same rows and places, as vectors; None if the shapes do not tell which."""
         if self.is_whole:
             return (a.reshape(-1), b.reshape(-1)) if a.shape == b.shape else None
         with_rows_a, with_rows_b = _with_rows(a, self.a), _with_rows(b, self.b)
         if with_rows_a is None or with_rows_b is None or with_rows_a.dim() != with_rows_b.dim():
             return None
-        one, other = ([*each.shape[:-1], width or each.shape[-1]] for each in (with_rows_a, with_rows_b))
-        dims = _dims_of_places(one, other, self.a.length, self.b.length)
-        if dims is None or (width and with_rows_a.dim() - 2 in dims):
-            return None
+        dims = _place_dims(with_rows_a.shape, with_rows_b.shape, self.a.length, self.b.length)
+        if len(dims) > 1:
+            return None  # heads as many as places, or attention's weights
         found = []
         for pair in self.pairs:
             if pair.row_a >= len(with_rows_a) > 1 or pair.row_b >= len(with_rows_b) > 1:
@@ -71,7 +69,7 @@ class Alignment:
         return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
 
-def aligned(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: tuple[int, int] | None) -> Alignment:
+def align_batches(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: tuple[int, int] | None) -> Alignment:
     """The alignment of two calls of the models, by the places of what they were given in `calls`. HmpError where it is not known, or where
     they were given other tokens."""
     one, other = _batch(a, calls[0]), _batch(b, calls[1])
@@ -210,15 +208,10 @@ def _with_rows(values: Tensor, batch: Batch) -> Tensor | None:
     return values.unflatten(0, (batch.rows, batch.length)) if batch.length and len(values) == batch.rows * batch.length else None
 
 
-def _dims_of_places(a: Sequence[int], b: Sequence[int], length_a: int, length_b: int) -> list[int] | None:
-    """The dimensions of a row that run over its places: the first that is as long as the batch in both, others where they differ in size,
-    and the last two of attention's weights [rows, heads, places, places]. None where heads are as many as places, before them or after."""
-    fitting = [dim for dim in range(1, len(a)) if (a[dim], b[dim]) == (length_a, length_b)]
-    if len(a) == 4 and fitting[-2:] == [2, 3]:
-        return [1, 2]
-    if len(a) == 4 and fitting == [1, 2] and length_a == length_b:
-        return None
-    return [dim - 1 for dim in fitting if dim == fitting[0] or a[dim] != b[dim]]
+def _place_dims(a: Sequence[int], b: Sequence[int], length_a: int, length_b: int) -> list[int]:
+    """Return the dimensions of a row that run over its places: of [rows, places, width] the first, else all that are as long."""
+    fitting = [dim - 1 for dim in range(1, len(a)) if (a[dim], b[dim]) == (length_a, length_b)]
+    return fitting[:1] if len(a) <= 3 and fitting[:1] == [0] else fitting
 
 
 def _places(row: Tensor, dims: Sequence[int], places: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -18,16 +18,17 @@ from .. import fork_safe
 from ..casting import has_values
 from ..context import current_state
 from ..errors import HmpError
-from ..formatting import count, dtype_name, provenance, some
+from ..formatting import count, dtype_name, provenance, size, some
 from ..numerics.as_before import aside
 from ..numerics.calling import check_module, named_arguments
 from ..torch_private import graph_task, hooks_with_keywords, in_plain_autograd, trace_here
 from . import file
 from .capture import INPUTS, MASK, TOKENS, Call, Capture, Output
-from .fingerprint import bits, moments, sampled_columns, sketch, values_of, width_of
+from .fingerprint import bits, moments, values_of
 from .names import Names, Place, Root
 
 Tensor = torch.Tensor
+MOST_BYTES = 4 * 2**20  # of an output whose values are kept
 _MOST_OUTPUTS = 20_000  # their descriptions stand in the file's header, which is read at once
 _PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
 _compiling = torch.compiler.is_compiling
@@ -42,30 +43,41 @@ def capture(
     path: str | Path,
     model: torch.nn.Module | None = None,
     *,
-    keep: Literal["outputs", "fingerprints"] = "outputs",
     mask: Tensor | None = None,
     calls: int | None = None,
-    bytes_each: int = 2**20,
-    bytes_all: int = 2**30,
+    **removed: Any,
 ) -> Iterator[Capture]:
-    """`with hmp.capture("trainer.capture", model): model(**batch)` writes what each module of the model returned into the file, for
-    `hmp.compare_captures()` and `hmp compare`.
-
-    Of every output: shape, dtype, moments, a hash of its bits, and its values: all of them up to `bytes_each`, else those of a sample of
-    its columns (places of the last dimension) that is the same in every capture, and random projections of all; none where `bytes_all` is
-    used up. `keep="fingerprints"` keeps the projections in place of the values: a small file, in which no rows can be told apart. Of the
-    model's own call what it was given is kept too. `mask` says which places count, as `attention_mask` does (1 where one does), where the
-    model gets no such keyword. `calls` is how many calls of the model are noted, None for all. Without a model: every module that runs.
+    """Write what each module returns within the region into a file, for `hmp.compare_captures()` and `hmp compare`.
 
     Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
     kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
-    say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
-    on. Needs the extra `capture` (safetensors, numpy). HmpError where no module was called.
+    say. The file is written when the region ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
+
+    Args:
+        path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
+        model: the model to watch; every module that runs without one.
+        mask: says which places count, as `attention_mask` does (1 where one does), where the model gets no such keyword.
+        calls: how many calls of the model are noted, None for all.
+        **removed: parameters of earlier versions, which are refused.
+
+    Yields:
+        The capture, to be read after the region. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
+        they are no larger than 4 MiB; of the model's own call also what it was given.
+
+    Raises:
+        HmpError: no module was called, or the file cannot be written.
+        TypeError: for `keep`, `bytes_each` and `bytes_all`: values are kept up to one limit.
+
+    Example:
+        >>> with hmp.capture("trainer.capture", model):
+        ...     model(**batch)
     """
     target = file.of_rank(Path(path))
-    _check(model, keep, mask, calls)
+    if removed:
+        raise TypeError(_about_removed(next(iter(removed))))
+    _check(model, mask, calls)
     file.check(target)
-    watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
+    watcher = _TraceRecorder(model, mask, calls)
     found = Capture(target)
     found.is_written = False
     failed = True
@@ -82,11 +94,15 @@ def capture(
             raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
 
 
-def _check(model: Any, keep: Any, mask: Any, calls: int | None) -> None:
+def _about_removed(name: str) -> str:
+    if name in ("keep", "bytes_each", "bytes_all"):
+        return f"capture() takes no {name}: it keeps the values of outputs of up to {size(MOST_BYTES)}; give calls= to capture less"
+    return f"capture() got an unexpected keyword argument {name!r}"
+
+
+def _check(model: Any, mask: Any, calls: int | None) -> None:
     if model is not None:
         check_module(model, "capture()", "a file and a torch.nn.Module")
-    if keep not in ("outputs", "fingerprints"):
-        raise HmpError(f'keep={keep!r} is none of capture()\'s: give "outputs" or "fingerprints"')
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
         raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
     if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
@@ -95,19 +111,17 @@ def _check(model: Any, keep: Any, mask: Any, calls: int | None) -> None:
         raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
 
 
-class _Watcher:
+class _TraceRecorder:
     """Notes calls while its `watch()` lasts. Its hook is one for all modules of the process: what looks whether a module has hooks, as the
     fused path of torch.nn.TransformerEncoderLayer, finds none."""
 
-    def __init__(self, model: Any, keep: str, mask: Tensor | None, calls: int | None, limits: tuple[int, int]) -> None:
+    def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
         self.calls: list[Call] = []
         self.tensors: dict[str, Tensor] = {}
         self._names = Names(model)
         self._model = model
-        self._keeps_values = keep == "outputs"
         self._mask = mask
         self._most_calls = calls
-        self._bytes_each, self._bytes_left = limits
         self._numbers: Counter[str] = Counter()
         self._outputs = self._left_out = self._unkept = self._unread = 0
         self._device = ""
@@ -133,9 +147,9 @@ class _Watcher:
             stack.enter_context(self._names.following_compiled(self._around))
             yield
 
-    def _running(self) -> list[tuple[torch.nn.Module, int]]:
-        """The model's modules that are running in this thread, outermost first, with how deep in the stack they were called."""
-        found: list[tuple[torch.nn.Module, int]] | None = getattr(self._threads, "running", None)
+    def _running(self) -> list[torch.nn.Module]:
+        """Return the model's modules that are running in this thread, outermost first."""
+        found: list[torch.nn.Module] | None = getattr(self._threads, "running", None)
         if found is None:
             found = self._threads.running = []
         return found
@@ -144,16 +158,19 @@ class _Watcher:
         if not _is_unseen():
             with self._lock:
                 if self._names.place(module) is not None:
-                    running, depth = self._running(), sum(1 for _ in traceback.walk_stack(None))
-                    while running and running[-1][1] >= depth:
-                        running.pop()  # a KeyboardInterrupt ended it, of which torch tells no hook
-                    running.append((module, depth))
+                    running = self._running()
+                    if not running or running[0] is module:  # the stack is walked once for each call of the model
+                        depth = sum(1 for _ in traceback.walk_stack(None))
+                        if not running or self._threads.depth >= depth:
+                            running.clear()  # a KeyboardInterrupt ended them, of which torch tells no hook
+                            self._threads.depth = depth
+                    running.append(module)
 
     def _ended(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         # more than one where a hook of the user's raised before ours ran
         if not _is_unseen():
             running = self._running()
-            last = next((at for at in reversed(range(len(running))) if running[at][0] is module), len(running))
+            last = next((at for at in reversed(range(len(running))) if running[at] is module), len(running))
             del running[last:]
 
     def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -172,7 +189,8 @@ class _Watcher:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
-            is_outermost = [each is module for each, _ in self._running()].count(True) == 1 and self._running()[0][0] is module
+            running = self._running()
+            is_outermost = running[0] is module and not any(each is module for each in running[1:])
             if module._forward_hooks:
                 self._hooked[place.name] = None
             policy = _policy_here(result)
@@ -217,31 +235,11 @@ class _Watcher:
             self._unread += 1
             return said
         values = values_of(tensor)
-        said = replace(said, width=width_of(values))
-        kept = self._columns(values, is_whole=path in _PLACES)
-        if kept == said.width:
-            self._keep(key, values)
-        else:
-            if kept:
-                self._keep(key, values[..., sampled_columns(said.width, kept).to(values.device)])
-            self._keep(f"{key}.sketch", sketch(values))
-        return replace(said, **moments(values)._asdict(), bits=bits(values), kept=kept)
-
-    def _columns(self, values: Tensor, is_whole: bool) -> int:
-        """How many columns of the values are kept, within the bounds."""
-        if not self._keeps_values:
-            return 0
-        width = width_of(values)
-        one = values.nbytes // width
-        kept = width if is_whole or not one else min(width, self._bytes_each // one)
-        if kept * one > self._bytes_left:
-            kept = 0
-        self._bytes_left -= kept * one
-        self._unkept += not kept
-        return kept
-
-    def _keep(self, key: str, tensor: Tensor) -> None:
-        self.tensors[key] = tensor.to("cpu").clone(memory_format=torch.contiguous_format)
+        is_whole = values.nbytes <= MOST_BYTES or path in _PLACES
+        if is_whole:
+            self.tensors[key] = values.to("cpu").clone(memory_format=torch.contiguous_format)
+        self._unkept += not is_whole
+        return replace(said, **moments(values)._asdict(), bits=bits(values), is_whole=is_whole)
 
     def named(self) -> str:
         """The model, in an error."""
@@ -279,7 +277,7 @@ class _Watcher:
                 f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
             )
         if self._unkept:
-            notes.append(f"of {count(self._unkept, 'output')} no values are kept, for want of room: raise bytes_each= or bytes_all=")
+            notes.append(f"of {count(self._unkept, 'output')} no values are kept, as they are larger than {size(MOST_BYTES)}")
         if self._unread:
             notes.append(
                 f"of {count(self._unread, 'output')} torch does not tell the values: on the meta device, a shard, sparse, or in a transform"

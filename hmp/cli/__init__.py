@@ -15,7 +15,7 @@ import hmp
 
 from ..errors import is_interrupt
 from . import benchmark, cast_weights, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
-from .output import check_folder, flush, let_go_of_closed_pipes, let_go_of_full_disk
+from .output import check_folder, flush, is_closed_pipe
 from .parser import Parser, parse
 
 __all__ = [
@@ -62,11 +62,8 @@ def _status_of(command: Callable[[], int], prog: str) -> int:
         status = command()
         flush()
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and let_go_of_closed_pipes():
+        if is_closed_pipe(error):
             return _NOBODY_READS
-        if let_go_of_full_disk(error):
-            print(f"{prog}: it cannot write any more: {error}", file=sys.stderr)
-            return _WRONG_USE
         if not is_interrupt(error):
             raise
         print(f"{prog}: interrupted", file=sys.stderr)

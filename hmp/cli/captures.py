@@ -1,4 +1,4 @@
-"""What ``hmp compare A B`` does with two captures, and how ``hmp run --capture`` writes one."""
+"""What ``hmp diff A B`` does with two captures, and how ``hmp run --capture`` writes one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import hmp
 from .output import check_page, give
 
 
-def add_to_compare(parser: argparse.ArgumentParser) -> None:
+def add_to_diff(parser: argparse.ArgumentParser) -> None:
     """Declare what says of two captures which modules and rows are the same."""
-    parser.add_argument("other", metavar="CAPTURE", nargs="?", help="in the place of a recipe two files that hmp run --capture wrote")
     parser.add_argument(
         "--map",
         action="append",
@@ -26,6 +25,7 @@ def add_to_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--row-b", type=int, metavar="N", help="... stands beside which of the second's; else the rows with the same tokens"
     )
+    parser.add_argument("--html", metavar="FILE", help="of two captures: also write a page")
 
 
 def add_to_run(parser: argparse.ArgumentParser) -> None:
@@ -33,31 +33,21 @@ def add_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         metavar="FILE",
-        help="write what every module returned in the first call of each model, for hmp compare; ranks other than 0 write FILE.rank1 "
+        help="write what every module returned in the first call of each model, for hmp diff; ranks other than 0 write FILE.rank1 "
         "and so on",
     )
     parser.add_argument("--capture-calls", type=int, default=1, metavar="N", help="capture N calls of each model (default 1)")
 
 
-def are_given(options: argparse.Namespace) -> bool:
-    """Whether it is captures that are to be compared, and no recipe."""
-    asked = any(getattr(options, name) is not None for name in ("other", "map", "row_a", "row_b"))
-    return asked or options.recipe.endswith(".capture")
-
-
-def compare(options: argparse.Namespace) -> int:
-    """Prints how far two captures are apart. Return 0; HmpError where they are none, or have nothing in common."""
-    if options.other is None:
-        raise hmp.HmpError(f"{options.recipe}: two captures are compared, and one is given; give both: hmp compare A.capture B.capture")
-    for name in ("policy", "against", "seed"):
-        if getattr(options, name, None) != options.parser.get_default(name):
-            raise hmp.HmpError(f"--{name} is for a recipe: what two captures were computed under stands in them; leave it out")
+def diff(options: argparse.Namespace) -> int:
+    """Print how far two captures are apart. Return 0, or 1 where they part; HmpError where they have nothing in common."""
     if (options.row_a is None) != (options.row_b is None):
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
     check_page(options.html)
     rows = None if options.row_a is None else (options.row_a, options.row_b)
-    give(options, hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows))
-    return 0
+    result = hmp.compare_captures(options.a, options.b, map=options.map or (), rows=rows)
+    give(options, result)
+    return 1 if result.first is not None else 0
 
 
 def check(options: argparse.Namespace) -> None:

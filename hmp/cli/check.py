@@ -1,9 +1,11 @@
-"""``hmp check FILE...``: what each name in list files stands for, and every problem at once."""
+"""``hmp check POLICY``: what each entry of a preset, a folder or list files means, and every problem at once."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+import hmp
 
 from .output import add_json, give_json
 from .parser import Parser
@@ -13,12 +15,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "check",
-        example="hmp check my_lists/\nhmp check --list bf16 ops.txt",
-        help="explain every name in list files, and every problem",
-        description="Prints a line for each name with what it does, and for each problem. Files that are given together are one "
+        example="hmp check habana\nhmp check my_lists/\nhmp check --list bf16 ops.txt",
+        help="explain every entry of a preset or of list files, and every problem",
+        description="Prints a line for each entry with what it does, and for each problem. Files that are given together are one "
         "policy: a name on two of its lists is a problem. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a list file, or a policy's folder")
+    parser.add_argument("files", metavar="POLICY", nargs="+", help="a preset's name, a policy's folder, or a list file")
     parser.add_argument(
         "--list", choices=("fp8", "bf16", "fp32", "promote", "saved"), help="which list the files are (default: what their names say)"
     )
@@ -31,8 +33,9 @@ def run(options: argparse.Namespace) -> int:
     from ..diagnostics import check_lists
     from ..formatting import count
 
-    files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
-    found = check_lists.check(files, [path for path in map(Path, options.files) if path.is_dir()])
+    paths = [_folder(each) for each in options.files]
+    files = [each for path in paths for each in check_lists.files_of(path, options.list)]
+    found = check_lists.check(files, [path for path in paths if path.is_dir()])
     errors = sum(each.level == "error" for each in found)
     if not give_json(options.json, {"findings": [each._asdict() for each in found]}):
         return 1 if errors else 0
@@ -42,3 +45,12 @@ def run(options: argparse.Namespace) -> int:
     notes = sum(each.level == "note" for each in found)
     print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     return 1 if errors else 0
+
+
+def _folder(given: str) -> Path:
+    """The folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
+    from ..lists import home
+
+    path = Path(given)
+    is_preset = given in hmp.policies() or not (path.exists() or path.suffix or path.name != given)
+    return home() / hmp.Policy.load(given).name if is_preset else path

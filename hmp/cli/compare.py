@@ -7,7 +7,6 @@ import sys
 
 import hmp
 
-from . import captures
 from .output import add_json, check_page, give
 from .parser import Parser
 
@@ -16,15 +15,14 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "compare",
-        example="hmp compare recipe.py --policy autocast --html comparison.html\nhmp compare trainer.capture server.capture",
-        help="compare every op of your model with float32, or two programs with each other",
+        example="hmp compare recipe.py --policy autocast --html comparison.html",
+        help="compare every op of your model with float32",
         description="Runs forward and backward of a recipe's first batch under a policy and prints, by op and by module, the error of "
         "each op alone and of all that came before; with --against, under another policy too. "
-        "A recipe is a Python file that defines model(), batches() and loss(model, batch). Of two captures prints where they part first, "
-        "how the gap grows with depth, and what each computed in. Exit status 0 done, 1 if the step failed, 2 for wrong use.",
+        "A recipe is a Python file that defines model(), batches() and loss(model, batch). Exit status 0 done, 1 if the step failed, 2 for "
+        "wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
-    captures.add_to_compare(parser)
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset or a folder of list files (default autocast)")
     parser.add_argument("--against", metavar="NAME", help="another policy, whose errors are columns beside the first one's")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
@@ -34,8 +32,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
-    if captures.are_given(options):
-        return captures.compare(options)
     import torch
 
     from ..numerics.compare import another, compare_under

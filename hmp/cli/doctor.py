@@ -18,7 +18,6 @@ from .output import add_json, give_json
 from .parser import Parser
 
 # The flags of /proc/cpuinfo that say how fast a low dtype is.
-_SIZE, _ROUNDS = 256, 5  # of the products that are timed: a fifth of a second where the kernel takes 90 times float32's time
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
 
@@ -78,7 +77,10 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
     try:
         found["low_kernels"] = {
             "choice": low_kernels.choice(),
-            "products": {name: _products(torch, name) for name in ("bfloat16", "float16")},
+            # the dtype that products in a low dtype compute in on the CPU
+            "products": {
+                name: "float32" if getattr(torch, name) in low_kernels.computed_in_float32() else name for name in ("bfloat16", "float16")
+            },
         }
         found["autocast"] = hmp.Policy.load("autocast").name
         found["converted"] = hmp.is_converted()
@@ -116,32 +118,6 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
     return found
 
 
-def _products(torch: Any, name: str) -> dict[str, Any]:
-    """How long a product of matrices takes on the CPU, as a multiple of float32's time: by torch's kernel for the dtype, and as a float32
-    product of rounded inputs. `computes_in` says which of the two hmp uses."""
-    from .. import low_kernels
-    from ..benchmark.timing import least_seconds
-
-    low = getattr(torch, name)
-    wide = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
-    narrow = tuple(each.to(low) for each in wide)
-    threads = torch.get_num_threads()
-    with hmp.disable_casts(), torch.no_grad():
-        steps = (
-            lambda: torch.mm(*wide),
-            lambda: torch.mm(*narrow),
-            lambda: torch.mm(*(each.to(low).float() for each in wide)).to(low),
-        )
-        torch.set_num_threads(1)  # a second one waits for whatever else the machine does
-        try:
-            least_seconds(steps, 1, wide[0].device)  # the first call of each chooses its kernel
-            in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, wide[0].device)
-        finally:
-            torch.set_num_threads(threads)
-    computes_in = "float32" if low in low_kernels.computed_in_float32() else name
-    return {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
-
-
 def _instructions() -> list[str]:
     """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
     try:
@@ -166,16 +142,6 @@ def _others() -> list[str]:
     return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
 
 
-def _verdict(name: str, kernel: float, rounded: float, computes_in: str) -> str:
-    from ..formatting import two_digits  # which imports torch: only where there is one
-
-    in_kernel, in_float32 = two_digits(kernel), two_digits(rounded)
-    times = f"products in {name} take {in_kernel} times float32's time by torch's kernel, {in_float32} times in float32 on rounded inputs"
-    if computes_in == "float32":
-        return f"{times}: hmp computes them so; HMP_LOW_KERNELS=native has it use the kernel"
-    return f"{times}: hmp uses the kernel; HMP_LOW_KERNELS=float32 has it compute in float32"
-
-
 def _say(found: dict[str, Any]) -> None:
     print(f"hmp {found['hmp']} in {found['folder']}, Python {found['python']}, torch {found['torch'] or 'missing'}")
     for device, told in found.get("devices", {}).items():
@@ -186,8 +152,9 @@ def _say(found: dict[str, Any]) -> None:
         print(f"  threads: {found['threads']}")
     print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")
     if "low_kernels" in found:
-        for name, told in found["low_kernels"]["products"].items():
-            print(f"  {_verdict(name, told['kernel'], told['rounded'], told['computes_in'])}")
+        computes = found["low_kernels"]["products"].items()
+        told = ", ".join(f"{name} in {dtype}" + (" on rounded inputs" if dtype != name else "") for name, dtype in computes)
+        print(f"  the CPU computes products in {told} (HMP_LOW_KERNELS={found['low_kernels']['choice']})")
     if "autocast" in found:
         print(f"  policy autocast is {found['autocast']} here; {'a' if found['converted'] else 'no'} policy is in force for the process")
     for extra in found["extras"]:

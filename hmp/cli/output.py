@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import select
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,38 +22,15 @@ def flush() -> None:
         sys.stdout.flush()
 
 
-def let_go_of_closed_pipes() -> bool:
-    """Whether nobody reads standard output or standard error any more; they lead nowhere then, so that python can flush them at its end."""
-    closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _is_closed_pipe(stream)]
-    for stream in closed:
-        _lead_nowhere(stream)
-    return bool(closed)
-
-
-def let_go_of_full_disk(error: BaseException) -> bool:
-    """Whether it says that nothing more can be written; standard output leads nowhere then, so that python can flush it at its end."""
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if is_full and sys.stdout is not None:
-        _lead_nowhere(sys.stdout)
-    return is_full
-
-
-def _lead_nowhere(stream: Any) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
-def _is_closed_pipe(stream: Any) -> bool:
-    try:
-        stream.flush()
-        poll = select.poll()  # what is not buffered raises no second time
-        poll.register(stream.fileno(), 0)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
-    except BrokenPipeError:
-        return True
-    except (AttributeError, OSError):  # no poll() on Windows, no file under pytest
+def is_closed_pipe(error: BaseException) -> bool:
+    """Return True if a command printed what nobody reads any more; standard output leads nowhere then, so that python can flush it."""
+    if not isinstance(error, BrokenPipeError):
         return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not frame.f_globals["__name__"].startswith(__package__):
+        return False  # a pipe of a recipe's
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def check_folder(file: str | Path | None, option: str) -> None:

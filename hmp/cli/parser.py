@@ -1,37 +1,21 @@
-"""The parser of the command line: a wrong option is answered by the command that it was given to, with what was meant."""
+"""The parser of the command line: a wrong option is answered by the command that it was given to."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose help ends in an example, and whose errors name the option that was meant."""
+    """An ArgumentParser whose help ends in an example."""
 
     def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
         if example:
             kwargs["epilog"] = "example:\n" + textwrap.indent(example, "  ")
         kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(*args, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the usage and the error, and leaves with 2."""
-        if "--json" in message and "expected one argument" in message:
-            message += "; give a file, or - to print it in place of the text"
-        super().error(message)
-
-    def unknown(self, arguments: Sequence[str]) -> NoReturn:
-        """Leaves with the error of arguments that the command does not know."""
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        told = []
-        for argument in arguments:
-            near = difflib.get_close_matches(argument.partition("=")[0], options, n=1) if argument.startswith("-") else []
-            told.append(f"{argument} (did you mean {near[0]}?)" if near else argument)
-        self.error(f"unrecognized arguments: {', '.join(told)}")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -55,5 +39,5 @@ def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The options; what no command knows is the error of the command that was chosen."""
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        (options.parser if options.run is not None else parser).unknown(unknown)
+        (options.parser if options.run is not None else parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     return options

@@ -22,7 +22,7 @@ from typing import Any
 import hmp
 
 from . import captures, relaunched, run_options
-from .output import check_folder, check_page
+from .output import check_folder
 from .parser import Parser
 from .verified_steps import verified_steps
 
@@ -58,7 +58,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="record what ran in which precision, and write it when the script ends: a page (.html), JSON (.json) or text; "
         "ranks other than 0 write FILE.rank1.html and so on",
     )
-    parser.add_argument("--html", metavar="FILE", help="record as with --report, and write a page, whatever the file is called")
     captures.add_to_run(parser)
     parser.add_argument(
         "--verify",
@@ -97,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with captures.captured(options.capture, options.capture_calls), _recorded(options.report, options.html):
+        with captures.captured(options.capture, options.capture_calls), _recorded(options.report):
             with contextlib.ExitStack() as watching:
                 if options.verify:
                     watching.enter_context(verified_steps())
@@ -177,7 +176,6 @@ def prepare(options: argparse.Namespace) -> Any:
         raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
     if options.report is not None:
         _check_report(Path(options.report))
-    check_page(options.html)
     called = None
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
@@ -205,9 +203,9 @@ def _check_report(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _recorded(name: str | None, page: str | None) -> Iterator[None]:
+def _recorded(name: str | None) -> Iterator[None]:
     """Records while the script runs, and writes the report however it ends."""
-    if name is None and page is None:
+    if name is None:
         yield
         return
     from ..captures.file import of_rank  # here: other runs do without
@@ -216,16 +214,13 @@ def _recorded(name: str | None, page: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            if name is not None:
-                target = of_rank(Path(name))
-                if target.suffix == ".html":
-                    report.to_html(target)
-                elif target.suffix == ".json":
-                    report.to_json(target)
-                else:
-                    target.write_text(f"{report}\n", encoding="utf-8")
-            if page is not None:
-                report.to_html(of_rank(Path(page)))
+            target = of_rank(Path(name))
+            if target.suffix == ".html":
+                report.to_html(target)
+            elif target.suffix == ".json":
+                report.to_json(target)
+            else:
+                target.write_text(f"{report}\n", encoding="utf-8")
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from ..extras import lacking
 from .output import check_page, lacking_for_a_page
 from .parser import Parser, positive
 
@@ -22,7 +21,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "tune",
-        example='hmp tune recipe.py --tolerance 0.01 --budget "10 min"',
+        example="hmp tune recipe.py --tolerance 0.01 --seconds 600",
         help="write op lists for your own model",
         description="Searches for the cheapest lists that keep a recipe's loss or metric within a tolerance of float32's, and writes them "
         "into a folder, each name with the reason beside it. A recipe is a Python file that defines model(), batches() (the first 16 are "
@@ -40,7 +39,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="the most by which the metric may be worse than float32's or, without one, the loss may differ from it, relative to it "
         "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
     )
-    parser.add_argument("--budget", type=_budget, metavar="B", help='most time or trials: seconds, "10 min", "2 h", "30 evaluations"')
+    parser.add_argument("--seconds", type=float, metavar="S", help="begin no trial after so many seconds, such as 600")
+    parser.add_argument("--max-trials", type=positive, metavar="N", help="make at most so many trials")
     parser.add_argument("--start", default="autocast", metavar="NAME", help="preset or folder to begin with (default autocast)")
     parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
     parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
     import torch
 
-    from ..tune import recipe  # here, with what it imports: other subcommands do without
+    from ..tune import recipe
+    from ..tune.journal import OtherTaskError  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
     loss = _Loss(None)
@@ -98,7 +99,8 @@ def run(options: argparse.Namespace) -> int:
             tolerance=options.tolerance,
             metric=found.metric,
             optimizer=found.optimizer,
-            budget=options.budget,
+            seconds=options.seconds,
+            max_trials=options.max_trials,
             start=options.start,
             per_module=options.per_module,
             ops=options.ops,
@@ -115,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
     except hmp.HmpError as error:
         print(f"hmp tune: {error}", file=sys.stderr)
-        return 1 if loss.was_called else 2
+        return 1 if loss.was_called and not isinstance(error, OtherTaskError) else 2
     except Exception as error:
         if not loss.was_called:
             raise
@@ -137,8 +139,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
-    if lacks := lacking("tune", "scipy"):
-        raise hmp.HmpError(f"needs {lacks}: {to_install('tune')}")
     check_page(options.html)
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
@@ -174,13 +174,6 @@ def _tolerance(text: str) -> float | dict[str, float]:
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
-
-
-def _budget(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text  # hmp.tune() reads units
 
 
 def _names(text: str) -> list[str]:

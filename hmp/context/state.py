@@ -314,7 +314,7 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 def is_traced_unpatched() -> bool:
     """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is in force
-    then. Once torch is patched, torch_compile.bridge makes Dynamo take this function for the constant False."""
+    then. Once torch is patched, torch_compile makes Dynamo take this function for the constant False."""
     return _compiling()
 
 

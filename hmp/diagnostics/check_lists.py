@@ -27,7 +27,8 @@ from ..lists import (
 )
 from ..ops import op_facts, sites
 from ..saved import KEEPS
-from .explanation import IN_PLACE, explain
+from ..wrapping import rules
+from .explanation import explain
 
 Level = Literal["ok", "note", "error"]
 # A part of a file's name → the list that such a file contains.
@@ -214,7 +215,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     own = {(entry.cast, entry.name)}
     places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
-        return "note", IN_PLACE
+        return "note", rules.IN_PLACE.sentence
     return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
 
 

@@ -13,37 +13,12 @@ from ..context import state
 from ..dispatch import deciding
 from ..errors import HmpError
 from ..formatting import dtype_name, in_notebook
-from ..fp8 import PRODUCTS
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..ops import Site, op_facts, op_of, sites
 from ..saved import how_of
-from ..wrapping import kernel_fallback
+from ..wrapping import CastRule, kernel_fallback, rules
 
-_MEANING = {
-    "fp8": "it runs in FP8, with scales from its inputs, where its shapes and the device allow it, else in the low dtype",
-    "bf16": "its castable inputs become the low dtype (R1)",
-    "fp32": "its castable inputs become float32 (R2)",
-    "promote": "its castable inputs become the widest dtype among them (R3)",
-    "first": "unlisted; torch refuses mixed inputs, so they become the first one's dtype (R7)",
-    "in_place": "it writes into its first input; where torch takes no mixture, the other inputs become that one's dtype (R5)",
-    "mask_in_place": "torch computes it in place; finite values of a mask stay finite in a low dtype (R5, R12)",
-    "fill": "torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
-    "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
-    "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
-    "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
-    "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
-    "autocast": "torch.autocast decides inside it, as it would by itself",
-    "saved": "torch computes it",
-    "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
-}
-# Of a norm the input alone is cast; the rest of its arguments is state.
-_STATE = "; weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
-_OF_NORMS = {
-    "bf16": f"its input becomes the low dtype (R1){_STATE}",
-    "fp32": f"its input becomes float32 (R2){_STATE}",
-    "first": f"unlisted; it runs in its input's dtype (R7){_STATE}",
-}
-IN_PLACE = "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
+_OF_A_NORM = "; of a norm the input alone: weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
 
 
 @dataclass(frozen=True)
@@ -120,13 +95,13 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
 def _at(site: Site, decision: deciding.Decision | None) -> str:
     if decision is not None:
-        return meaning(site.op, decision.rule.kind) + ("; what it keeps for backward is packed" if decision.rule.saved else "")
+        is_packed = decision.rule.saved and decision.rule.kind is not rules.SAVED_LIST
+        return _done(site.op, decision.rule.kind) + (f"; {rules.SAVED_LIST.sentence}" if is_packed else "")
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 
-def meaning(op: str, kind: str) -> str:
-    """What is done with the op under a rule of this kind."""
-    return _OF_NORMS.get(kind, _MEANING[kind]) if op in op_facts.NORMS else _MEANING[kind]
+def _done(op: str, rule: CastRule) -> str:
+    return rule.sentence + (_OF_A_NORM if op in op_facts.NORMS else "")
 
 
 def _name_of(function: object) -> str:
@@ -143,25 +118,19 @@ def _name_of(function: object) -> str:
 def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if op in op_facts.DTYPE_OPS:
         return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
+    rule = rules.rule_for(op, source, policy.dtype)
     if source is None:
-        if op in op_facts.MIXED_RAISES or op in op_facts.NORMS:
-            precision = "its input" if op in op_facts.NORMS else "its first castable input"
-            return (
-                f"unlisted: it runs in the precision of {precision} (R7)"
-                + _without_kernel(op)
-                + _without_instructions(op, *low_kernels.LOW)
-            )
-        return "unlisted: it is left to torch" + _without_kernel(op)
+        if rule is not rules.FIRST_INPUT:
+            return "unlisted: it is left to torch" + _without_kernel(op)
+        return _done(op, rule) + _without_kernel(op) + _without_instructions(op, *low_kernels.LOW)
     own = sites.sites_of(op)  # none, for a function of the user's
-    if own and all(site.in_place for site in own):
-        return IN_PLACE
-    if source.cast == "promote" and op in op_facts.PROMOTED_WHOLLY:
+    if own and sites.writes_first(op):
+        return rules.IN_PLACE.sentence
+    if rule is None or not rule.is_list:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
+    done = _done(op, rule) + (f" ({policy.in_fp8})" if rule is rules.FP8_LIST else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
-    done = meaning(op, "autocast" if source.is_autocasts else source.cast)
-    if source.cast == "fp8":
-        done = f"{done} ({policy.in_fp8})" if op in PRODUCTS else meaning(op, "in_place")
-    return done + spelled + (_without_kernel(op) + _without_instructions(op, policy.dtype) if source.cast != "fp32" else "")
+    return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
 
 
 def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
@@ -179,7 +148,7 @@ def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
         return ""
     wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
-    return f"; on the CPU it computes in float32 on rounded inputs and rounds its result, as {reasons} (R11)" if wide else ""
+    return f"; {rules.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
 
 
 def _without_kernel(op: str) -> str:

@@ -12,7 +12,7 @@ from ..context import state
 from ..errors import HmpError
 from ..lists import CASTS, ListName, can_be_listed
 from ..ops import NAMESPACES, Site, function_site, op_id, op_of
-from ..wrapping import OpRule, op_wrap, user_rule
+from ..wrapping import OpRule, op_wrap, rules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,10 +65,10 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
             return function(*args, **kwargs)
         low = policy.dtype
         if low not in by_policy:
-            by_policy[low] = op_wrap(function, user_rule(function, name, cast, low))
+            by_policy[low] = op_wrap(function, rules.user_rule(function, name, cast, low))
         return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
 
-    _rules[wrapper] = lambda low: user_rule(function, name, cast, low)
+    _rules[wrapper] = lambda low: rules.user_rule(function, name, cast, low)
     return wrapper
 
 

@@ -1,7 +1,7 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
 from . import asking, conflicts, policy_folder, scopes, spelling
-from .entries import AUTOCAST, CASTS, DTYPES, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
+from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
 from .listed import Listed
 from .model_wrappers import unwrapped
 from .policy import DEFAULT, HABANA, Policy, as_policy
@@ -14,7 +14,6 @@ __all__ = [
     "AUTOCAST",
     "CASTS",
     "DEFAULT",
-    "DTYPES",
     "EVERY_OP",
     "HABANA",
     "LISTS",

@@ -21,6 +21,10 @@ class Listed:
 
     def __init__(self, policy: HasLists) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
+        order: tuple[ListName, ...] = ("promote", "fp32", "bf16", "fp8")
+        self._by_name: dict[str, ListEntry] = {}
+        for cast in order:  # the last one of a name counts (R4)
+            self._by_name |= self.by_cast[cast]
         self.star: ListEntry | None = next((self.by_cast[cast][EVERY_OP] for cast in DTYPES if EVERY_OP in self.by_cast[cast]), None)
         self._saved_star = self.by_cast["saved"].get(EVERY_OP)
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
@@ -28,9 +32,10 @@ class Listed:
     def source(self, op: str) -> ListEntry | None:
         """The list entry that `op` follows: its own, else its base's or a synonym's; of one name FP8 before BF16 and FP32 before promote
         (R4)."""
-        lists: tuple[ListName, ...] = ("fp8", "bf16", "fp32", "promote")
-        tables = [self.by_cast[cast] for cast in lists]
-        return next((table[name] for name in sites.ancestry(op) for table in tables if name in table), None)
+        for name in sites.ancestry(op):
+            if name in self._by_name:
+                return self._by_name[name]
+        return None
 
     def entry(self, op: str) -> ListEntry | None:
         """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""

@@ -307,6 +307,44 @@ class Policy:
         changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
         return dataclass_replace(self, **changes)
 
+    def move(self, name: str, to: ListName) -> Policy:
+        """Return this policy with an op on another list.
+
+        The op and its synonyms are taken off the other lists that decide a dtype, as a list file's names win over those of base.txt.
+        Entries with another scope stay.
+
+        Args:
+            name: The op as list files spell it, "softmax", or an entry with a scope, "softmax @ decoder.*", which is moved among the
+                entries with this scope.
+            to: The list that it is put on: "bf16", "fp32", "promote" or "fp8".
+
+        Raises:
+            OpListError: `name` is no op, or one that this list may not hold.
+            HmpError: `to` is none of these lists.
+
+        Example:
+            >>> policy = hmp.Policy("mine", bf16={"linear", "matmul"}).move("matmul", "fp32")
+            >>> sorted(policy.bf16), sorted(policy.fp32)
+            (['linear'], ['matmul'])
+        """
+        if to not in DTYPES:
+            expected = ", ".join(map(repr, DTYPES))
+            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; of what is packed, replace(saved=...)")
+        if not isinstance(name, str):
+            raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got a {type(name).__name__}")
+        moved = parse_entry(name, to)
+        gone = {relative for op in spelling.resolve(moved) for relative in (op, *sites.relatives(op))}
+        lists = {cast: set(self.entries(cast)) for cast in DTYPES}
+        for entry in (parse_entry(text, cast) for cast in DTYPES if cast != to for text in self.entries(cast)):
+            means = spelling.resolve(entry) if entry.scope == moved.scope else ()
+            if not gone.isdisjoint(means):
+                lists[entry.cast].remove(entry.text)
+                # a name that means several ops leaves the others there
+                left = (entry._replace(name=op) for op in means if op not in gone)
+                lists[entry.cast] |= {each.text for each in left if gone.isdisjoint(spelling.resolve(each))}
+        lists[to].add(moved.text)
+        return self.replace(scoped=[entry for entry in self.scoped if entry.cast == "saved"], **lists)
+
     def save(self, folder: str | Path) -> Path:
         """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt and saved.txt where the policy has these lists, and the files of
         one word where these are not what they would be without. Returns the folder, which is created where it does not exist."""

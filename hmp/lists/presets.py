@@ -17,7 +17,7 @@ from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
 
 # torch.autocast's lists for a device: the release whose folder is kept → the releases that have the same lists, as each of them answered
-# when it was asked, by `hmp lists PRESET --ask FOLDER`. The name without a release is that of the torch that is installed.
+# when it was asked, by `.ci/autocast-lists`. The name without a release is that of the torch that is installed.
 _KEPT: dict[str, dict[str, str]] = {
     "torch-cpu": {"2.7": "2.7 2.8 2.9 2.10 2.11 2.12", "2.13": "2.13", "2.15": "2.14 2.15"},
     "torch-cuda": {"2.7": "2.7 2.8 2.9 2.10 2.11", "2.12": "2.12", "2.13": "2.13", "2.15": "2.14 2.15"},
@@ -158,7 +158,7 @@ def _frozen(preset: str, version: str) -> str:
     wanted = release(version)
     if wanted not in folders:
         nearest = folders[max((known for known in folders if known < wanted), default=min(folders))]
-        said = "hmp keeps no autocast lists of torch %s; %s stands for %s here. This torch's own: hmp lists %s --ask FOLDER"
+        said = "hmp keeps no autocast lists of torch %s; %s stands for %s here. This torch's own: .ci/autocast-lists %s FOLDER"
         log.warning(said, version, preset, nearest, preset)
         return nearest
     return folders[wanted]

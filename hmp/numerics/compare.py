@@ -21,6 +21,7 @@ from ..formatting import dtype_name, provenance, two_digits
 from ..lists import Policy, can_be_listed
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from ..uncompiled import running_uncompiled
+from ..wrapping import rules
 from . import calling
 from .as_before import as_before, written_of
 from .aten import local, refuse_xla, storage_address
@@ -319,7 +320,7 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
 def _recorder(statistics: Statistics) -> Seen:
     def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
-        listed = rule.kind if rule is not None and rule.kind in ("fp8", "bf16", "fp32", "promote") else ""
+        listed = rule.kind.label if rule is not None and rule.kind.is_list and rule.kind is not rules.AUTOCAST else ""
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 

@@ -189,13 +189,14 @@ class Comparison:
         return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
 
     def first_changes(self) -> list[str]:
-        """What to change first, a line for each list, or why nothing: an op on the FP8 list may not be on the FP32 list too."""
+        """What to change first, a line for each list, or why nothing: from the FP8 list an op goes to the BF16 list first."""
         in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
         found = []
-        for change, is_of in (("take off the FP8 list", True), ("move to the FP32 list", False)):
-            ops = ", ".join(f"{op} ({share:.0%})" for op, share in self.advice[:5] if (op in in_fp8) is is_of)
+        for change, to, is_of in (("take off the FP8 list", "bf16", True), ("move to the FP32 list", "fp32", False)):
+            ops = [(op, share) for op, share in self.advice[:5] if (op in in_fp8) is is_of]
             if ops:
-                found.append(f"to {change} first: {ops}")
+                said = ", ".join(f"{op} ({share:.0%})" for op, share in ops)
+                found.append(f'to {change} first: {said}; policy.move("{ops[0][0]}", "{to}")')
         return found or [self._why_nothing()]
 
 

@@ -13,8 +13,9 @@ import torch
 from ..diagnostics import Rule, explain
 from ..errors import OpListError
 from ..formatting import dtype_name
-from ..lists import AUTOCAST, EVERY_OP, Listed, Policy, as_policy, can_be_listed, home, policies
+from ..lists import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
 from ..ops import op_facts, sites
+from ..wrapping import rules
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 from .distance import widened
@@ -145,7 +146,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     if owner.policy is None:
         return "none of hmp's: no policy was in force here"
     if _in_place(owner):
-        return "written in place: its first input keeps its dtype, whatever the lists say (R5)"
+        return rules.IN_PLACE.sentence
     if explained is None or explained.cast is None:
         return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
@@ -156,12 +157,12 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
 
 
 def _in_place(owner: Owner) -> bool:
-    return owner.op.endswith("_") if owner.rule is None else owner.rule.kind.endswith("in_place")
+    return owner.op.endswith("_") if owner.rule is None else owner.rule.facts.in_place
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     """Whether few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
-    return (owner.rule is not None and owner.rule.kind == "fp8") or any(t.dtype in LOW for t in tensors)
+    return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
 
 
 def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
@@ -196,23 +197,9 @@ def _moved(explained: Rule, policy: Policy, wider: str) -> str:
     if explained.path is not None and not Path(explained.path).is_relative_to(home()):
         off = f" and take it off {explained.path}:{explained.line}" if listed else ""
         return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
-    if scope:
-        off = f'scoped=[entry for entry in policy.scoped if entry.text != "{listed}"], ' if listed else ""
-        return f"policy = policy.replace({off}fp32=policy.fp32 | {_set([name])})" + (f"  # {wider}" if wider else "")
-    names: dict[str, list[str]] = {cast: [] for cast in _NARROW}
-    left = policy
-    while (source := Listed(left).source(explained.name)) is not None and source.cast in _NARROW:
-        names[source.cast].append(source.name)  # its own name, and those that it would follow then
-        left = left.replace(**{source.cast: getattr(left, source.cast) - {source.name}})
-    changes = [f"{cast}=policy.{cast} - {_set(taken)}" for cast, taken in names.items() if taken]
-    changes.append(f"fp32=policy.fp32 | {_set([name])}")
-    begin = ""
+    before = "policy"
     if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
-        begin = f'policy = hmp.Policy.load("{policy.name}"); '
+        before = f'hmp.Policy.load("{policy.name}")'
         if as_policy(policy.name).dtype is not policy.dtype:
-            changes.append(f'dtype="{dtype_name(policy.dtype)}"')
-    return f"{begin}policy = policy.replace({', '.join(changes)})" + (f"  # {wider}" if wider else "")
-
-
-def _set(names: Iterable[str]) -> str:
-    return "{" + ", ".join(f'"{name}"' for name in names) + "}"
+            before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
+    return f'policy = {before}.move("{name}", "fp32")' + (f"  # {wider}" if wider else "")

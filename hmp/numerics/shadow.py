@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, map_tensors
 from ..torch_private import TorchDispatchMode, without_torch_function
+from ..wrapping import rules
 from . import collectives
 from .as_before import States, put_back, random_state
 from .aten import Facts, argument, facts, local, storage_address
@@ -272,7 +273,7 @@ class Shadows(TorchDispatchMode):
 
 def _may_be_rounded(call: Call) -> bool:
     rule = call.owner.rule
-    return rule is not None and rule.needs_instructions and rule.kind not in ("fp8", "autocast")
+    return rule is not None and rule.facts.needs_instructions and rule.kind not in (rules.FP8_LIST, rules.AUTOCAST)
 
 
 class _Dropout:

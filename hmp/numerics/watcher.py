@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..casting import each_tensor, has_values
 from ..observing import log
 from ..torch_private import TorchDispatchMode, memory_of, storage_of, tree_leaves
+from ..wrapping import rules, takes_masks
 from . import collectives
 from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
@@ -126,7 +127,7 @@ class Watcher(TorchDispatchMode):
 
     def _note_unrounded(self, call: Call, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
         rule = call.owner.rule
-        if rule is None or not rule.needs_instructions:
+        if rule is None or not rule.facts.needs_instructions:
             self._unrounded = None
         elif results and not known.moves:
             self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
@@ -161,7 +162,7 @@ class Watcher(TorchDispatchMode):
         bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
         has_nan = any(_has_nan(t) for t in odd)
         rule = call.owner.rule
-        quantises = rule is not None and rule.kind == "fp8"  # which makes NaN of Inf by that number, and nobody wrote it
+        quantises = rule is not None and rule.kind is rules.FP8_LIST  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin("written"))
         elif not bad:
@@ -234,7 +235,7 @@ class Watcher(TorchDispatchMode):
     def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
         """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
         rule = call.owner.rule
-        if known.name == "_to_copy" and rule is not None and (rule.score_taker or rule.mask_taker):
+        if known.name == "_to_copy" and rule is not None and takes_masks(rule):
             return True  # hmp puts the finite extreme in its place (R12)
         if not inputs or all(t in self._of_integers for t in inputs):
             return True

@@ -71,7 +71,7 @@ def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.
     found = [function.__globals__[name] for name in names & function.__globals__.keys()]
     helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return names, (*helpers, *(c for c in cells if isinstance(c, types.FunctionType)))
+    return names, (*helpers, *[c for c in cells if isinstance(c, types.FunctionType)])
 
 
 @functools.cache

@@ -329,6 +329,7 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
 NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     tuple((device, "bfloat16 float16", _names("special.i1 special.i1e")) for device in ("cpu", "cuda")) if TORCH < (2, 15) else ()
 )
+WITHOUT_KERNEL = frozenset().union(*(names for _, _, names in (*NO_KERNEL, *NO_BACKWARD_KERNEL)))
 # Ops that lack a kernel for some arguments: the low dtype is tried, and a failure is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"

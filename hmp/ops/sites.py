@@ -51,7 +51,7 @@ class Site:
     @property
     def in_place(self) -> bool:
         """Whether every call writes into its first argument."""
-        return self.op.endswith("_") or self.op == "setitem" or (self.attribute.startswith("__i") and base_of(self.op) != self.op)
+        return writes_first(self.op)
 
     @property
     def python(self) -> bool:
@@ -70,9 +70,15 @@ def base_of(op: str) -> str:
     if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
         return op[1:]
     namespace, _, name = op.rpartition(".")
-    if namespace in ("special", "linalg", "sparse") and sites_of(name):
+    if namespace in ("special", "linalg", "sparse") and name in _ids() and sites_of(name):
         return name
     return op
+
+
+@cache.cached
+def writes_first(op: str) -> bool:
+    """Whether every call of the op writes into its first argument: add_, iadd and setitem do."""
+    return op.endswith("_") or op == "setitem" or (op[:1] == "i" and base_of(op) != op)
 
 
 @cache.cached
@@ -81,7 +87,7 @@ def synonyms(op: str) -> tuple[str, ...]:
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
     known = op_facts.SYNONYMS.get(op, ())
-    return (*known, twin) if twin and twin not in known and sites_of(twin) and sites_of(op) else known
+    return (*known, twin) if twin in _ids() and twin not in known and sites_of(twin) and sites_of(op) else known
 
 
 @cache.cached
@@ -94,12 +100,10 @@ def namesakes(op: str) -> tuple[str, ...]:
 @cache.cached
 def ancestry(op: str) -> tuple[str, ...]:
     """`op` and the ops that it follows while unlisted, nearest first: its base, then the synonyms of both."""
-    line = [op]
-    if base_of(op) != op:
-        line.append(base_of(op))
-        line += [b for b in (base_of(line[-1]),) if b not in line]
+    base = base_of(op)
+    line = dict.fromkeys((op, base, base_of(base)))
     for name in tuple(line):
-        line += [s for s in synonyms(name) if s not in line]
+        line |= dict.fromkeys(synonyms(name))
     return tuple(line)
 
 
@@ -156,9 +160,19 @@ def _names(namespace: str) -> frozenset[str]:
 
 
 @cache.cached
+def _ids() -> frozenset[str]:
+    """Every id that may be an op's."""
+    found: set[str] = set()
+    for prefix in dict.fromkeys(prefix for _, _, prefix in NAMESPACES):
+        found.update([prefix + name for name in _names(prefix.rstrip("."))])
+    return frozenset(found)
+
+
+@cache.cached
 def sites_of(op: str) -> tuple[Site, ...]:
     """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
-    return (*_as_found(op), *(site for site in _by_others.values() if site.op == op))
+    found = _as_found(op)
+    return (*found, *[site for site in _by_others.values() if site.op == op]) if _by_others else found
 
 
 @cache.cached
@@ -229,12 +243,12 @@ def still_stand() -> bool:
 @cache.cached
 def relatives(op: str) -> tuple[str, ...]:
     """The ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
-    found = []
+    found, ids = [], _ids()
     for name in (op, *synonyms(op)):
         if name != op and name not in found:
             found.append(name)
         derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
-        found += [d for d in derived if d not in found and sites_of(d) and base_of(d) == name]
+        found += [d for d in derived if d in ids and d not in found and sites_of(d) and base_of(d) == name]
     return tuple(found)
 
 

@@ -17,9 +17,9 @@ from ..casting import castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
-from ..lists import DTYPES, Listed, ListEntry, Policy
+from ..lists import Listed, ListEntry, Policy
 from ..observing import PACKAGES, Modules
-from ..session import OpRule
+from ..wrapping import OpRule, rules
 from .bounded_places import BoundedPlaces
 from .violations import Violation, together
 
@@ -100,10 +100,10 @@ class LastWord:
         policy, given_by_user = here.policy, here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
-        if policy is not None and (rule.kind in DTYPES or rule.kind == "autocast"):
+        if policy is not None and rule.kind.is_list:
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
-            if rule.kind == "fp32":
+            if rule.kind is rules.FP32_LIST:
                 self._look_at_inputs(policy, rule.op, given, result)
         self.rounded.notice(given, result)
 

@@ -30,21 +30,16 @@ from ..torch_private import (
     pop_function_mode,
     push_function_mode,
 )
+from ..wrapping import rules
 from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
 from .kept_packed import KeptRows
 from .kernels import Kernels, call_key, nbytes_of, waiting
 from .last_word import LastWord
 from .models import RunningModels
-from .rows import PAST, UNLISTED, Row, grouped, in_words
-from .trace import Slices
+from .rows import PAST, UNLISTED, Row, grouped
 
 Key = tuple[Any, ...]
-_AUTOCASTS = "autocast"
-_RULES = {
-    "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5",
-    "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": _AUTOCASTS,
-}  # fmt: skip
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _long = {name: dtype for dtype, name in _short.items()}
 _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
@@ -78,7 +73,6 @@ class Recorder(Observer):
         self.mode: TorchFunctionMode | None = None  # what tells of ops that no list decides
         self.uncast = 0
         self.unplaced = 0  # calls in later places than are kept
-        self.slices = Slices()
         self.fp8 = Fp8Rows()
         self.kept = KeptRows(lambda: self.modules.path)
         self.places = BoundedPlaces(self.modules)
@@ -112,10 +106,8 @@ class Recorder(Observer):
                     copy = caster(tensor, dtype)
             else:
                 copy = caster(tensor, dtype)
-            seconds = self._now() - started
-            call.cast_seconds += seconds
+            call.cast_seconds += self._now() - started
             if casts_saved() == hits:
-                self.slices.add(f"cast {_short[tensor.dtype]} to {_short[dtype]}", "cast", started, seconds)
                 call.casts += 1
                 call.bytes += nbytes_of(tensor)
             else:
@@ -155,7 +147,7 @@ class Recorder(Observer):
         if _compiling() or not in_plain_autograd():
             result = wrapper(*args, **kwargs)
             # what runs inside is not seen; the result of an op on a list tells what a region made of it
-            call.compute = "" if rule.kind == _AUTOCASTS or _compiling() else _dtypes((result,))
+            call.compute = "" if rule.kind is rules.AUTOCAST or _compiling() else _dtypes((result,))
             return result
         key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
@@ -176,7 +168,7 @@ class Recorder(Observer):
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, whose calls are counted."""
-        said = _RULES.get(rule.kind, UNLISTED)
+        said = rule.kind.in_reports or UNLISTED
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._threads, "call", None) is not None:
@@ -203,8 +195,10 @@ class Recorder(Observer):
         result: Any = None
         raised = 1
         region = overriding.over_casts()
-        is_wide = said == _AUTOCASTS and replaces_autocast(rule, list(each_castable(given)))
-        is_autocast = (said == _AUTOCASTS and not is_wide) or (region is not None and said in ("bf16", "fp32", "fp8"))
+        if rule.kind is rules.AUTOCAST:
+            is_autocast = not replaces_autocast(rule, list(each_castable(given)))
+        else:
+            is_autocast = region is not None and rule.kind.dtype is not None
         began = self._now()
         try:
             result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
@@ -215,18 +209,15 @@ class Recorder(Observer):
             raise
         finally:
             self._threads.call = None
-            seconds = self._now() - began
             output = "" if raised else _dtypes((result,))
             if is_autocast and not call.op_seconds:
-                call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
+                call.op_seconds = self._now() - began  # the op was called by a wrapper inside the wrapper
             lacked = min(max(fallbacks_of(rule.op) - lacking, 0), 1)  # other threads count too
             if said == UNLISTED and not lacked:
                 call.compute = _computed(given, inputs, result)
             self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
             if not raised and not _compiling():
                 self.last_word.decided(here, rule, call.compute, bool(lacked), region, given, result)
-            if here.policy is not None:
-                self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
     # --- what no list decides ---
 
@@ -266,7 +257,6 @@ class Recorder(Observer):
             self.last_word.past(here.policy, name, call.compute, (*args, *kwargs.values()), result)
         if inputs or output:
             self._note(here, (name, rule, inputs, call.compute, output), call, 0, 0)
-            self.slices.add(name, "op", started, call.op_seconds, rule=rule, computes=call.compute, module=self.modules.path)
         return result
 
     observed = 0  # calls noted so far
@@ -312,8 +302,8 @@ class Recorder(Observer):
         found = []
         for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
-                rule = "promote"  # torch itself promotes: no wrapper is needed
-            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == _AUTOCASTS and entry.is_autocasts))
+                rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
+            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
             source = entry.source if follows else ""
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows

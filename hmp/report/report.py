@@ -1,4 +1,4 @@
-"""The report of a recording: rows, sums of them, checks for tests, and its forms as text, JSON, page and TensorBoard scalars."""
+"""The report of a recording: rows, sums of them, checks for tests, and its forms as text, JSON and page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import HmpError
 from ..formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
 from ..lists import LISTS
 from ..printers import printer
-from . import bounded_places, kept_packed, trace
+from . import bounded_places, kept_packed
 from .in_fp8 import Fp8Row, merged
 from .kept_packed import KeptRow
 from .models import Model, alike_together
-from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
+from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
 from .violations import Violation, together
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class Report:
         **about: Any,
     ) -> None:
         self._recorder: Recorder | None = None
-        self._slices: trace.Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
         self._kept: tuple[KeptRow, ...] = tuple(about.pop("kept", ()))
@@ -114,11 +113,6 @@ class Report:
     def models(self) -> list[Model]:
         """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
         return list(self._models) if self._recorder is None else list(self._recorder.modules.found)
-
-    @property
-    def slices(self) -> trace.Slices | None:
-        """The single calls and casts, in the process that recorded them; None for what is loaded, merged or gathered."""
-        return self._slices if self._recorder is None else self._recorder.slices
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -196,7 +190,7 @@ class Report:
             self._kept, self._violations = tuple(recorder.kept.rows()), tuple(recorder.last_word.found())
             self._models = tuple(self.models)
             self._about |= {**told, "seconds": recorder.seconds}
-            self._slices, self._recorder = recorder.slices, None
+            self._recorder = None
 
     # --- checks ---
 
@@ -323,30 +317,10 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
 
-        It says where the time went, where casts are made, what to try in the lists, and what was kept for backward; the single calls of a
-        recording are in it as a trace to save. Needs the extra `report`.
+        It says where the time went, where casts are made, which calls did not follow their list, and what was kept for backward. Needs
+        the extra `report`.
         """
         return written(path, lambda: printer("Report.to_html")(self))
-
-    def to_trace(self, path: str | Path) -> Path:
-        """Writes each call and each cast as a slice into the file `path`, which is returned, for chrome://tracing and Perfetto.
-
-        Of a recording, in the process that made it: what is loaded, merged or gathered holds sums alone, and raises HmpError. The first
-        200,000 slices are kept, and the file says how many were not.
-        """
-        slices = self.slices
-        if slices is None:
-            raise HmpError("a report that was loaded, merged or gathered holds no single calls; call to_trace() on what record() gave")
-        return trace.write(path, slices, self.about)
-
-    def to_tensorboard(self, writer: Any, step: int = 0) -> None:
-        """Adds sums to a `SummaryWriter`, or anything with `add_scalar(name, value, step)`: hmp/calls/<op>/<dtype>, hmp/cast_seconds, …"""
-        for row in grouped(self.rows, "op"):
-            if row.compute:
-                writer.add_scalar(f"hmp/calls/{row.op}/{row.compute}", row.calls, step)
-        sums = total(self.rows)
-        for name in ("casts", "casts_saved", "cast_bytes", "cast_seconds", "op_seconds"):
-            writer.add_scalar(f"hmp/{name}", getattr(sums, name), step)
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.

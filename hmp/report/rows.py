@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from ..wrapping import rules
+
 T = TypeVar("T")
 
 # What the rule of an op is called that no rule decides.
@@ -13,7 +15,7 @@ UNLISTED = "unlisted"
 # And of a listed op that was called by a name that Python code took before, and that hmp did not find.
 PAST = "past hmp"
 # A rule's number says nothing by itself.
-_WORDS = {"R5": "in place (R5)", "R7": "first input (R7)", "R12": "saturates (R12)"}
+_WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in rules.RULES if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
 # What rows may be taken together by, with the fields that then tell them apart.

@@ -16,7 +16,7 @@ from ..caches import cast_cache
 from ..context import CompiledPolicy, state
 from ..dispatch import deciding, fx_interpreter, placement
 from ..lists import Policy
-from ..ops import sites
+from ..ops import Site, sites
 from ..patching import cache, patches
 from ..saved import check_torch
 from ..torch_compile import bridge
@@ -162,6 +162,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     if is_first:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.to_patch(deciding.decide(policy))
+    sites_to_patch: list[Site] = []
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
     try:
@@ -174,7 +175,9 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_forget_replacements)
             patches.on_restore(_forget_others)
-        placement.install(site for decision in decisions.values() for site in decision.sites)
+        for decision in decisions.values():
+            sites_to_patch += decision.sites
+        placement.install(sites_to_patch)
         autocast.install()
         if is_first:
             bridge.put_in_place()

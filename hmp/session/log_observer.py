@@ -14,7 +14,7 @@ from ..casting import Caster, Tensor, each_tensor
 from ..formatting import dtype_name
 from ..lists import ListName, Policy
 from ..observing import caller, log, speaks
-from ..wrapping import Observer, OpRule
+from ..wrapping import Observer, OpRule, rules
 
 
 def announce(policy: Policy) -> None:
@@ -69,7 +69,7 @@ class LogObserver(Observer):
 
     def _say(self, rule: OpRule, args: Any, kwargs: Any, made: list[tuple[torch.dtype, torch.dtype]]) -> None:
         inputs = tuple(t.dtype for t in each_tensor((*args, *kwargs.values())))
-        if not inputs or rule.kind == "inside":
+        if not inputs or rule.kind is rules.ONE_OP:
             return
         place = "{}:{}".format(*caller())
         decision = (rule.op, place, inputs, tuple(made))

@@ -1,8 +1,9 @@
-"""Trace, a frame while Dynamo compiles it, and Call, one call of an op in it, which runs the wrapper that eager code has for the op."""
+"""Call, one call of an op while Dynamo traces. It runs the wrapper that eager code has for the op: there is no second set of rules."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -11,88 +12,16 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
+from ..context import InBackward
+from ..dispatch import deciding, user_functions
+from ..lists import Policy
+from ..patching import patches
 from ..torch_private import without_torch_function
-from ..wrapping import autocast_inside
-from . import dynamo_internals, dynamo_names
+from ..wrapping import autocast_inside, op_wrap
+from .dynamo_names import dynamo
+from .traced_state import State, build, trace_of, under
 
 Wrapper = Callable[..., Any] | None
-
-
-class Trace:
-    """A frame while Dynamo compiles it. `here` is the state in force at the point that the trace has reached, `of_forward` in the backward
-    of an autograd.Function the state that its torch.amp.custom_bwd brings back, else None."""
-
-    def __init__(self, modes: Any, mode: Any, here: Any) -> None:
-        self._modes = modes
-        self._mode = mode
-        self.here = here
-        self.of_forward: Any = None
-        self._ask(bool(here.replacements.functions))
-
-    def _is_asked(self) -> bool:
-        return any(mode is self._mode for mode in self._modes)
-
-    def _ask(self, wanted: bool) -> None:
-        """Puts hmp's mode on Dynamo's stack of modes, through which it hands calls to hmp, or takes it off."""
-        if wanted and not self._is_asked():
-            self._modes.append(self._mode)
-        elif not wanted and self._is_asked():
-            self._modes.remove(self._mode)
-
-    def enter(self, here: Any) -> Any:
-        """Changes the state to `here` from this point of the trace on; returns the state before."""
-        before, self.here = self.here, here
-        self._ask(bool(here.replacements.functions))
-        return before
-
-    @contextlib.contextmanager
-    def under(self, here: Any) -> Iterator[None]:
-        """Context manager: what is traced inside has the state `here`."""
-        before, asked = self.here, self._is_asked()
-        self.enter(here)
-        try:
-            yield
-        finally:
-            self.here = before
-            self._ask(asked)
-
-
-def innermost(tx: Any, here: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variable that the variable `function` returns, traced in the state `here`, with the regions of torch.autocast around it off."""
-    with contextlib.nullcontext() if dynamo_internals.is_same_policy(tx, here) else dynamo_internals.without_autocast(tx):
-        return under(tx, lambda _: here, function, args, kwargs)
-
-
-def under(tx: Any, choose: Callable[[Any], Any], function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variable that the variable `function` returns, traced in the state `choose(state so far)`."""
-    trace = dynamo_internals.trace_of(tx)
-    with trace.under(choose(trace.here)):
-        return function.call_function(tx, args, kwargs)
-
-
-class Aborted(BaseException):
-    """Carries an exception of Dynamo's through a wrapper, which would take it for an error of the op."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-@contextlib.contextmanager
-def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
-    """Context manager: a region of torch.autocast in the graph, without its cache of weights: a graph run as it is finds stale ones."""
-    region = dynamo_internals.variables().Autocast([device, dtype, True, False])
-    with without_torch_function():  # to enter calls torch functions, which the Call in force would take for its own
-        region.enter(tx)
-    try:
-        yield
-    finally:
-        with without_torch_function():
-            region.exit(tx)
-
-
-class Opaque:
-    """What a wrapper gets for an argument that is no tensor, constant, number or container: no wrapper reads it."""
 
 
 def op(*args: Any, **kwargs: Any) -> Any:
@@ -106,6 +35,48 @@ def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
 
 
 op.inlined = inlined  # type: ignore[attr-defined]
+
+
+def wrapper(here: State, function: Any) -> Wrapper:
+    """Return the wrapper that is traced in place of torch's `function` in the state `here`; None where nothing is cast."""
+    if isinstance(here, InBackward):
+        return _decided(Policy("no lists"), 0, function) if function in here.replacements.functions else None
+    return None if here.policy is None else _decided(here.policy, user_functions.changes(), function)
+
+
+@functools.lru_cache(8192)
+def _decided(policy: Policy, _: int, function: Any) -> Wrapper:
+    decision = deciding.decide(policy).get(function)
+    return None if decision is None else op_wrap(op, decision.rule)
+
+
+forget_wrappers: Callable[[], None] = _decided.cache_clear
+
+
+def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the variable of a call of a Python function that is one op: what it calls is not decided again (R8). Without a wrapper it is
+    traced like user code."""
+    if found is None:
+        return function.call_function(tx, args, kwargs)
+    return Call(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
+
+
+class Aborted(BaseException):
+    """Carries an exception of Dynamo's through a wrapper, which would take it for an error of the op."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Opaque:
+    """What a wrapper gets for an argument that is no tensor, constant, number or container: no wrapper reads it."""
+
+
+class OfOtherClass(dict[Any, Any]):
+    """The items of a dict of another class, an OrderedDict or what a model of transformers returns. `variable` is that of the dict."""
+
+    variable: Any
 
 
 class Call(TorchFunctionMode):
@@ -122,39 +93,39 @@ class Call(TorchFunctionMode):
         self._refused = False
         self._variables: dict[int, tuple[Any, Any]] = {}  # id → stand-in, which must stay alive, and its variable
 
-    def run(self, wrapper: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The variable of what the wrapper returns."""
-        stand_ins = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
+    def run(self, wrapper: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the variable of what the wrapper returns."""
+        given, named = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
         try:
-            with self, autocast_inside.Traced(functools.partial(_autocast, self.tx)):
-                result = wrapper(*stand_ins[0], **stand_ins[1])
+            with self, autocast_inside.Traced(self._autocast):
+                result = wrapper(*given, **named)
         except Aborted as aborted:
             raise aborted.error from None
-        if self._refused:
-            dynamo_names.forget_refusal(self.tx)
+        if self._refused and dynamo.handle_observed_exception is not None:
+            dynamo.handle_observed_exception(self.tx)  # the call was made in another way: the traced program must not see it
         return self._variable(result)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not op and getattr(func, "__name__", "") in _METADATA:
-            return func(*args, **kwargs)
         if func is op:
             emit = self._emit
+        elif getattr(func, "__name__", "") in _METADATA:
+            return func(*args, **kwargs)
         elif func is inlined:  # what it calls is not decided again (R8)
             function, *args = args
-            emit = functools.partial(under, self.tx, lambda here: here.off, dynamo_names.plain_function(function))
+            emit = functools.partial(under, self.tx, trace_of(self.tx).here.off, plain_function(function))
         else:
-            emit = functools.partial(dynamo_names.constant(self.tx, func).call_function, self.tx)
+            emit = functools.partial(build(self.tx, func).call_function, self.tx)
         variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
         return self._stand_in(self._traced(emit, *variables))
 
     def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The variable of a call that is added to the graph; where torch refuses the call its nodes are removed again."""
-        graph = dynamo_names.graph_of(self.tx)
+        """Return the variable of a call that is added to the graph; where torch refuses the call its nodes are removed again."""
+        graph = self.tx.output.current_tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         try:
             return emit(args, kwargs)
-        except dynamo_names.refusals():
+        except (dynamo.TorchRuntimeError, *filter(None, [dynamo.FakeTensorObservedException])):
             self._refused = True
             for node in reversed(graph.nodes):
                 if node is last:
@@ -164,17 +135,25 @@ class Call(TorchFunctionMode):
         except Exception as error:
             raise Aborted(error) from None
 
+    @contextlib.contextmanager
+    def _autocast(self, device: str, dtype: torch.dtype) -> Iterator[None]:
+        """Context manager: a region of torch.autocast in the graph, without its cache of weights: a graph run as it is finds stale ones."""
+        region = dynamo.AutocastModeVariable([device, dtype, True, False])
+        with without_torch_function():  # to enter calls torch functions, which this mode would take for its own
+            region.enter(self.tx)
+        try:
+            yield
+        finally:
+            with without_torch_function():
+                region.exit(self.tx)
+
     def _stand_in(self, variable: Any) -> Any:
-        """What the wrapper gets for a variable."""
+        """Return what the wrapper gets for a variable."""
         variable = variable.realize()
-        contents = dynamo_names.contents_of(variable)
-        if contents is None:
-            contents = dynamo_names.items_of(self.tx, variable)
-        found: Any
         if variable.is_tensor():
-            found = dynamo_names.fake_of(variable)
-        elif contents is not None:
-            found = dynamo_names.with_each(contents, self._stand_in)
+            found = variable.as_proxy().node.meta["example_value"]
+        elif (contents := self._contents(variable)) is not None:
+            found = _with_each(contents, self._stand_in)
         elif variable.is_python_constant():
             found = variable.as_python_constant()
             if not isinstance(found, (tuple, list, dict, set)):
@@ -185,42 +164,70 @@ class Call(TorchFunctionMode):
         self._variables[id(found)] = found, variable
         return found
 
+    def _contents(self, variable: Any) -> Any:
+        """Return the list, tuple, named tuple (torch.aminmax returns one) or dict of the variables in `variable`; None for others."""
+        try:
+            kind = variable.python_type()
+        except NotImplementedError:
+            return None
+        if kind in (list, tuple) or _is_named(kind):
+            return _maker(kind)(variable.unpack_var_sequence(self.tx))
+        if not issubclass(kind, dict):
+            return None
+        items = build(self.tx, list).call_function(self.tx, [variable.call_method(self.tx, "items", [], {})], {})
+        pairs = [pair.unpack_var_sequence(self.tx) for pair in items.unpack_var_sequence(self.tx)]
+        if not all(key.is_python_constant() for key, _ in pairs):
+            return None
+        found = {} if kind is dict else OfOtherClass()
+        found.update((key.as_python_constant(), value) for key, value in pairs)
+        if isinstance(found, OfOtherClass):
+            found.variable = variable
+        return found
+
     def _variable(self, value: Any) -> Any:
-        """The variable of a stand-in, or of a value that the wrapper has made."""
-        known = self._variables.get(id(value))
+        """Return the variable of a stand-in, or of a value that the wrapper has made."""
+        known, kind = self._variables.get(id(value)), type(value)
         if known is not None:
             return known[1]
-        if dynamo_names.is_container(value):
-            return dynamo_names.container(self.tx, dynamo_names.with_each(value, self._variable))
-        return dynamo_names.constant(self.tx, value)
+        if kind in (list, tuple, dict):
+            return build(self.tx, _with_each(value, self._variable))
+        if kind is OfOtherClass:  # as eager code makes one of the same class
+            items = build(self.tx, dict(_with_each(value, self._variable)))
+            return plain_function(_with_items).call_function(self.tx, [value.variable, items], {})
+        if _is_named(kind):
+            return build(self.tx, _maker(kind)).call_function(self.tx, [build(self.tx, tuple(map(self._variable, value)))], {})
+        return build(self.tx, value)
 
 
 # What wrappers ask of a tensor's metadata: the fake tensors answer, and nothing is added to the graph.
 _METADATA = frozenset("__get__ dim is_floating_point is_complex is_inference numel size".split())
 
 
-def call(tx: Any, fn: Any, value: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variable that a call of torch's function `value` returns, traced under `wrapper`; `fn` is its variable."""
-    name = getattr(value, "__name__", "")
-    python_method = isinstance(value, types.FunctionType) and vars(torch.Tensor).get(name) is value
-
-    def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if python_method and args and args[0].is_tensor():
-            # one node of the graph, as without a mode
-            return args[0].call_method(tx, name, args[1:], kwargs)
-        return fn.call_function(tx, args, kwargs)
-
-    return emit(args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)
+def plain_function(function: Callable[..., Any]) -> Any:
+    """Return the variable of an unpatched Python function, which Dynamo traces like one of the user's."""
+    return dynamo.UserFunctionVariable(patches.unpatched(function))
 
 
-def call_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variable that a call of torch's Python function returns, which is structure and no op: its ops are decided one by one (R8)."""
-    return under(tx, lambda here: here, dynamo_names.plain_function(function), args, kwargs)
+def _with_items(holder: Any, items: Any) -> Any:
+    copied = copy.copy(holder)
+    for key, item in items.items():
+        copied[key] = item
+    return copied
 
 
-def call_composite(tx: Any, function: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The variable that a call of a Python function returns, which is one op: what it calls is not decided again (R8). Without a wrapper it
-    is traced like user code."""
-    if wrapper is None:
-        return function.call_function(tx, args, kwargs)
-    return Call(tx, functools.partial(under, tx, lambda here: here.off, function)).run(wrapper, args, kwargs)
+def _with_each(container: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a container of the same class with `function(item)` in place of every item."""
+    if isinstance(container, dict):
+        found = copy.copy(container)
+        found.update((key, function(item)) for key, item in container.items())
+        return found
+    return _maker(type(container))([function(item) for item in container])
+
+
+def _is_named(kind: Any) -> bool:
+    return hasattr(kind, "_make") or hasattr(kind, "n_fields")
+
+
+def _maker(kind: Any) -> Any:
+    """Return what makes a list or a tuple of class `kind` of one iterable."""
+    return getattr(kind, "_make", kind)

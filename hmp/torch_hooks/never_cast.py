@@ -49,10 +49,10 @@ def _functions() -> Iterator[types.FunctionType]:
                 yield function
     yield from filter(None, map(python_function_at, torch_private.AROUND_A_MODEL))
     for name, function in vars(torch.nn.init).items():
-        if inspect.isfunction(function) and not name.startswith("_"):
+        if isinstance(function, types.FunctionType) and not name.startswith("_"):
             yield function
     for function in (*vars(torch.nn.utils.prune).values(), *vars(torch.nn.utils.fusion).values()):
-        if inspect.isfunction(function) and function.__module__.startswith("torch.nn.utils."):
+        if isinstance(function, types.FunctionType) and function.__module__.startswith("torch.nn.utils."):
             yield function
     for scheduler in vars(torch.optim.lr_scheduler).values():
         step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None

@@ -11,9 +11,8 @@ from pathlib import Path
 from ..errors import HmpError
 from ..formatting import count, dtype_name
 from ..lists import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
-from .reasons import gain, percent, why, why_low, why_packed
-from .result import TuneResult
-from .trial import Unit
+from .reasons import Reason, gain, percent, reason, reason_packed
+from .result import TuneResult, Unit
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right
@@ -86,25 +85,34 @@ def _heading(result: TuneResult, cast: ListName) -> str:
         f"{ops}; written by hmp tune, which made {objective} small{moved}.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
+        f"Behind each name: {_columns(result, cast)}.",
     )
     return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
 
 
-def _aligned(lines: Sequence[tuple[str, str]]) -> str:
+def _columns(result: TuneResult, cast: ListName) -> str:
+    """What the columns of the comments are."""
+    if cast == "saved":
+        return "bytes of a step before and after | relative error | reason"
+    gained = "bytes fewer" if result.objective == "memory" else "time less"
+    return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low dtype'} | change of the loss | reason"
+
+
+def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:
     width = max((len(name) for name, _ in lines if len(name) <= _WIDEST), default=0)
-    return "".join(f"{name:<{width}}  # {' '.join(comment.split())}\n" for name, comment in lines)
+    return "".join(f"{name:<{width}}  # {' '.join(str(reason).split())}\n" for name, reason in lines)
 
 
-def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
-    """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
+def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
+    """By list: each name as it is spelled and the reason beside it, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
-    found: dict[ListName, list[tuple[str, str]]] = {}
+    found: dict[ListName, list[tuple[str, Reason]]] = {}
     for cast in _of_casts(result):
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
         names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
-        found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
+        found[cast] = [(name, _reason(cast, name, belongs.get((cast, name), []), result)) for name in names]
     if "saved" in result.policy.lists:
-        found["saved"] = [(name, why_packed(name, result)) for name in result.policy.entries("saved")]
+        found["saved"] = [(name, reason_packed(name, result)) for name in result.policy.entries("saved")]
     return found
 
 
@@ -149,13 +157,12 @@ def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
     return None
 
 
-def _comment(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> str:
+def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> Reason:
     if name == EVERY_OP:
-        return "every op that no list names"
-    best = result.best
-    if best.low is None:
-        return f"as in {best.name}" + (f"; in the low dtype {why_low(units, result.objective)}" if units else "")
+        return Reason(why="every op that no list names")
+    if result.best.low is None:
+        return reason("bf16", units, result)._replace(why=f"as in {result.best.name}")
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
     if not units:
-        return f"not decided; as in {taken}"
-    return why(cast, units, result) or f"as in {taken}"
+        return Reason(why=f"not decided; as in {taken}")
+    return reason(cast, units, result) if cast in ("fp8", "bf16", "fp32") else Reason(why=f"as in {taken}")

@@ -9,9 +9,8 @@ from typing import Any
 from ..formatting import NOTHING, count, dtype_name, size, typeset_duration
 from ..report.page import charts, render, trade_off
 from .files import list_by_unit, list_lines, units_by_line
-from .reasons import ENDS, amount, by_gain, gain, percent, runs_low, why
-from .result import TuneResult
-from .trial import Trial, Unit
+from .reasons import ENDS, amount, by_gain, gain, percent, reason, runs_low
+from .result import Trial, TuneResult, Unit
 
 _BARS = 24
 _COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
@@ -177,7 +176,7 @@ def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[s
     decided = {name for on, name in units_by_line(result) if on == cast}
     if cast == "saved" and result.best.saved:
         decided = {name for name, _ in lines}
-    return [(name, _typeset(why)) for name, why in lines if name in decided], [name for name, _ in lines if name not in decided]
+    return [(name, _typeset(str(reason))) for name, reason in lines if name in decided], [name for name, _ in lines if name not in decided]
 
 
 def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
@@ -192,7 +191,7 @@ def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
         "change_text": percent(unit.sensitivity),
         "finite": runs_low(unit),
         "change_fp8_text": percent(unit.sensitivity_fp8) if unit.work_fp8 else NOTHING,
-        "why": _typeset(why(listed, [unit], result)),
+        "why": reason(listed, [unit], result).why if listed else "",
     }
 
 

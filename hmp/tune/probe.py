@@ -7,9 +7,10 @@ same inputs: the difference, times the gradient that backward brings, is the fir
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,14 +29,87 @@ from ..observing import Modules
 from ..session import Observer, Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
 from ..uncompiled import running_uncompiled
+from ..wrapping import rules, writes
 from .decisions import Decisions, Key
-from .measured import Flow, Measured, Measurements
 from .task import Task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _REPEATS = 5
-_WALKED = 64  # autograd nodes between an input and the decided op that it comes from
+
+
+@dataclass
+class Rounding:
+    """What running in one dtype does to a unit's results, and so to the loss: sums over its calls. `unseen`: of some nothing is known."""
+
+    errors: float = 0.0
+    norms: float = 0.0
+    loss_change: float = 0.0
+    loss_variance: float = 0.0
+    has_gradient: bool = False
+    cannot: str = ""
+    unseen: bool = False
+
+    @property
+    def error(self) -> float:
+        """The relative error of all calls together."""
+        return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
+
+    def sensitivity(self, loss: float) -> float | None:
+        """The relative change of the loss; None where no gradient came back to tell."""
+        if self.cannot:
+            return math.inf
+        if not self.has_gradient:
+            return None if self.errors or self.unseen else 0.0
+        return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
+
+    def note(self, got: Tensor, wanted: Tensor) -> list[Any]:
+        """Adds the error of one result beside float32's. Gives the hooks hung on the latter for what the error does to the loss."""
+        if not wanted.is_floating_point() or wanted.layout is not torch.strided:
+            return []
+        reference = wanted.detach()
+        error = got.to(torch.float32) - reference
+        finite = torch.isfinite(reference)
+        if not bool(torch.isfinite(error)[finite].all()):
+            self.cannot = "gives NaN or Inf"
+            return []
+        error = torch.where(finite, error, 0.0)
+        self.errors += float(error.double().square().sum())
+        self.norms += float(torch.where(finite, reference, 0.0).double().square().sum())
+        return [wanted.register_hook(self._first_order(error))] if wanted.requires_grad else []
+
+    def _first_order(self, error: Tensor) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            with disable_casts(), torch.no_grad():
+                product = gradient.to(torch.float32) * error
+                self.has_gradient = True
+                self.loss_change += float(product.double().sum())
+                self.loss_variance += float(product.double().square().sum())
+
+        return hook
+
+
+@dataclass
+class Measured:
+    """Sums over the calls of one unit in a step; `work` is floating-point operations of its products, `work_fp8` of those FP8 can take."""
+
+    calls: int = 0
+    low: Rounding = field(default_factory=Rounding)
+    fp8: Rounding = field(default_factory=Rounding)
+    seconds_float32: float = 0.0
+    seconds_low: float = 0.0
+    cast_seconds: float = 0.0
+    saved_bytes: int = 0
+    work: int = 0
+    work_fp8: int = 0
+
+
+@dataclass
+class Measurements:
+    """What a watched step gave: the loss, and the measurements of each unit."""
+
+    units: dict[Key, Measured] = field(default_factory=dict)
+    loss: float = 0.0
 
 
 def probe(task: Task, decisions: Decisions) -> Measurements:
@@ -100,7 +174,6 @@ class Probe(Observer):
         self._op: Op | None = None
         self._busy = False
         self._thread = threading.get_ident()
-        self._producers: dict[Any, Key] = {}
         self._timed: dict[Any, tuple[float, float, int]] = {}
         self._cast_seconds: dict[int, float] = {}
 
@@ -112,15 +185,15 @@ class Probe(Observer):
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, beside which the op runs in both dtypes."""
         inner, decided = self._op, self._decisions.op_of(rule.op)
-        if rule.kind != "fp32" or inner is None or decided is None:
+        if rule.kind is not rules.FP32_LIST or inner is None or decided is None:
             return wrapper
         op = self._in_each_dtype(decided, rule, wrapper, inner)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
+            if self._busy or threading.get_ident() != self._thread or writes(args, kwargs, rule):
                 return wrapper(*args, **kwargs)
             if functorch_level() is not None:
-                measured = self._unit(op)[1]  # tensors stand for others there, and have no numbers to compare
+                measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
                 measured.calls, measured.low.unseen = measured.calls + 1, True
                 return wrapper(*args, **kwargs)
             self._busy = True
@@ -137,11 +210,11 @@ class Probe(Observer):
         return watched
 
     def _in_each_dtype(self, name: str, rule: OpRule, wrapper: Op, inner: Op) -> _Op:
-        casts, in_low = _Casts(), rule._replace(kind="bf16")
+        casts, in_low = _Casts(), rule._replace(kind=rules.BF16_LIST)
         fp8 = None
         if self._decisions.in_fp8 and rule.op in PRODUCTS:
             start = self._decisions.start
-            fp8 = op_wrap(inner, rule._replace(kind="fp8", fp8=(start.fp8_recipe, start.fp8_kernel)))
+            fp8 = op_wrap(inner, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
         return _Op(name, rule, wrapper, op_wrap(inner, in_low), casts, op_wrap(inner, in_low, casts), fp8)
 
     def _draws(self) -> Tensor:
@@ -151,12 +224,12 @@ class Probe(Observer):
         found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
         return found
 
-    def _unit(self, op: _Op) -> tuple[Key, Measured]:
+    def _unit(self, op: _Op) -> Measured:
         key = self._decisions.key(op.name, self._paths.get(id(self.modules.innermost), ""))
-        return key, self.measurements.units.setdefault(key, Measured())
+        return self.measurements.units.setdefault(key, Measured())
 
     def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
-        key, measured = self._unit(op)
+        measured = self._unit(op)
         measured.calls += 1
         try:
             # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
@@ -167,11 +240,8 @@ class Probe(Observer):
         except Exception as error:  # torch refuses, or numpy in a function that the user registered
             measured.low.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
-        inputs = [*each_tensor(call)]
-        self._note_flows(key, [inputs[at] for at in taken], measured)
-        for each in each_tensor((result,)):
-            if each.grad_fn is not None:
-                self._producers[each.grad_fn] = key
+        # what is computed may come in the low dtype: only parameters and batches are sure to need a cast
+        measured.cast_seconds += sum(self._cast_of(t) for at, t in enumerate(each_tensor(call)) if at in taken and t.is_leaf)
 
     def _compare(self, measured: Measured, op: _Op, call: Call, result: Any, drew: bool) -> frozenset[int]:
         """Notes the error of the op alone, and hangs on its result a hook for what that does to the loss. Gives the positions, among
@@ -222,33 +292,6 @@ class Probe(Observer):
         """Seconds of forward and backward of each of these, in turns, the least of a few."""
         steps = [partial(_there_and_back, *run, [t for t in each_tensor(run[1]) if t.requires_grad]) for run in runs]
         return least_seconds(steps, _REPEATS, self._task.device)
-
-    def _note_flows(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
-        """Notes which decided ops the inputs come from; parameters and batches come from none."""
-        for tensor in inputs:
-            seconds = self._cast_of(tensor)
-            producers = self._from(tensor)
-            if not producers:
-                measured.cast_seconds += seconds
-            for producer in producers:
-                flow = self.measurements.flows.setdefault((producer, key), Flow())
-                flow.seconds += seconds
-                flow.bytes += tensor.numel() * self._decisions.low.itemsize
-
-    def _from(self, tensor: Tensor) -> set[Key]:
-        found: set[Key] = set()
-        seen: set[Any] = set()
-        todo = [tensor.grad_fn]
-        while todo and len(seen) < _WALKED:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node in self._producers:
-                found.add(self._producers[node])
-            else:
-                todo += [following for following, _ in node.next_functions]
-        return found
 
     def _cast_of(self, tensor: Tensor) -> float:
         """Seconds of a cast of so many elements, with the one back that its gradient needs."""
@@ -326,11 +369,3 @@ def _form(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_form(each) for each in value)
     return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
-
-
-def _writes(args: tuple[Any, ...], kwargs: dict[str, Any], rule: OpRule) -> bool:
-    """Whether the call writes into its arguments, which then are not to be tried twice."""
-    at = rule.inplace_at
-    flag = kwargs.get("inplace") or (at is not None and at < len(args) and args[at])
-    out = kwargs.get("out") is not None or (rule.out_at is not None and rule.out_at < len(args) and args[rule.out_at] is not None)
-    return bool(flag) or out

@@ -1,19 +1,132 @@
-"""What a search found: the policy that was chosen among those that were verified, and everything that was measured on the way."""
+"""What a search measures and finds: units, trials of policies, and the result with the policy that was chosen."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..formatting import json_values, json_written, of_json, versioned, written
 from ..lists import Policy
 from ..printers import printer
+from .decisions import Key
 from .tolerance import Tolerance
-from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, trial_of, trial_values
 
-_NESTED = ("policy", "best", "trials", "units", "flows", "packed")
+Objective = Literal["time", "memory"]
+Stopped = Literal["solved", "budget", "interrupted"]
+# Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is decided at once: an op, or an op in one module, and what was measured of it in one step in float32.
+
+    `module` is None where the op is decided for all modules together, "" for calls outside every module. `error` is the relative error
+    ||low - float32|| / ||float32|| of the op alone on the same inputs, over all its calls; `sensitivity` the relative change of the loss
+    that this error makes, to first order. Seconds are forward and backward of all calls of a step without casts; `cast_seconds` those of
+    the casts of parameters and batches that the low dtype needs. `saved_bytes` is how many bytes fewer it keeps for backward in the low
+    dtype. Infinite where the op cannot run in the low dtype, or gives NaN or Inf there.
+
+    Where FP8 is one of the levels, `work` is the floating-point operations of its matrix products in forward, `work_fp8` of those that
+    can run in FP8, and `error_fp8` and `sensitivity_fp8` are what the other two are, in FP8.
+    """
+
+    op: str
+    module: str | None
+    calls: int
+    error: float
+    sensitivity: float
+    seconds_float32: float
+    seconds_low: float
+    cast_seconds: float
+    saved_bytes: int
+    work: int = 0
+    work_fp8: int = 0
+    error_fp8: float = math.inf
+    sensitivity_fp8: float = math.inf
+
+    @property
+    def name(self) -> str:
+        """As a list spells it."""
+        return str(Key(self.op, self.module))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is packed at once: what an op keeps for backward, everywhere (`module` None) or in one module, and what was measured of it in
+    one step with all that can be packed on the saved list.
+
+    `nbytes` were kept and `left` of them are, for the first op that keeps a tensor; `error` is what packing changed, relative to it.
+    """
+
+    op: str
+    module: str | None
+    nbytes: int = 0
+    left: int = 0
+    error: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As a list spells it."""
+        return str(Key(self.op, self.module))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One policy that the model was really trained or evaluated under.
+
+    `low` holds the units that ran in the low dtype, None for a policy that was taken as it is. `loss_change` and `metric_change` are
+    relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
+    one vector against float32's.
+    `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
+    a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
+    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
+    the units that ran in FP8, `saved` those that kept packed what they keep for backward.
+    """
+
+    name: str
+    policy: Policy
+    low: tuple[str, ...] | None
+    loss: float
+    loss_change: float
+    metric: float | None
+    metric_change: float | None
+    gradient_cosine: float | None
+    seconds: float
+    saved_bytes: int
+    fits: bool
+    why: str = ""
+    ratio: float | None = None
+    led: bool = False
+    left: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is within the tolerance, and why not."""
+        return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
+
+
+def least_gain(reference: Trial, objective: Objective) -> float:
+    """The least that is a gain beside float32's trial, in bytes or seconds of a step."""
+    return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
+
+
+def trial_values(trial: Trial) -> dict[str, Any]:
+    """The trial as plain values."""
+    return {**vars(trial), "policy": trial.policy.to_dict()}
+
+
+def trial_of(values: Mapping[str, Any]) -> Trial:
+    """The trial that `trial_values()` described."""
+    return replace(of_json(Trial, values), policy=Policy.from_dict(values["policy"]))
+
+
+_NESTED = ("policy", "best", "trials", "units", "packed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,25 +134,21 @@ class TuneResult:
     """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
-    `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
-    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
-    that may not go on from each other's tune.json, part by part. `model` is the model's class, `date` when it ended, `hmp` and `torch` are
-    versions. With the objective "bytes" `packed` has what was measured of units whose tensors can be packed, and `objective` is "memory".
+    `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json, part by part. `model`
+    is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was measured
+    of units whose tensors can be packed, and `objective` is "memory".
     """
 
     policy: Policy
     best: Trial
     trials: tuple[Trial, ...]
     units: tuple[Unit, ...]
-    flows: tuple[Flow, ...]
     tolerance: Tolerance
     objective: Objective
     stopped: Stopped
     start: str
     seed: int
     steps: int
-    predicted: float
-    left: float
     device: str
     torch: str
     notes: tuple[str, ...] = ()
@@ -74,7 +183,6 @@ class TuneResult:
         values["best"] = self.best.name
         values["tolerance"] = asdict(self.tolerance)
         values["units"] = [asdict(unit) for unit in self.units]
-        values["flows"] = [asdict(flow) for flow in self.flows]
         values["packed"] = [asdict(unit) for unit in self.packed]
         values["trials"] = [trial_values(trial) for trial in self.trials]
         plain: dict[str, Any] = json_values(versioned(values))
@@ -103,7 +211,6 @@ def result_of(values: Mapping[str, Any]) -> TuneResult:
         best=next(trial for trial in trials if trial.name == values["best"]),
         trials=trials,
         units=tuple(of_json(Unit, each) for each in values["units"]),
-        flows=tuple(of_json(Flow, each) for each in values["flows"]),
         packed=tuple(of_json(Packed, each) for each in values.get("packed", ())),
         tolerance=Tolerance(**values["tolerance"]),
     )

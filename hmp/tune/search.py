@@ -1,34 +1,104 @@
-"""The search: measure each unit, solve for the set, verify by really running, repair what fails, and keep the cheapest that fits."""
+"""The search: measure each unit, search level by level, verify by really running, and keep the cheapest that fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from ..benchmark.variants import in_force
 from ..errors import HmpError, NonFiniteError
 from ..formatting import provenance
-from ..lists import Policy, as_policy, scopes
+from ..lists import LISTS, Policy, as_policy, scopes
 from ..numerics.nonfinite import detect_nonfinite
 from . import files
-from .bisection import bisect
 from .decisions import Decisions, Key
-from .journal import Journal
-from .measured import Measured
-from .probe import probe
+from .journal import Journal, search_key
+from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
+from .probe import Measured, probe
 from .progress import Progress
-from .result import TuneResult
-from .saved_level import measured, packed
-from .solver import Model, solve
+from .result import Objective, Packed, Stopped, Trial, TuneResult, Unit
 from .task import Task
-from .third_level import in_fp8
-from .trial import Flow, Objective, Packed, Stopped, Trial, Unit
-from .trials import NOISE, Trials
+from .tolerance import Tolerance, as_tolerance
+from .trials import NOISE, Budget, Over, Trials
+
+__all__ = ["Budget", "Task", "as_tolerance", "decided", "run"]
 
 MOST_FLIPS = 16
+
+
+def decided(
+    model: torch.nn.Module,
+    start: str | Path | Policy,
+    *,
+    ops: Collection[str] | None,
+    per_module: bool,
+    levels: Collection[str],
+    objective: str,
+) -> Decisions:
+    """Return what tune() decides. HmpError for what cannot be searched, and for a policy with lists that a search writes."""
+    if objective not in ("time", "memory", "bytes"):
+        raise HmpError(
+            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (kept for backward) or "bytes" (kept, with packing)'
+        )
+    if isinstance(levels, str) or set(levels) not in ({"bf16", "fp32"}, {"fp8", "bf16", "fp32"}):
+        raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
+    policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
+    besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
+    for lists, has, remedy in (
+        ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
+        ("scoped lines", policy.scoped, 'such as "autocast"'),
+        ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
+    ):
+        if has:
+            raise HmpError(f"policy {policy.name!r} has {lists}, which tune() writes; give one without as start=, {remedy}")
+    shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
+    return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
+
+
+def run(
+    decisions: Decisions,
+    budget: Budget,
+    tolerance: Tolerance,
+    task: Task,
+    *,
+    objective: Objective,
+    folder: Path | None,
+    resume: bool,
+    progress: bool | None,
+) -> TuneResult:
+    """Search, or go on with the search in the folder, and return what was found."""
+    if folder is not None and not (folder / files.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
+        raise HmpError(f"{folder}: holds lists that tune() did not write and would replace; name another folder")
+    key = _key(task, decisions, tolerance, objective)
+    shows, journal = Progress(progress), Journal(folder, key, resume)
+    try:
+        with task.prepared(), in_force(decisions.start):
+            if journal.result is not None and folder is not None:
+                journal.check(journal.result.trials[0].loss, task.run(None).loss)
+                result = replace(journal.result, folder=str(folder))
+                files.write(result, folder)  # the lists may be gone, or changed
+                return result
+            search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
+            stopped: Stopped = "solved"
+            try:
+                search.go()
+            except Over:
+                stopped = "budget"
+        return search.end(stopped)
+    finally:
+        shows.close()
+
+
+def _key(task: Task, decisions: Decisions, tolerance: Tolerance, objective: Objective) -> dict[str, str]:
+    start = decisions.start
+    levels = f"fp8 ({start.fp8_recipe}, {start.fp8_kernel}), bf16, fp32" if decisions.in_fp8 else "bf16, fp32"
+    settings = {"tolerance": tolerance, "objective": "bytes" if decisions.packs else objective, "levels": levels, "seed": task.seed}
+    settings |= {"start": f"{start.name} {start.fingerprint}", "per_module": decisions.per_module}
+    return search_key(task, settings | {"choice of ops": ", ".join(sorted(decisions.ops))})
 
 
 class Search:
@@ -52,12 +122,7 @@ class Search:
         self._key = key
         self._folder = folder
         self._units: dict[Key, Unit] = {}
-        self._flows: tuple[Flow, ...] = ()
         self._packed: tuple[Packed, ...] = ()
-        self._model = Model({}, {}, {})
-        self._fastest: frozenset[Key] = frozenset()  # what the solver would choose if every set were accurate enough
-        self._barred: set[Key] = set()
-        self._failed: list[frozenset[Key]] = []
         self._notes: list[str] = []
         self._expected = 8
 
@@ -76,28 +141,24 @@ class Search:
             self._trials.of(devices.name, devices)
             if self._trials.objective == "time":  # where nothing is cast no op need be looked at
                 self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
-        self._progress.stage("solving and verifying")
-        self._fastest = solve(self._model)
-        self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), MOST_FLIPS)
-        self._verified(self._fastest)
+        self._progress.stage("searching for ops in the low dtype")
+        self._search_low()
         self._progress.stage("trying single ops")
         self._flip()
         self._trials.run_off()
         if self._decisions.in_fp8:
             self._progress.stage("moving products to FP8")
-            in_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
+            search_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
         best = self._trials.best
         if self._decisions.packs and best is not None:
             self._progress.stage("packing what is kept for backward")
-            self._packed = measured(self._task, self._decisions, best.policy)
-            packed(self._trials, self._notes, self._packed, best)
+            packed = measure_packing(self._task, self._decisions, best.policy)
+            self._packed = tuple(packed.values())
+            search_packing(self._trials, self._notes, packed, best)
 
     def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
         """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
-        trial = self._trials.of(name, self._decisions.policy(low, name, left), low, left)
-        if not trial.fits and low and not left:
-            self._failed.append(low)
-        return trial
+        return self._trials.of(name, self._decisions.policy(low, name, left), low, left)
 
     def _tell(self) -> None:
         """Writes down what is known, and says it."""
@@ -112,20 +173,11 @@ class Search:
     def _measure(self) -> None:
         if self._journal.units:
             self._units = {Key(unit.op, unit.module): unit for unit in self._journal.units}
-            self._flows = self._journal.flows
         else:
             found = probe(self._task, self._decisions)
             self._decisions.found({key: measured.calls for key, measured in found.units.items()})
             self._units = {key: self._unit(key, measured, found.loss) for key, measured in found.units.items()}
-            self._flows = tuple(Flow(str(a), str(b), flow.seconds, flow.bytes) for (a, b), flow in found.flows.items())
         self._decisions.found({key: unit.calls for key, unit in self._units.items()})
-        by_name = {str(key): key for key in self._units}
-        is_time = self._trials.objective == "time"
-        self._model = Model(
-            _costs(self._units, self._trials.objective, self._trials.least_gain),
-            {(by_name[f.source], by_name[f.target]): f.seconds for f in self._flows} if is_time else {},
-            {key: unit.sensitivity for key, unit in self._units.items()},
-        )
 
     def _unit(self, key: Key, measured: Measured, loss: float) -> Unit:
         in_low, in_fp8 = measured.low.sensitivity(loss), measured.fp8.sensitivity(loss)
@@ -159,21 +211,30 @@ class Search:
 
     # --- the search ---
 
-    def _verified(self, low: frozenset[Key]) -> None:
-        """Finds a large part of `low` that fits: without the ops that make NaN, then by bisection."""
-        trial = self._try(low, f"solver, {len(low)} low")
-        while not trial.fits and "finite" in trial.why:
-            culprits = self._makers_of_nan(low) - self._barred
+    def _search_low(self) -> None:
+        """Find the units for the low dtype: without those that make NaN, then by bisection."""
+        changes = {key: unit.sensitivity for key, unit in self._units.items()}
+        order = greedy_order(_gains(self._units, self._trials.objective, self._trials.least_gain), changes)
+        self._expected += 2 * len(order).bit_length() + min(len(self._units), MOST_FLIPS)
+
+        def fits(units: frozenset[Key], last: Key | None) -> bool:
+            name = f"{len(units)} of {len(order)} low" + (f", {last}" if last is not None else "")
+            return self._try(units, name).fits
+
+        while order:
+            trial = self._try(frozenset(order), f"{len(order)} low")
+            culprits = frozenset() if trial.fits or "finite" not in trial.why else self._makers_of_nan(frozenset(order))
             if not culprits:
                 break
             self._bar(culprits, "makes NaN or Inf in the low dtype")
-            low = solve(self._model, barred=self._barred, failed=self._failed)
-            trial = self._try(low, f"solver without {_listed(self._barred)}")
-        if trial.fits:
-            return
-        self._bisect(low)
-        again = solve(self._model, barred=self._barred, failed=self._failed)
-        self._try(again, f"solver without {_listed(self._barred)}")
+            order = [key for key in order if key not in culprits]
+        search_level(
+            order,
+            changes,
+            self._trials.tolerance.first_order,
+            fits,
+            lambda key: self._bar({key}, "found by bisection: with it the tolerance is left"),
+        )
 
     def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
         """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
@@ -191,23 +252,8 @@ class Search:
             return frozenset()
         return frozenset()
 
-    def _bisect(self, low: frozenset[Key]) -> None:
-        """Bars one unit after another: the first whose addition, in the order of sensitivity, is one too many, until the rest fits."""
-        good = solve(self._model, limit=self._trials.tolerance.first_order, barred=self._barred | (self._units.keys() - low))
-        if not self._try(good, f"first order, {len(good)} low").fits:
-            good = frozenset()
-        rest = sorted(low - good, key=lambda key: (self._model.sensitivities[key], str(key)))
-
-        def fits(units: frozenset[Key], last: Key | None) -> bool:
-            name = f"bisection, {len(units)} low" + (f", {last}" if last is not None else "")
-            return self._try(units, name).fits
-
-        bisect(good, rest, fits, lambda key: self._bar({key}, "found by bisection: with it the tolerance is left"))
-
     def _bar(self, keys: Iterable[Key], why: str) -> None:
-        for key in sorted(keys, key=str):
-            self._barred.add(key)
-            self._notes.append(f"{key}: {why}")
+        self._notes += [f"{key}: {why}" for key in sorted(keys, key=str)]
 
     def _flip(self) -> None:
         """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
@@ -222,7 +268,7 @@ class Search:
             before = self._trials.best
             for key in order[:MOST_FLIPS]:
                 low, left = self._choice()
-                if key in low or math.isfinite(self._model.sensitivities[key]):
+                if key in low or math.isfinite(self._units[key].sensitivity):
                     changed = low ^ {key}
                     self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low", left - {key.op})
                 low, left = self._choice()
@@ -267,14 +313,11 @@ class Search:
         """What is known now."""
         best = self._trials.best
         assert best is not None
-        low = self._low(best) | {key for key in self._units if str(key) in best.fp8}
-        predicted = self._model.cost(self._fastest)
         return TuneResult(
             policy=best.policy.replace(name="tuned"),
             best=best,
             trials=tuple(self._trials.made.values()),
             units=tuple(self._units.values()),
-            flows=self._flows,
             packed=self._packed,
             tolerance=self._trials.tolerance,
             objective=self._trials.objective,
@@ -282,8 +325,6 @@ class Search:
             start=self._decisions.start.name,
             seed=self._task.seed,
             steps=self._task.steps if self._task.trains else 0,
-            predicted=predicted,
-            left=self._model.cost(low) - predicted,
             device=str(self._task.device),
             notes=tuple(self._notes),
             folder=None if self._folder is None else str(self._folder),
@@ -293,22 +334,15 @@ class Search:
         )
 
 
-def _costs(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
-    """What each unit costs in the low dtype beside float32. Where nothing is gained float32 is the better choice, and an op that gains
-    less than `least` in all modules together gains nothing."""
-    is_time = objective == "time"
-    costs = {key: _seconds(unit) if is_time else 1.0 - unit.saved_bytes for key, unit in units.items()}
+def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
+    """Return what each unit gains in the low dtype, in seconds or bytes of a step; less than `least` in all modules together is nothing."""
+    gains = {key: float(unit.saved_bytes) if objective == "memory" else _seconds(unit) for key, unit in units.items()}
     by_op: dict[str, float] = {}
-    for key, cost in costs.items():
-        by_op[key.op] = by_op.get(key.op, 0.0) - min(cost, 0.0)
-    nothing = 1e-9 if is_time else 1.0
-    return {key: max(cost, nothing) if by_op[key.op] < least else cost for key, cost in costs.items()}
+    for key, gain in gains.items():
+        by_op[key.op] = by_op.get(key.op, 0.0) + max(gain, 0.0)
+    return {key: gain if by_op[key.op] >= least else 0.0 for key, gain in gains.items()}
 
 
 def _seconds(unit: Unit) -> float:
-    """What the unit costs in the low dtype beside float32, in seconds; a gain within the noise is none."""
-    return unit.seconds_low + unit.cast_seconds - unit.seconds_float32 * (1 - NOISE)
-
-
-def _listed(keys: Iterable[Key]) -> str:
-    return ", ".join(sorted(map(str, keys)))
+    """Return the seconds that the unit gains in the low dtype; a gain within the noise is none."""
+    return unit.seconds_float32 * (1 - NOISE) - unit.seconds_low - unit.cast_seconds

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..formatting import NOTHING, aligned, count, duration, size
 from .files import units_by_line
-from .reasons import ENDS, amount, gain, percent
-from .result import TuneResult
-from .trial import Trial
+from .reasons import ENDS, gain, percent
+from .result import Trial, TuneResult
 
 _TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
 
@@ -78,12 +77,6 @@ def _ended(result: TuneResult) -> list[str]:
         lines.append(f"in FP8 ({result.policy.fp8_recipe}): {result.share_in_fp8:.0%} of the products' work")
     if best.saved:
         lines.append(f"packed for backward ({result.policy.saved_recipe}): {_packed(result)}")
-    if result.predicted < 0:
-        kept, low = result.predicted + result.left, result.objective
-        lines.append(
-            f"expected from what the units showed alone: {amount(kept, low)} a step beside float32, "
-            f"and {amount(result.predicted, low)} if there were no tolerance"
-        )
     return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
 
 

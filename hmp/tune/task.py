@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +19,13 @@ from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.timing import seconds_of
 from ..benchmark.variants import in_force
+from ..casting import each_tensor
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
+from ..numerics.calling import compiled_in
 from ..session import applied_policy
-from .batches import Unchanged
-from .compiled import compiled_anew
+from ..torch_private import dynamo
 from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
@@ -31,6 +33,8 @@ LEAST_STEPS = 20
 # The gradient and what is kept for backward are looked at on so many batches.
 LOOKED_AT = 2
 _TIMED_SECONDS = 0.15
+# More than any search compiles one function.
+_RECOMPILATIONS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,6 @@ class Task:
         self.trains = optimizer is not None
         self.steps = steps or max(len(self.batches), LEAST_STEPS)
         self.seed = seed
-        self._unchanged = Unchanged()
         self._snapshot = Snapshot(model, None, (), None)
 
     @contextmanager
@@ -102,8 +105,12 @@ class Task:
                 self._snapshot.restore()
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The user's loss of one batch. HmpError where it is no scalar tensor."""
-        return scalar(self._unchanged.call(self._loss, self.model, batch), HmpError)
+        """Return the user's loss of one batch, of a mapping a copy: losses take out entries. HmpError if it is no scalar tensor."""
+        return scalar(self._loss(self.model, copy.copy(batch) if isinstance(batch, Mapping) else batch), HmpError)
+
+    def batch_versions(self) -> list[int]:
+        """Return how often each tensor of the batches was written to."""
+        return [tensor._version for tensor in each_tensor(self.batches) if not tensor.is_inference()]
 
     def from_the_start(self) -> None:
         """Puts model and random state where every run begins."""
@@ -250,6 +257,26 @@ class Task:
             seconds.append(took)
             losses.append(float(loss))
         return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
+
+
+@contextmanager
+def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
+    """A stretch in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
+
+    Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
+    """
+    imported = dynamo()
+    if imported is None or all(compiled_in(module) is None for module in model.modules()):
+        yield
+        return
+    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
+    config = imported.config
+    limits = {name: _RECOMPILATIONS for name in names if hasattr(config, name)}
+    try:
+        with config.patch(limits):
+            yield
+    finally:
+        imported.reset()
 
 
 def _number(found: Any) -> float:

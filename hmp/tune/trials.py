@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..benchmark.timing import in_turns, ratios
 from ..errors import HmpError, OpListError
 from ..lists import Policy
-from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal
+from .result import Objective, Trial, least_gain
 from .task import Outcome, Task, cosine, failed
 from .tolerance import Tolerance
-from .trial import Objective, Trial, least_gain
 
 FLOAT32 = "float32"
 # A step that is less than this faster is taken to be as fast.
@@ -26,6 +27,32 @@ NOISE = 0.02
 _NO_LISTS = Policy(name=FLOAT32)
 _ROUNDS = 5
 _IN_RUN_OFF = 4
+
+
+class Over(Exception):
+    """The search's time or number of trials is spent."""
+
+
+class Budget:
+    """How long a search may take; its time begins when this is made. HmpError for numbers that are no bound."""
+
+    def __init__(self, seconds: float | None, max_trials: int | None) -> None:
+        if seconds is not None and not (_is_number(seconds, float) and 0 < seconds < math.inf):
+            raise HmpError(f"invalid seconds={seconds!r}: expected a number above 0, such as 600.0 for ten minutes, or None")
+        if max_trials is not None and not (_is_number(max_trials) and max_trials > 0):
+            raise HmpError(f"invalid max_trials={max_trials!r}: expected a whole number above 0, such as 30, or None")
+        self._until = math.inf if seconds is None else time.perf_counter() + seconds
+        self._left = math.inf if max_trials is None else max_trials
+
+    def take(self) -> None:
+        """Spend one trial. Over where none is left."""
+        if self._left <= 0 or time.perf_counter() >= self._until:
+            raise Over
+        self._left -= 1
+
+
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, (int, *kinds)) and not isinstance(value, bool)
 
 
 class Trials:
@@ -45,6 +72,8 @@ class Trials:
     def begin(self) -> None:
         """Runs float32, which all others are held against. HmpError where it gives nothing to keep to."""
         known = self._journal.trial(FLOAT32, _NO_LISTS)
+        if known is not None:
+            self._journal.check(known.loss, self._task.run(None).loss)
         reference = self._note(self._in_float32() if known is None else known)
         if self.objective == "memory" and not reference.saved_bytes:
             raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
@@ -55,7 +84,10 @@ class Trials:
         return least_gain(self.made[FLOAT32], self.objective)
 
     def _in_float32(self) -> Trial:
+        before = self._task.batch_versions()
         outcome = self._outcome(None)
+        if self._task.batch_versions() != before:
+            raise HmpError("loss(model, batch) writes into the batch's tensors, which every trial needs as they were; write into clones")
         if outcome.failure:
             raise HmpError(f"in float32 {outcome.failure}: there is nothing to keep to. Make the step train in float32 first")
         return Trial(FLOAT32, _NO_LISTS, None, outcome.loss, 0.0, outcome.metric, None if outcome.metric is None else 0.0,

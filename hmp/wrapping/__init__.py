@@ -1,14 +1,15 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_inside, copied_views, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
+from . import autocast_inside, copied_views, jit_trace, kernel_fallback, lost_writes, rules
 from .autocast_inside import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
-from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
+from .op_rule import CastRule, Observer, Observers, Op, OpRule, writes
+from .saturation import takes_masks
 from .wrappers import op_wrap
 
 __all__ = [
-    "Kind",
+    "CastRule",
     "Observer",
     "Observers",
     "Op",
@@ -20,9 +21,10 @@ __all__ = [
     "jit_trace",
     "kernel_fallback",
     "lost_writes",
-    "norms_and_lookups",
     "op_wrap",
     "outside",
     "replaces_autocast",
-    "user_rule",
+    "rules",
+    "takes_masks",
+    "writes",
 ]

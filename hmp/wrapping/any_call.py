@@ -21,12 +21,14 @@ _REFUSED = object()  # returned in place of a result: torch does not accept the 
 class AnyCall(RuledOp):
     """An op under R1, R2, R3, R7 or R11, whichever is its rule; R5, R6 and R12 where the arguments of a call need them."""
 
-    __slots__ = ("_inplace_at", "_out_at")
+    __slots__ = ("_asks_torch_first", "_fills", "_inplace_at", "_out_at", "_takes_scores")
 
-    def __init__(self, op: Op, rule: OpRule, caster: Caster) -> None:
-        super().__init__(op, rule, caster)
-        self._out_at = rule.out_at
-        self._inplace_at = rule.inplace_at
+    def __init__(self, op: Op, rule: OpRule, caster: Caster, *, leaves_dtypes: bool = False) -> None:
+        super().__init__(op, rule, caster, leaves_dtypes=leaves_dtypes)
+        self._out_at = rule.facts.out_at
+        self._inplace_at = rule.facts.inplace_at
+        self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
+        self._takes_scores, self._fills = saturation.takes_scores(rule), saturation.fills(rule)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the call: under R5 where `inplace` is set, under R6 where `out` is given, else under R1, R2, R3 or R7; in float32
@@ -35,7 +37,7 @@ class AnyCall(RuledOp):
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
         try:
-            if kwargs.get("out") is not None and not self.rule.users:
+            if kwargs.get("out") is not None and not self.facts.users:
                 return out_argument.call_with_out(self, self.call, args, kwargs)
             if self._inplace_at is not None and flag(args, kwargs, self._inplace_at):
                 return self.in_place(*args, **kwargs)
@@ -59,31 +61,31 @@ class AnyCall(RuledOp):
     def _out_of_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that writes into no argument: all castable inputs get one dtype (R1, R2, R3, R7), in which scalars stay
         finite (R12)."""
-        op, rule = self.op, self.rule
+        op, rule, facts = self.op, self.rule, self.facts
         tensors = survey(args, kwargs, rule)
         if not tensors:
-            if rule.score_taker:
+            if self._takes_scores:
                 args = saturation.scores_in_explicit_dtype(args, kwargs)
             return op(*args, **kwargs)
         target = self.target(tensors, args, kwargs)
         if target is None:
             return op(*args, **kwargs)
-        if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
+        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
             return saturation.saturated(op, args, kwargs, target)
-        if rule.fill:
+        if self._fills:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if not [t for t in tensors if t.dtype is not target]:
             return op(*args, **kwargs)
         # `target` is another dtype where the first input's is known to have no kernel (R11)
-        if rule.asks_torch_first and target is tensors[0].dtype:
+        if self._asks_torch_first and target is tensors[0].dtype:
             result = self._by_torch(tensors, args, kwargs)
             if result is not _REFUSED:
                 return result
-        cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, rule.keep)
-        if rule.users:
-            return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), rule.order)
+        cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
+        if facts.users:
+            return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
         result = op(*cast_args, **cast_kwargs)
-        if not rule.view:
+        if not facts.view:
             return result
         return refusing_writes(result, self, (cast_args, cast_kwargs), (args, kwargs))
 
@@ -98,7 +100,7 @@ class AnyCall(RuledOp):
                 if not refusals.is_dtype_refusal(error):
                     raise
                 jit_trace.resume()
-        elif self.rule.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
+        elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
         return _REFUSED
 

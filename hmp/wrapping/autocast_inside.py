@@ -102,8 +102,8 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
-    """`op`, called with torch.autocast enabled.
+def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
+    """`op`, called with torch.autocast enabled; `inside` is what is called there.
 
     The weights of a recurrent op are given to it in the low dtype by `caster`: torch.autocast would cast those of a cell at each call, and
     sum their gradients in the low dtype (R21). So are the operands of `sparse.mm`: torch.autocast casts them where autograd does not see
@@ -112,9 +112,6 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
     not support. In an autocast region of the user's `op` itself is called (R17).
     """
-    # under torch.autocast too a scalar beyond the low dtype saturates (R12)
-    inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
-
     is_recurrent, is_cell = rule.op in op_facts.RECURRENT, rule.op in op_facts.CELLS
     is_sparse_product = rule.op == "sparse.mm"
 

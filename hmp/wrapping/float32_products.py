@@ -59,23 +59,26 @@ _logged: set[torch.dtype] = set()
 _one_at_a_time = fork_safe.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
 
-def applies(rule: OpRule) -> bool:
+def _applies(rule: OpRule) -> bool:
     """Return True if calls of the op on the CPU may have to compute in float32."""
-    return rule.needs_instructions and bool(low_kernels.computed_in_float32())
+    return rule.facts.needs_instructions and bool(low_kernels.computed_in_float32())
 
 
-def in_float32(op: Op, rule: OpRule) -> Op:
-    """Return a function that calls `op` in float32 for CPU tensors of a low dtype without instructions, and unchanged for others."""
+def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
+    """Return a function that calls `op` in float32 for CPU tensors of a low dtype without instructions, and unchanged for others.
+
+    `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state beside its low-precision weights, and the result.
+    """
+    if not _applies(rule):
+        return op
     slow = low_kernels.computed_in_float32()
-    writes_first = rule.kind == "in_place"
-    # what torch.autocast leaves in float32: a recurrent op's state beside its low-precision weights, and the result
-    may_be_wide = rule.kind == "autocast" and rule.op in op_facts.WIDE_UNDER_AUTOCAST | {"lstm"}
+    may_be_wide = as_autocast and rule.op in op_facts.WIDE_UNDER_AUTOCAST | {"lstm"}
     low_of = functools.partial(_low_of, slow=slow, beside=frozenset({torch.float32}) if may_be_wide else frozenset())
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         low = low_of(args, kwargs)
         # a region of torch.autocast has the last word (R17), in a dtype of its own
-        if low is None or (rule.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
+        if low is None or (rule.facts.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
             return op(*args, **kwargs)
         out = kwargs.get("out")
         if out is not None:
@@ -94,7 +97,7 @@ def in_float32(op: Op, rule: OpRule) -> Op:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
                 return op(*args, **kwargs)
-            if writes_first:
+            if rule.facts.in_place:
                 return _written(call, op, args, kwargs)
             result = call.run()
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
@@ -120,7 +123,7 @@ def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
     """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a region of the user's."""
     if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
-    return rule.needs_instructions and rule.low in low_kernels.computed_in_float32()
+    return rule.facts.needs_instructions and rule.low in low_kernels.computed_in_float32()
 
 
 def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -128,6 +131,8 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
 
     A recurrent op's state and result stay float32 where torch.autocast leaves them so.
     """
+    if not _applies(rule):
+        return by_autocast
     cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
     return made
 
 
-def fp8_product_wrapper(op: Op, in_fp8: Op, rule: OpRule, caster: Caster) -> Op:
+def fp8_product_wrapper(op: Op, rule: OpRule, caster: Caster, in_fp8: Op) -> Op:
     """A function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have. A call that
     cannot run in FP8 is one of `op` in the low dtype, and counted with the reason."""
     in_low = one_dtype_wrapper(op, rule, caster)

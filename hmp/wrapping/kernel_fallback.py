@@ -13,7 +13,7 @@ from .. import fork_safe
 from ..casting import Tensor
 from ..formatting import dtype_name
 from ..observing import log, speaks
-from ..ops import op_facts
+from ..ops import op_facts, sites
 from ..patching import patches
 from . import jit_trace, refusals
 from .op_rule import OpRule
@@ -62,13 +62,18 @@ def _count(what: str) -> bool:
 
 
 class Kernels:
-    """For which calls an op has no kernel in a low dtype. `failed` has the signatures of calls that raised for want of one."""
+    """For which calls an op has no kernel in a low dtype. `failed` has the signatures of calls that raised for want of one.
+
+    `may_lack`: calls may be known to have none, so that each must be looked at.
+    """
 
     def __init__(self, rule: OpRule) -> None:
         self._op = rule.op
-        self._known = rule.no_kernel
-        self._no_backward = rule.no_backward_kernel
-        self._retries = rule.retries
+        line = () if rule.facts.users else sites.ancestry(rule.op)
+        self._known = known(line)
+        self._no_backward = known(line, backward=True)
+        self.may_lack = bool(self._known or self._no_backward) and rule.dtype is not torch.float32
+        self._retries = rule.facts.retries
         self.failed: dict[Any, None] = {}
 
     def lacks(
@@ -144,7 +149,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
     `names` are the op's id and the ids of the ops whose entries it follows.
     """
     without = _without(backward)
-    return frozenset().union(*(without.get(name, ()) for name in names))
+    return frozenset().union(*[without[name] for name in names if name in without])
 
 
 @functools.cache

@@ -36,13 +36,13 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
 
 def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A norm whose input is cast (R9). Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place."""
-    order, choose = rule.order, chooser(rule)
+    order, choose = rule.facts.order, chooser(rule)
     weight_at, bias_at = order.index("weight"), order.index("bias")
     others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
     call = _in_one_dtype(op, rule)
     general = refusals.or_uncast(_any_norm(op, rule, caster), op)
     last_at = max(others_at)
-    is_usual, is_unlisted = order[0] == "input", rule.kind == "first"
+    is_usual, is_unlisted = order[0] == "input", not rule.kind.is_list
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in tensor_casts.CASTABLE:
@@ -71,6 +71,8 @@ def _in_one_dtype(op: Op, rule: OpRule) -> Callable[..., Any]:
     Under vmap torch takes norms apart. With float32 weights the parts then refuse a low input, or promote it.
     """
 
+    is_listed = rule.kind.is_list
+
     def call(dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         try:
             result = op(*args, **kwargs)
@@ -78,7 +80,7 @@ def _in_one_dtype(op: Op, rule: OpRule) -> Callable[..., Any]:
             if not refusals.is_dtype_refusal(error) or not any(map(is_functorchs, tensor_casts.each_tensor((args, kwargs)))):
                 raise
             result = op(*tensor_casts.cast_within(args, torch.float32, tensor_casts.cast), **kwargs)
-        is_wide = type(result) is Tensor and result.dtype is not dtype and rule.kind != "first"
+        is_wide = type(result) is Tensor and result.dtype is not dtype and is_listed
         return tensor_casts.cast(result, dtype) if is_wide and is_functorchs(result) else result
 
     return call
@@ -90,9 +92,9 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
     statistics are written back into the tensors that were passed.
     """
-    order, choose, call = rule.order, chooser(rule), _in_one_dtype(op, rule)
+    order, choose, call = rule.facts.order, chooser(rule), _in_one_dtype(op, rule)
     stats_at = order.index("running_mean") if "running_mean" in order else None
-    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if rule.kind == "first" and rule.op in norms}
+    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if not rule.kind.is_list and rule.op in norms}
     without_stats = tuple(n for n in order if not n.startswith("running_"))
 
     def general(*args: Any, **kwargs: Any) -> Any:
@@ -165,7 +167,7 @@ def embedding(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Sums of looked-up rows, of a cast table and cast per_sample_weights (R1, R2). `max_norm=` renormalises the real table first (R9)."""
-    order, choose = rule.order, chooser(rule)
+    order, choose = rule.facts.order, chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -197,7 +199,7 @@ def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Attention with query, key and value cast (R1, R2, R7), and the mask in the dtype of query, its finite values staying finite (R12)."""
-    order, choose, listed = rule.order, chooser(rule), rule.dtype
+    order, choose, listed = rule.facts.order, chooser(rule), rule.dtype
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 3 and {Tensor}.issuperset(map(type, args)) and kwargs.get("attn_mask") is None:

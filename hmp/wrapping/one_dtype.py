@@ -10,6 +10,7 @@ import torch
 from ..caches import cast_cache, shared_cast, weight_cache, write_marks
 from ..casting import FINITE_MAX, Caster, Tensor, tensor_casts
 from ..torch_private import trace_here as _tracing
+from . import saturation
 from .any_call import AnyCall, refusing_writes
 from .copied_views import shares_memory
 from .kernel_fallback import GIVEN_UP
@@ -30,11 +31,12 @@ _used_once = weight_cache.used_once
 def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `op` with its castable inputs in `rule.dtype` (R1, R2), or in the one that they have among them (R3, R7)."""
     ruled = AnyCall(op, rule, caster)
-    needs_care = rule.saturates if rule.dtype is None else rule.users
-    if rule.asks_for_kernels or needs_care:
+    facts = rule.facts
+    needs_care = ruled.is_arithmetic or saturation.fills(rule) if rule.dtype is None else facts.users
+    if ruled.kernels.may_lack or needs_care:
         return ruled.wrapper()
     is_product = caster is cast_cache.cast_product_input and rule.dtype is not None
-    takes_all = not rule.view and not rule.keep and rule.inplace_at is None and rule.out_at is None
+    takes_all = not facts.view and not facts.keep and facts.inplace_at is None and facts.out_at is None
     return _plain_products(ruled) if is_product and takes_all else _plain_calls(ruled)
 
 
@@ -93,9 +95,9 @@ def _plain_calls(ruled: AnyCall) -> Op:
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
     listed: Any = rule.dtype
     is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
-    may_write = rule.inplace_at is not None or rule.out_at is not None
+    may_write = rule.facts.inplace_at is not None or rule.facts.out_at is not None
     # ruled.call finds what dtype tensors have among them, and casts for an op with inputs that are never cast
-    is_view, cast_here = rule.view, tensor_casts.CASTABLE if is_listed and not rule.keep else frozenset()
+    is_view, cast_here = rule.facts.view, tensor_casts.CASTABLE if is_listed and not rule.facts.keep else frozenset()
 
     def one_dtype(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or (may_write and writes(args, kwargs, rule)):

@@ -1,112 +1,82 @@
-"""OpRule: what op_wrap needs to know of an op and its rule. Which tensors of a call the rule may cast (`survey`), to what (`chooser`)."""
+"""What a rule is (`CastRule`), and an op under its rule (`OpRule`): which tensors of a call it may cast (`survey`), to what (`chooser`)."""
 
 from __future__ import annotations
 
-import inspect
-import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
-from ..lists import ListName
 from ..ops import op_facts
+from .facts import OpFacts
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
 Choose = Callable[[list[Tensor]], torch.dtype]
-Kind = Literal[
-    "fp8", "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
-    "no_kernel_in_place", "inside", "autocast", "saved",
-]  # fmt: skip
 # Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 # As an argument `dtype` these say how a float32 input is quantized, and nothing of the dtype to compute in.
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
-class OpRule(NamedTuple):
-    """What op_wrap needs to know of an op and of the rule for it.
+class Case(NamedTuple):
+    """An op under a policy: what its rule is chosen by."""
 
-    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; "saved" where R22 alone asks.
+    op: str
+    base: str  # the op that it follows, see `sites.base_of`
+    line: tuple[str, ...]  # it and all that it follows
+    in_place: bool  # every call writes into the first input
+    list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts (R5)
+    low: torch.dtype
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CastRule:
+    """One rule. `rules` has them all: whatever asks which rule an op is under compares with an object of that table.
+
+    `make(op, rule, caster)` makes the wrapper of `op` under the OpRule `rule`. Where such a wrapper calls more than torch's own function,
+    `calls` makes its functions of that one: `make` is given the first as `op`, and the others behind `caster`.
     """
 
+    name: str
+    number: str  # in rules.md, and in reports where no list asks for it
+    label: str  # in tables and logs: its list, or a word for what it does; "" where torch's own function runs
+    sentence: str  # what is done, as explain(), reports and messages print it
+    make: Callable[..., Op]
+    calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
+    holds: Callable[[Case], bool] = lambda case: False  # whether it is the op's rule, where none before it in the table is
+    ops: frozenset[str] = frozenset()  # ops that it may hold for while no list names them
+    is_list: bool = False  # an entry of a list asks for it
+    dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the low one, where the list says it
+    choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
+    repairs: bool = False  # torch would raise without it: it counts in backward and for optimizers too, where no list does
+
+    def __str__(self) -> str:
+        return self.label or self.number
+
+    @property
+    def in_reports(self) -> str:
+        """What reports call it: the list, else its number; "" where the op is left to torch."""
+        return self.label if self.is_list else self.number if self.label else ""
+
+
+class OpRule(NamedTuple):
+    """An op under its rule: what op_wrap is given."""
+
     op: str  # its id
-    kind: Kind
+    kind: CastRule
+    facts: OpFacts
     low: torch.dtype = torch.bfloat16
-    keep: frozenset[int | str] = frozenset()  # positions and keywords that are never cast
-    order: tuple[str, ...] = ()  # the names of the positional parameters
-    inplace_at: int | None = None  # the position of `inplace`, in a Python function
-    out_at: int | None = None  # and of `out`
-    composite: bool = False  # a Python function: what it calls is not decided again (R8)
-    view: bool = False  # its result may be a view of its input, or its input itself (R10)
-    join: bool = False  # 0-dim tensors count for the widest dtype (R3)
-    mask_taker: bool = False  # an operand may be a mask that overflows the low dtype (R12)
-    score_taker: bool = False  # the input may be scores with a mask added (R12)
-    arithmetic: bool = False  # a scalar beyond the low dtype is computed with in float32 (R12)
-    fill: bool = False  # a scalar beyond the low dtype becomes that dtype's extreme (R12)
-    asks_torch_first: bool = False  # torch accepts some mixtures of dtypes, and is tried before a cast (R7)
-    mixes_in_place: bool = True  # torch writes in place from another dtype (R5)
-    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
-    for_backward: bool = False  # only backward refuses mixed inputs (R7)
-    no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # (device type or "*", dtype) without a kernel (R11)
-    no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
-    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
-    retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
-    fp8: tuple[str, str] = ("", "")  # of kind "fp8": its recipe and its kernel, as the policy has them
+    fp8: tuple[str, str] = ("", "")  # on the FP8 list: the policy's recipe and kernel
     saved: str = ""  # the recipe by which what it keeps for backward is packed (R22)
-    unlisted: OpRule | None = None  # of kind "autocast": the rule where torch.autocast cannot run the op, if there is one
+    unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of every castable input under R1 and R2, and of a product that cannot run in FP8; None for rules whose dtype depends on
-        the inputs of a call."""
-        return {"fp8": self.low, "bf16": self.low, "fp32": torch.float32}.get(self.kind)
-
-    @property
-    def asks_for_kernels(self) -> bool:
-        """Whether each call must be checked for a known lack of a kernel (R11)."""
-        return bool(self.no_kernel or self.no_backward_kernel) and self.dtype is not torch.float32
-
-    @property
-    def saturates(self) -> bool:
-        """Whether scalars of a call may be beyond the range of its low dtype, so that R12 applies."""
-        return self.arithmetic or self.fill
-
-
-def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
-    """The rule for a user's own function on the list `cast`: it is one op (R8), and a parameter `out` that it writes into is not cast."""
-    # of the function itself, not of one that it wraps: positions are those of the call
-    order: tuple[str, ...] = ()
-    if isinstance(function, types.FunctionType):
-        order = function.__code__.co_varnames[: function.__code__.co_argcount]
-    kept = {"out"} if _is_written_to(function, order, "out") else set()
-    return OpRule(
-        op=op,
-        kind=cast,
-        low=low,
-        keep=frozenset(kept) | {position for position, name in enumerate(order) if name in kept},
-        order=order,
-        inplace_at=order.index("inplace") if "inplace" in order else None,
-        composite=True,
-        users=True,
-    )
-
-
-def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool:
-    """Whether the function writes into `parameter` (`out`): its default is None, or it is not the first input, which losses call `out` too.
-
-    In doubt the answer is yes: an input that is not cast is noticed, a write that is lost in a cast copy is not.
-    """
-    inputs = order[1:] if order[:1] in (("self",), ("cls",)) else order
-    if parameter in inputs[1:]:
-        return True
-    try:
-        found = inspect.signature(function).parameters.get(parameter)
-    except ValueError:  # a C function without a signature
-        return False
-    return found is not None and found.default is None
+        """The dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
+        return None if self.kind.dtype is None else self.kind.dtype(self.low)
 
 
 class Observer:
@@ -155,11 +125,11 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
     """The castable tensors that the rule may cast, in the order of the op's parameters. None where the call is left to torch: with a
     float64 or complex tensor among the inputs, or an explicit `dtype=`."""
     found: list[Tensor] = []
-    keep = rule.keep
+    keep = rule.facts.keep
     for i, value in enumerate(args):
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
             return None
-    order = rule.order
+    order = rule.facts.order
     names = sorted(kwargs, key=lambda name: _position(name, order)) if order and len(kwargs) > 1 else kwargs
     for name in names:
         value = kwargs[name]
@@ -201,15 +171,11 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
 
 def chooser(rule: OpRule) -> Choose:
     """The function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
-    if rule.kind in ("fp8", "bf16"):
-        return lambda tensors: rule.low
-    if rule.kind == "fp32":
-        return lambda tensors: torch.float32
-    if rule.kind == "first":
-        return lambda tensors: tensors[0].dtype
-    if rule.kind in ("no_kernel", "inside"):  # the low dtype, for which a kernel may be missing
-        return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
-    return lambda tensors: tensor_casts.widest(tensors, count_0dim=rule.join)
+    dtype = rule.dtype
+    if dtype is not None:
+        return lambda tensors: dtype
+    assert rule.kind.choose is not None, f"{rule.kind.name} casts nothing to one dtype"
+    return rule.kind.choose(rule)
 
 
 def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
@@ -219,6 +185,7 @@ def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> boo
 
 def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
     """Whether the call writes into one of its arguments, by `out` or `inplace`."""
-    at = rule.out_at
+    facts = rule.facts
+    at = facts.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")
-    return out is not None or (rule.inplace_at is not None and flag(args, kwargs, rule.inplace_at))
+    return out is not None or (facts.inplace_at is not None and flag(args, kwargs, facts.inplace_at))

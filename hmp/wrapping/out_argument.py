@@ -21,7 +21,7 @@ def call_with_out(ruled: RuledOp, call: Call, args: tuple[Any, ...], kwargs: dic
         return _into_out(ruled, args, kwargs)
     except RuntimeError as error:
         failed_before = len(ruled.kernels.failed)
-        if ruled.rule.retries and refusals.is_dtype_refusal(error):
+        if ruled.facts.retries and refusals.is_dtype_refusal(error):
             jit_trace.resume()
             try:
                 call(args, _without_out(kwargs))
@@ -42,16 +42,16 @@ def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if not tensors:
         return op(*args, **kwargs)
     first = args[0] if args else None
-    if out is first and not (rule.arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
+    if out is first and not (ruled.is_arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
         # it writes into its first input: R5
-        return op(*args, **kwargs) if rule.mixes_in_place else ruled.in_place(*args, **kwargs)
+        return op(*args, **kwargs) if ruled.mixes_in_place else ruled.in_place(*args, **kwargs)
     target = ruled.target(tensors, args, rest)
     if target is None:
         return op(*args, **kwargs)
     outs = list(each_castable((out,)))
     differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
-    cast_args, cast_kwargs = cast_call(args, rest, target, ruled.caster, rule.keep)
-    if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
+    cast_args, cast_kwargs = cast_call(args, rest, target, ruled.caster, ruled.facts.keep)
+    if ruled.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
         return deliver(saturation.saturated(op, args, rest, target), out)
     if not _must_be_copied(ruled, tensors, outs, target):
         return op(*cast_args, **cast_kwargs, out=out)  # torch writes into `out`, or raises
@@ -68,7 +68,7 @@ def _must_be_copied(ruled: RuledOp, tensors: list[Tensor], outs: list[Tensor], t
     one of its inputs' dtypes, or the one that torch computes in without casts, and torch decides on all others.
     """
     others = {t.dtype for t in outs} - {target}
-    if ruled.rule.kind in ("bf16", "fp32", "promote", "fp8"):
+    if ruled.rule.kind.is_list:
         return bool(others)
     return bool(others) and others <= {tensor_casts.widest(tensors, count_0dim=True), *(t.dtype for t in tensors)}
 

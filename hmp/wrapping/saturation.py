@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..casting import FINITE_MAX, Tensor, cast_call, castable, deliver, each_castable, tensor_casts
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, tensor_casts
+from ..ops import op_facts, sites
 from . import refusals
 from .op_rule import Op, OpRule, survey
 
@@ -17,7 +18,36 @@ _clone = torch.clone  # torch's own, taken before anything is patched
 _PLAIN = frozenset({Tensor, _Parameter})
 
 
-def mask_in_place_wrapper(op: Op) -> Op:
+def is_arithmetic(rule: OpRule) -> bool:
+    """Whether the op computes in float32 where a scalar is beyond the low dtype."""
+    return rule.op in op_facts.ARITHMETIC
+
+
+def fills(rule: OpRule) -> bool:
+    """Whether a scalar beyond the low dtype becomes that dtype's extreme."""
+    return sites.base_of(rule.op) in (*op_facts.FILLS, "index_put")  # x[m] = s by another name
+
+
+def takes_scores(rule: OpRule) -> bool:
+    """Whether the op's input may be scores with a mask added."""
+    return not rule.facts.users and not op_facts.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
+
+
+def takes_masks(rule: OpRule) -> bool:
+    """Whether a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
+    return takes_scores(rule) or sites.base_of(rule.op) in op_facts.MASK_TAKERS
+
+
+def caster(rule: OpRule) -> Caster:
+    """The function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
+    if takes_scores(rule):
+        return tensor_casts.cast_finite
+    if takes_masks(rule):
+        return tensor_casts.cast_saturating
+    return tensor_casts.cast_saturating_0dim if is_arithmetic(rule) else tensor_casts.cast
+
+
+def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes all other calls."""
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +69,7 @@ def mask_in_place_wrapper(op: Op) -> Op:
     return mask_in_place
 
 
-def fill_wrapper(op: Op, rule: OpRule) -> Op:
+def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to that dtype's finite extreme (R12)."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +89,7 @@ def fill_wrapper(op: Op, rule: OpRule) -> Op:
     return fill
 
 
-def guard_wrapper(op: Op, rule: OpRule) -> Op:
+def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
 
     def guard(*args: Any, **kwargs: Any) -> Any:
@@ -94,9 +124,9 @@ def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
         return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
-    if rule.kind == "guard":
-        return saturated(op, args, kwargs, dtype)
-    return _saturated_in_place(op, args[0], args[1:], kwargs)
+    if rule.facts.in_place:
+        return _saturated_in_place(op, args[0], args[1:], kwargs)
+    return saturated(op, args, kwargs, dtype)
 
 
 def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

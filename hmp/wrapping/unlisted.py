@@ -13,8 +13,8 @@ from .op_rule import Op, OpRule, writes
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `op` unchanged, and again in float32 where it raises for want of a kernel (R11). After the first such failure
     each call is checked before `op` is tried."""
-    ruled = AnyCall(op, rule, caster)
-    if rule.asks_for_kernels:
+    ruled = AnyCall(op, rule, caster, leaves_dtypes=True)
+    if ruled.kernels.may_lack:
         return ruled.wrapper()
     call, retry, failed = ruled.call, ruled.retry, ruled.kernels.failed
 
@@ -34,4 +34,4 @@ def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def inside_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """The wrapper of an op that torch writes in Python, which runs again as a whole (R11); `op` itself where it must not run twice."""
-    return unlisted_wrapper(op, rule, caster) if rule.retries else op
+    return unlisted_wrapper(op, rule, caster) if rule.facts.retries else op

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
         "nonsense",
         "demo --epochs 0",
         "diff habana",
-        "lists a b",
+        "lists habana",
         "benchmark recipe.py --seconds 0",
         "run",
         "run --policy bert",

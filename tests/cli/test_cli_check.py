@@ -113,8 +113,17 @@ def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.
         assert main(["check", "--problems", str(tmp_path / preset)]) == 0
 
 
+@pytest.mark.parametrize("preset", ["habana", "autocast", "torch-cuda@2.13"])
+def test_check_of_a_preset_prints_each_entry_with_its_meaning(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", preset]) == 0
+    lines, policy = capsys.readouterr().out.splitlines(), hmp.Policy.load(preset)
+    entries = [name for cast in policy.lists for name in policy.entries(cast)]
+    assert {line.split(": ")[1] for line in lines[:-1] if ".txt:" in line.split(": ")[0]} >= {*entries}
+    assert f"{policy.name}/bf16.txt:" in lines[0] and not any(line.startswith("error") for line in lines)
+
+
 def test_a_misspelt_preset_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("lists", "explain mul --policy", "diff bert"):
+    for command in ("check", "explain mul --policy", "diff bert"):
         assert main([*command.split(), "habanna"]) == 2
         assert "did you mean 'habana'" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""`hmp run --report`, `--capture` and `hmp compare`: what a script and a recipe did, written to files; two captures side by side."""
+"""`hmp run --report` and `--capture`, `hmp compare` and `hmp diff`: what a script and a recipe did, in files; two captures side by side."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def run(folder: Path, *options: str, launcher: tuple[str, ...] = ("-m",)) -> sub
 
 @pytest.mark.slow
 def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "--html", "page", "script.py")
+    ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "script.py")
     assert (ended.returncode, ended.stdout) == (3, "torch.bfloat16\n")
     report = hmp.Report.load(tmp_path / "out.json")
     assert '"schema_version": 1' in (tmp_path / "out.json").read_text(encoding="utf-8")
-    assert (tmp_path / "page").read_text(encoding="utf-8").startswith("<!DOCTYPE html>"), "whatever the file is called"
     (linear,) = [row for row in report.rows if row.op == "linear"]
     assert (linear.calls, linear.compute, linear.module, Path(linear.file).name, linear.line) == (1, "bfloat16", "Linear", "script.py", 3)
 
@@ -100,8 +99,8 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture[str]) -> None:
-    named = ["compare", "trainer.capture", "server.capture", "--map", "dense=fc"]
-    assert main([*named, "--json", "out.json", "--html", "out.html"]) == 0
+    named = ["diff", "trainer.capture", "server.capture", "--map", "dense=fc"]
+    assert main([*named, "--json", "out.json", "--html", "out.html"]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith("trainer beside server: 2 outputs of 2 modules\n") and "they part first at (inputs)[input]: " in printed
     values = json.loads(Path("out.json").read_text())
@@ -117,11 +116,6 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
         ("none.py", "none.py: no such file"),
         ("recipe.py --policy nope", "'nope' is no policy"),
         ("recipe.py --html none/c.html", "there is no such folder"),
-        ("recipe.py --map a=b", "recipe.py: two captures are compared, and one is given"),
-        ("trainer.capture server.capture --row-a 1", "--row-a and --row-b"),
-        ("trainer.capture server.capture --policy habana", "--policy is for a recipe"),
-        ("trainer.capture none.capture", "none.capture: there is no such file"),
-        ("trainer.capture server.capture", "trainer has dense and server has fc"),
     ],
 )
 def test_what_cannot_be_compared_is_wrong_use(arguments: str, said: str, captures: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,3 +123,20 @@ def test_what_cannot_be_compared_is_wrong_use(arguments: str, said: str, capture
     assert main(["compare", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("hmp compare: ") and said in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("trainer.capture server.capture --row-a 1", "--row-a and --row-b"),
+        ("trainer.capture none.capture", "none.capture: there is no such file"),
+        ("trainer.capture server.capture", "trainer has dense and server has fc"),
+        ("trainer.capture habana", "expected two of a kind, got a capture, trainer.capture, and a policy, habana"),
+        ("habana bert --map a=b", "--map is for two captures; leave it out for a policy"),
+        ("trainer.capture server.capture --html none/c.html", "there is no such folder"),
+    ],
+)
+def test_what_has_no_difference_to_show_is_wrong_use(arguments: str, said: str, captures: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hmp diff: ") and said in error

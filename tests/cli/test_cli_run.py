@@ -92,7 +92,8 @@ def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.Signals, scripts: Path) -> None:
     (scripts / "wait.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     results = []
@@ -128,7 +129,6 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
         ("--device-map gpu=cpu x.py", "device map 'gpu=cpu': 'gpu' is not mapped"),
         ("--device-map hpu=tpu x.py", "device map 'hpu=tpu': 'tpu' is no torch device"),
         ("--report none/a.html x.py", "--report none/a.html: there is no such folder"),
-        ("--html none/a.html x.py", "--html none/a.html: there is no such folder"),
         ("--capture none/a x.py", "--capture: none/a: there is no folder none"),
         ("--capture . x.py", "--capture: . is a folder"),
         ("--capture a --capture-calls 0 x.py", "--capture-calls 0: "),

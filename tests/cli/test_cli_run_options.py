@@ -1,4 +1,4 @@
-"""`hmp run`: options of its names behind the script's name, HMP_POLICY, --html, --detect-nonfinite, and a run that casts nothing."""
+"""`hmp run`: options of its names behind the script's name, HMP_POLICY, --detect-nonfinite, and a run that casts nothing."""
 
 from __future__ import annotations
 

@@ -76,20 +76,20 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any], no_page
     assert isinstance(given["model"], torch.nn.Sequential)
     assert len(given["batches"]) == 16
     assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
-    names = "tolerance budget start per_module ops objective steps seed resume".split()
-    assert [given[name] for name in names] == [0.01, None, "autocast", False, None, "time", None, 0, True]
+    names = "tolerance seconds max_trials start per_module ops objective steps seed resume".split()
+    assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0, True]
     command = (
         "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
         "--objective memory --steps 40 --seed 3 --no-resume"
     )
-    assert main([*command.split(), "--budget", "10 min"]) == 0
+    assert main([*command.split(), "--max-trials", "7"]) == 0
     assert [given[name] for name in names] == [
-        {"loss": 0.02, "gradient": 0.99}, "10 min", "bert", True, ["linear", "softmax"], "memory", 40, 3, False,
+        {"loss": 0.02, "gradient": 0.99}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3, False,
     ]  # fmt: skip
     assert len(given["batches"]) == 40
     assert given["folder"] == Path("there")
-    assert main(["tune", "recipe.py", "--budget", "90", "--tolerance", "0.5"]) == 0
-    assert (given["budget"], given["tolerance"]) == (90.0, 0.5)
+    assert main(["tune", "recipe.py", "--seconds", "90", "--tolerance", "0.5"]) == 0
+    assert (given["seconds"], given["tolerance"]) == (90.0, 0.5)
 
 
 def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_wrong_use_is_two_and_nothing_is_begun(
     assert "model" not in given
 
 
-@pytest.mark.parametrize("arguments", ["--tolerance much", "--tolerance metric=0.1", "--steps 0", "--budget soon", "--start nope"])
+@pytest.mark.parametrize("arguments", ["--tolerance much", "--tolerance metric=0.1", "--steps 0", "--seconds 0", "--start nope"])
 def test_what_the_search_refuses_is_two(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "recipe.py", *arguments.split()]) == 2
     assert "hmp tune: " in capsys.readouterr().err
@@ -180,7 +180,7 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     assert hmp.Policy.load("tuned") == hmp.Policy.from_dict(json.loads(Path("tuned/tune.json").read_text(encoding="utf-8"))["policy"])
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
     assert main(arguments) == 2
-    assert "is of a search with another loss; name another folder" in capsys.readouterr().err
+    assert "the loss or the optimizer is another; name another folder" in capsys.readouterr().err
 
 
 # -- hmp init
@@ -196,7 +196,7 @@ def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str])
     Path("mine.py").write_text(text.replace("waves(128, seed", "waves(8, seed").replace("range(64)", "range(2)").replace("1024", "64"))
     assert main(["benchmark", "mine.py", "--seconds", "0.1", "--steps", "1"]) == 0
     assert main(["compare", "mine.py"]) == 0
-    assert main(["tune", "mine.py", "--budget", "5 evaluations", "--steps", "2", "--tolerance", "1"]) == 0
+    assert main(["tune", "mine.py", "--max-trials", "5", "--steps", "2", "--tolerance", "1"]) == 0
     assert "metric at most 100.00% worse" in capsys.readouterr().out
 
 

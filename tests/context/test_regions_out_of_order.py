@@ -207,30 +207,6 @@ def test_the_end_of_a_collected_generator_runs_inside_its_regions(depth: int) ->
     assert in_force() == "LISTS"
 
 
-def test_regions_that_are_entered_and_left_hand_over_hand() -> None:
-    first = suspended_in_with()
-    next(first)
-    for _ in range(100):
-        second = suspended_in_two()
-        assert next(second) == "nothing"
-        first.close()
-        assert in_force() == "nothing"
-        first = second
-    first.close()
-    assert in_force() == "LISTS"
-
-
-def test_a_region_that_ends_below_others_is_not_there_when_they_have_ended() -> None:
-    low = suspended_in_with()
-    next(low)
-    with hmp.casts(OTHER):
-        with hmp.disable_casts():
-            low.close()
-            assert in_force() == "nothing"
-        assert in_force() == "OTHER"
-    assert in_force() == "LISTS"
-
-
 @pytest.mark.parametrize("make", [suspended_in_with, suspended_in_two])
 def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere_else(make: Any) -> None:
     generator = make()

@@ -1,4 +1,4 @@
-"""What stands at torch's places takes exactly the calls that torch's own functions take, and asks for the state that is in force."""
+"""What stands at torch's places takes exactly the calls that torch's own functions take. What it casts, P1 asks, and under whom, P4."""
 
 from __future__ import annotations
 
@@ -165,20 +165,6 @@ def test_patched_ops_refuse_what_torch_refuses(force: str) -> None:
                 call()
 
 
-@pytest.mark.parametrize("listed", ["bf16", "fp32"])
-def test_patched_ops_cast_what_is_on_a_list(listed: str) -> None:
-    want = {"bf16": BF16, "fp32": F32}[listed]
-    with hmp.convert(policy=policy(**{listed: ["linear", "matmul", "add", "mean", "conv2d", "gelu"]})):
-        for dtype in (F32, BF16):
-            u, v = x.to(dtype), y.to(dtype)
-            for given in ((u, v), (u, y), (x, v), (torch.nn.Parameter(u), v)):
-                same(F.linear(*given), F.linear(*(t.to(want) for t in given)))
-                assert torch.matmul(input=given[0], other=given[1]).dtype is want
-                assert (given[0] + given[1]).dtype is want
-            assert torch.mean(u, axis=0).dtype is want
-            assert F.gelu(u, approximate="tanh").dtype is want
-
-
 class Wrapper(torch.Tensor):
     """A tensor that runs Python of its own for every op, and notes what it computes in."""
 
@@ -211,41 +197,3 @@ def test_r8_what_a_tensor_subclass_does_inside_is_not_cast(when: str) -> None:
         assert F.linear(x, y).dtype is BF16
     assert cls.notes
     assert set(cls.notes) == {F32}
-
-
-def test_every_policy_in_use_is_followed() -> None:
-    """Of the process, of a context, of a model, and no casts, in whatever order they come."""
-    one, two = policy(bf16=["linear", "softmax"]), policy(bf16=["matmul"], fp32=["linear"])
-    low = x.to(BF16)
-
-    def dtypes() -> tuple[torch.dtype, ...]:
-        return F.linear(x, y).dtype, x.matmul(y).dtype, F.linear(low, low).dtype, F.softmax(x, 0).dtype
-
-    plain, first, second = (F32, F32, BF16, F32), (BF16, F32, BF16, BF16), (F32, BF16, F32, F32)
-    assert dtypes() == plain
-    with hmp.casts(one):
-        assert dtypes() == first
-        with hmp.casts(two):
-            assert dtypes() == second
-            with hmp.disable_casts():
-                assert dtypes() == plain
-            assert dtypes() == second
-        assert dtypes() == first
-        with hmp.convert(policy=two):
-            assert dtypes() == first  # the region's, not the process's
-        assert dtypes() == first
-    assert dtypes() == plain
-    with hmp.convert(policy=two):
-        assert dtypes() == second
-        with hmp.casts(one):
-            assert dtypes() == first
-        assert dtypes() == second
-    with hmp.casts(two):
-        assert dtypes() == second
-    assert dtypes() == plain
-    hmp.revert()
-    with hmp.casts(two):
-        assert dtypes() == second
-    model = hmp.apply(torch.nn.Linear(3, 3), one)
-    assert model(x).dtype is BF16
-    assert dtypes() == plain

@@ -49,6 +49,46 @@ def test_replace_save_load_and_dict_go_round(tmp_path: Path) -> None:
     assert hmp.Policy.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
 
 
+def test_a_moved_op_leaves_the_other_lists_with_its_synonyms_and_is_decided_by_its_new_list() -> None:
+    habana = hmp.Policy.load("habana")
+    moved = habana.move("truediv", "bf16")  # its fp32.txt holds div and divide too
+    assert (moved.bf16, moved.fp32) == (habana.bf16 | {"truediv"}, habana.fp32 - {"truediv", "div", "divide"})
+    assert hmp.explain("truediv", moved).cast == hmp.explain("div", moved).cast == "bf16"
+    assert (moved.name, habana.move("truediv", "fp32").bf16) == ("habana (changed)", habana.bf16)
+    in_fp8 = hmp.Policy("mine", bf16={"einsum.autocast", "mm"}, fp8={"linear"}, saved={"gelu"}, dtype="float16")
+    assert in_fp8.move("linear", "fp32").move("einsum", "fp32") == hmp.Policy(
+        bf16={"mm"}, fp32={"linear", "einsum"}, saved={"gelu"}, dtype="float16"
+    )
+    assert in_fp8.move("mm", "fp8") == in_fp8.replace(fp8={"linear", "mm"}, bf16={"einsum.autocast"})
+    o2 = hmp.Policy.load("habana-o2")  # `*` stays for the other ops
+    assert o2.move("softmax", "promote") == o2.replace(promote=o2.promote | {"softmax"})
+
+
+def test_a_name_for_several_ops_keeps_those_that_are_not_moved() -> None:
+    moved = hmp.Policy(bf16={"mkldnn_convolution"}).move("conv2d", "fp32")
+    assert (moved.bf16, moved.fp32) == ({"conv1d", "conv3d"}, {"conv2d"})
+
+
+def test_an_entry_with_a_scope_is_moved_among_those_of_its_scope() -> None:
+    policy = hmp.Policy(bf16={"softmax", "softmax @ decoder", "linear @ decoder"}, saved={"gelu @ decoder"})
+    moved = policy.move("softmax @ decoder", "fp32")
+    assert moved == hmp.Policy(bf16={"softmax", "linear @ decoder"}, fp32={"softmax @ decoder"}, saved={"gelu @ decoder"})
+    assert policy.move("softmax", "fp32").entries("bf16") == ["linear @ decoder", "softmax @ decoder"]
+
+
+def test_a_move_that_cannot_be_says_what_was_expected() -> None:
+    policy = hmp.Policy(bf16={"linear"})
+    with pytest.raises(hmp.OpListError, match=r"softmx.*softmax"):
+        policy.move("softmx", "fp32")
+    with pytest.raises(hmp.OpListError, match="the FP8 list may hold"):
+        policy.move("softmax", "fp8")
+    for cast in ("saved", "float32"):
+        with pytest.raises(hmp.HmpError, match="expected one of the lists 'fp8', 'bf16', 'fp32', 'promote'"):
+            policy.move("gelu", cast)  # type: ignore[arg-type]
+    with pytest.raises(hmp.HmpError, match="got a set"):
+        policy.move({"gelu"}, "fp32")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_folder_keeps_the_low_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     policy = hmp.Policy(bf16={"mm"}, fp32={"log"}, dtype=dtype)

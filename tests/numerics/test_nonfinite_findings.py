@@ -136,7 +136,7 @@ def test_a_hook_is_told_that_no_list_reaches_it_unless_it_asks_for_casts(asks: b
     with hmp.casts(LISTS):
         finding = found(step)
     assert (finding.op, finding.direction, finding.line) == ("exp" if asks else "mul", "backward", line_of("in the hook"))
-    assert ("on the bf16 list" in finding.rule) == finding.remedy.startswith("policy = policy.replace(") == asks
+    assert ("on the bf16 list" in finding.rule) == finding.remedy.startswith("policy = policy.move(") == asks
     assert ("R13" in finding.rule) != asks and ".txt" not in finding.remedy
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import importlib
 import itertools
+import pickle
 import sys
 import textwrap
 import types
@@ -315,3 +318,71 @@ def test_attributes_that_are_no_tables_are_not_asked_what_they_are_worth():
     model.cached, model.array, model.tables = torch.ones(3), numpy.ones(3), [torch.ones(2), {"f": torch.tanh}]
     with hmp.convert(policy=policy(bf16={"linear"})):
         assert model(torch.ones(1, 2)).dtype is torch.bfloat16
+
+
+# --- partials, and methods that wrap a builtin: the wrapper is the user's, and stays
+
+
+def test_a_partial_made_before_convert_follows_the_policy() -> None:
+    product, spectrum = functools.partial(torch.mm, mat2=X), functools.partial(torch.fft.fftn, dim=(0, 1))
+    product.note = "kept"  # type: ignore[attr-defined]
+    builtin = product.func
+    with hmp.casts("habana"):
+        assert product(X).dtype is torch.bfloat16
+        assert spectrum(X.bfloat16()).dtype is torch.complex64  # R11
+        assert copy.deepcopy(product)(X).dtype is torch.bfloat16
+        assert pickle.loads(pickle.dumps(spectrum))(X).dtype is torch.complex64
+    assert product(X).dtype is torch.float32
+    hmp.revert()
+    assert product.func is builtin
+    assert product.args == () and product.keywords["mat2"] is X and product.note == "kept"  # type: ignore[attr-defined]
+    assert product(X).dtype is torch.float32
+
+
+def test_a_partial_of_something_else_is_left_alone() -> None:
+    other = functools.partial(sorted, reverse=True)
+    state = other.__reduce__()
+    with hmp.convert():
+        assert other.__reduce__() == state
+
+
+@pytest.mark.slow
+def test_a_partial_is_not_kept_alive_by_hmp() -> None:
+    short_lived = functools.partial(torch.mm, mat2=X)
+    hmp.convert()
+    gc.collect()  # what earlier tests left
+    before = sum(type(o) is functools.partial for o in gc.get_objects())
+    del short_lived
+    gc.collect()
+    assert sum(type(o) is functools.partial for o in gc.get_objects()) == before - 1
+    hmp.revert()
+
+
+def _taking_defaults(method):
+    @functools.wraps(method)
+    def wrapper(*args):
+        return method(*args)
+
+    return wrapper
+
+
+def test_r16_a_method_that_wraps_a_builtin_stays_the_users(monkeypatch):
+    hmp.revert()
+
+    class Acts:
+        @functools.wraps(torch.tanh)
+        def doubled(x):
+            return torch.tanh(x) * 2
+
+        @_taking_defaults
+        def given(self, x, act=torch.tanh):
+            return act(x)
+
+    monkeypatch.setitem(globals(), "Acts", Acts)
+    before = dict(vars(Acts))
+    x = torch.ones(2)
+    with hmp.convert(policy=policy(bf16=["tanh"])):
+        assert torch.equal(Acts.doubled(x), x.to(BF16).tanh() * 2) and torch.equal(Acts().given(x), x.to(BF16).tanh())
+    hmp.revert()
+    assert dict(vars(Acts)) == before and before["given"].__wrapped__.__defaults__ == (torch.tanh,)
+    assert before["given"].__wrapped__.__defaults__[0] is torch.tanh

@@ -65,8 +65,8 @@ def dtypes(model):
     ("made", "name", "how"),
     [
         ("before", "builtin of torch", "pickle"),
-        ("while", "method", "torch.save"),
-        ("after", "partial of a builtin", "deepcopy"),
+        pytest.param("while", "method", "torch.save", marks=pytest.mark.slow),
+        pytest.param("after", "partial of a builtin", "deepcopy", marks=pytest.mark.slow),
         *(pytest.param(*each, marks=pytest.mark.nightly) for each in itertools.product(WHERE, HELD, COPIES)),
     ],
 )

@@ -4,6 +4,7 @@ not inside a function; torch's private names in one place; files of bearable siz
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 from collections import Counter
@@ -35,7 +36,7 @@ LEVELS = (
     "tune captures",
     "__init__",
     "compat",
-    "cli pytest_plugin",
+    "cli",
     "__main__",
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
@@ -43,8 +44,8 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names.
 CORE = [name for name, level in LEVEL_OF.items() if level <= LEVEL_OF["session"]]
 
 LONGEST_FILE = 800
-# Where torch's private names may be read; bridges to libraries and the demo, which users copy from, may read their own.
-MAY_READ = "torch_private.py torch_dispatcher.py torch_compile/dynamo_internals.py torch_compile/dynamo_names.py compat/ cli/demo/".split()
+# Where torch's private names may be read; bridges to libraries may read their own.
+MAY_READ = "torch_private.py torch_dispatcher.py torch_compile/ compat/".split()
 WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import torch_compile/bridge.py waits for
 
 
@@ -88,8 +89,14 @@ def imports_of(module: str, path: Path, tree: ast.AST, *, for_types: bool) -> It
                 yield Import(module, source, name, f"{source}.{name}" if f"{source}.{name}" in MODULES else source)
 
 
-TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
-EVERY_IMPORT = [each for module, path in MODULES.items() for each in imports_of(module, path, TREES[module], for_types=False)]
+@functools.cache
+def tree_of(module: str) -> ast.AST:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def every_import() -> Iterator[Import]:
+    for module, path in MODULES.items():
+        yield from imports_of(module, path, tree_of(module), for_types=False)
 
 
 def package_of(module: str) -> str:
@@ -101,7 +108,7 @@ def package_of(module: str) -> str:
 def test_a_package_imports_from_packages_below_it_and_takes_of_the_core_what_is_exported() -> None:
     assert {package_of(module) for module in MODULES} == set(LEVEL_OF)
     used = set()
-    for each in EVERY_IMPORT:
+    for each in every_import():
         importer, package = package_of(each.importer), package_of(each.taken)
         if importer != package:
             assert LEVEL_OF[package] < LEVEL_OF[importer], f"{each.importer} imports {each.taken}"
@@ -114,7 +121,7 @@ def test_a_package_imports_from_packages_below_it_and_takes_of_the_core_what_is_
 
 def test_files_import_each_other_in_no_circle() -> None:
     below = {
-        module: {each.taken for each in imports_of(module, path, TREES[module], for_types=True)} - {module}
+        module: {each.taken for each in imports_of(module, path, tree_of(module), for_types=True)} - {module}
         for module, path in MODULES.items()
     }
     TopologicalSorter(below).prepare()  # CycleError names the circle

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import gzip
-import json
 import math
 import re
 from dataclasses import replace
@@ -100,20 +97,16 @@ def test_an_op_that_torch_promotes_computes_in_the_dtype_of_its_result() -> None
     assert {row.op: row.compute for row in report.rows} == {"add": "float32", "igamma": "float32"}
 
 
-def test_to_html_writes_a_recording_with_its_trace_and_returns_the_path(tmp_path: Path) -> None:
+def test_to_html_writes_a_recording_and_returns_the_path(tmp_path: Path) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     with hmp.casts("habana"), hmp.record() as report:
         net(torch.ones(2, 4)).softmax(-1)
     written = report.to_html(tmp_path / "report.html")
     assert written == tmp_path / "report.html"
-    html = written.read_text(encoding="utf-8")
-    text = said(html)
+    text = said(written.read_text(encoding="utf-8"))
     # of which model, when, with what: 4 x 8 + 8 + 8 x 2 + 2 parameters
     for each in ("habana", "test_page.py", "58 float32", "232 B", "Sequential", f"{datetime.now():%Y-%m-%d}", torch.__version__):
         assert each in text, each
-    (trace,) = [url for url in Page(html).urls if url.startswith("data:application/gzip;base64,")]
-    values = json.loads(gzip.decompress(base64.b64decode(trace.partition(",")[2])))
-    assert values == json.loads(report.to_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
 
 
 def test_the_page_shows_models_and_what_they_keep_layers_together() -> None:
@@ -153,10 +146,11 @@ def test_a_search_shows_what_was_tried_and_the_lists_with_their_reasons() -> Non
         "0.71", "5.0 MiB",  # of what it keeps
         "0.10% worse", "2.002", "0.11% worse", "0.909", "0.9991",  # loss, metric, gradients
         'hmp.convert(policy="tuned")',
-        "linear gain 3.1 ms a step", "log gains less than 0.5%", "gives NaN or Inf in bfloat16", "no: loss +4.00%, 1.00% allowed",
+        "linear 3.1 ms | +0.01% | chosen", "log 50 µs | +0.01% | gains less than 0.5%",
+            "gives NaN or Inf in bfloat16", "no: loss +4.00%, 1.00% allowed",
     ):  # fmt: skip
         assert each in text, each
-    small = html_of(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget"))
+    small = html_of(tune_result_kit.result(objective="memory", stopped="budget"))
     assert "bytes kept for backward, float32 = 1" in small and "budget is spent" in said(small)
 
 
@@ -186,7 +180,7 @@ def verdict(html: str) -> str:
     ("page", "told"),
     [
         # in bfloat16: linear 4, mul 2, layer_norm 2, max_pool2d 3, view 2; 130 ms of 681 ms are casts
-        ("report", ("13 of 24 calls", "19 %", "6 changes")),
+        ("report", ("13 of 24 calls", "19 %")),
         ("empty", ("No policy decided any of 0 calls",)),
         ("comparison", ("mine", "4 %", "0.001 %", "0.61 %", "mul makes 70 %")),
         ("exact comparison", ("0 %", "no op")),

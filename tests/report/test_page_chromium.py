@@ -205,11 +205,12 @@ def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dic
 
 @pytest.mark.slow
 def test_the_button_turns_the_page_dark_the_tree_folds_and_code_is_copied(browser: Any, pages: dict[str, Path]) -> None:
-    opened(browser, pages["report"], "dark")
+    opened(browser, pages["tuning"])
     button = browser.find_element("css selector", ".copy")
     button.click()
     assert browser.execute_async_script("const done = arguments[0]; setTimeout(() => done(arguments.length), 200)") == 1
     assert button.text in ("Copied", "Selected")
+    opened(browser, pages["report"], "dark")
     browser.find_element("id", "theme").click()
     assert background(browser) == "rgb(255, 255, 255)"
     browser.refresh()

@@ -1,10 +1,8 @@
-"""A recording says what torch did, and its trace has the calls and casts as slices, beside dispatch modes of the tests' own."""
+"""A recording says what torch did, beside dispatch modes of the tests' own."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from autocast_kit import needs_autocasts_lstm
-from thread_kit import in_thread
 
 BF16, F32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
@@ -147,60 +144,3 @@ def test_a_recomputation_that_ends_early_is_no_exception() -> None:
         checkpoint(lambda x: linear(linear(x)), X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert report.notes == []
     assert all(row.raised == 0 for row in report.rows)
-
-
-ONES = torch.ones(2, 2)
-POLICY = hmp.Policy("mine", bf16={"linear"}, fp32={"softmax"})
-
-
-def slices(path: Path) -> list[dict[str, Any]]:
-    values = json.loads(path.read_text(encoding="utf-8"))
-    events: list[dict[str, Any]] = values["traceEvents"]
-    for each in events:  # what the Trace Event Format asks of a complete event
-        assert each["ph"] == "X"
-        assert each["ts"] >= 0 and each["dur"] >= 0
-        assert isinstance(each["pid"], int) and isinstance(each["tid"], int)
-        assert each["cat"] in ("op", "cast")
-    assert [each["ts"] for each in events] == sorted(each["ts"] for each in events)
-    return events
-
-
-@pytest.mark.native_kernels
-def test_ops_and_casts_are_slices_and_casts_stand_inside_their_ops(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Softmax(-1))
-    x = torch.randn(2, 4)
-    with hmp.casts(POLICY), hmp.record() as report, Ran() as plain:
-        model(x)
-    found = slices(report.to_trace(tmp_path / "trace.json"))
-    assert [each["name"] for each in found if each["cat"] == "op"] == ["linear", "tanh", "softmax"]
-    assert [each["name"] for each in found if each["cat"] == "cast"] == plain.made
-    assert len(plain.made) == 4, "input, weight and bias for linear, and back for softmax"
-    linear, tanh, softmax = (each for each in found if each["cat"] == "op")
-    assert linear["args"] == {"rule": "bf16", "computes": "bfloat16", "module": "0"}
-    assert (tanh["args"]["rule"], softmax["args"]["computes"]) == ("unlisted", "float32")
-    for each in found:
-        if each["cat"] == "cast":
-            op = softmax if each["name"].endswith("float32") else linear
-            assert op["ts"] <= each["ts"] and each["ts"] + each["dur"] <= op["ts"] + op["dur"] + 0.01
-    assert linear["ts"] + linear["dur"] <= tanh["ts"] + 0.01 and tanh["ts"] + tanh["dur"] <= softmax["ts"] + 0.01
-
-
-def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
-    def work() -> None:
-        with hmp.casts(POLICY):
-            F.linear(ONES, ONES)
-
-    with hmp.record() as report:
-        work()
-        in_thread(work)
-    found = slices(report.to_trace(tmp_path / "trace.json"))
-    assert len({each["tid"] for each in found if each["name"] == "linear"}) == 2
-
-
-def test_a_report_without_single_calls_says_so(tmp_path: Path) -> None:
-    with hmp.casts(POLICY), hmp.record() as report:
-        F.linear(ONES, ONES)
-    loaded = hmp.Report.load(report.to_json(tmp_path / "report.json"))
-    for other in (loaded, report.merge(loaded)):
-        with pytest.raises(hmp.HmpError, match=r"to_trace\(\)"):
-            other.to_trace(tmp_path / "trace.json")

@@ -196,26 +196,6 @@ def test_r17_the_log_names_the_line_that_opened_a_region_inside(caplog):
 # --- the region is as it was
 
 
-def steps():
-    with hmp.casts(FULL):
-        yield matmuls()
-        yield matmuls()
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["", "entered before hmp patched torch"])
-def test_r17_a_region_that_ends_first_does_not_come_back(seen):
-    if seen:
-        hmp.casts(FULL)(matmuls)()
-    region = autocast()
-    region.__enter__()
-    generator = steps()
-    assert next(generator) is F32
-    region.__exit__(None, None, None)
-    assert real_state() == OFF
-    generator.close()
-    assert (matmuls(), real_state()) == (F32, OFF)
-
-
 def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
     async def task(inside, seen):
         with hmp.casts(FULL):

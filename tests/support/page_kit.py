@@ -1,4 +1,4 @@
-"""A report made by hand, for the page: every rule of the advice finds something in it, or nothing; and what a reader sees of a page."""
+"""A report made by hand, for the page; and what a reader sees of a page."""
 
 from __future__ import annotations
 

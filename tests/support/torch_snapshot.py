@@ -129,7 +129,7 @@ def residue_on_modules(package_folder: str) -> list[str]:
     """Attributes of any living nn.Module class, users' included, whose code or type is from the package in that folder."""
     found = []
     for cls in subclasses(torch.nn.Module):
-        if cls.__module__.startswith("hmp."):  # the demo's own models
+        if cls.__module__.startswith("hmp."):  # the demo's own model
             continue
         for name, value in list(vars(cls).items()):
             files = [function.__code__.co_filename for function in _functions_in(value)]

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import hmp
-from hmp.tune.result import TuneResult
+from hmp.tune.result import Trial, TuneResult, Unit
 from hmp.tune.tolerance import Tolerance
-from hmp.tune.trial import Flow, Trial, Unit
 
 NASTY = "<script>alert(1)</script>"
 MS = 1e-3
@@ -69,9 +68,9 @@ TRIALS = (
 def result(**changes: Any) -> TuneResult:
     """A search that was solved, with whatever is to be otherwise."""
     made = TuneResult(
-        policy=POLICY, best=BEST, trials=TRIALS, units=UNITS, flows=(Flow("linear", "gelu", 1e-5, 64),),
+        policy=POLICY, best=BEST, trials=TRIALS, units=UNITS,
         tolerance=Tolerance(loss=0.01), objective="time", stopped="solved",
-        start="habana", seed=0, steps=20, predicted=-5 * MS, left=0.5 * MS, device="cpu", torch="2.13.0", notes=("One note.",),
+        start="habana", seed=0, steps=20, device="cpu", torch="2.13.0", notes=("One note.",),
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -79,7 +78,7 @@ def result(**changes: Any) -> TuneResult:
 def bare() -> TuneResult:
     """As little as a search can find."""
     only = trial("nothing low", ())
-    return result(units=(), flows=(), trials=(FLOAT32, only), best=only, policy=hmp.Policy(), tolerance=Tolerance(), notes=(), steps=0)
+    return result(units=(), trials=(FLOAT32, only), best=only, policy=hmp.Policy(), tolerance=Tolerance(), notes=(), steps=0)
 
 
 def nasty(text: str) -> TuneResult:

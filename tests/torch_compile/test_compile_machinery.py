@@ -96,7 +96,7 @@ def test_a_torch_that_hmp_does_not_know_runs_uncompiled_with_a_warning_and_compi
     graphs = Graphs()
     compiled = torch.compile(lambda x: (x @ x, torch.softmax(x @ x, -1)), backend=graphs, fullgraph=True)
     with monkeypatch.context() as patch:
-        patch.delattr(torch_function, "SymbolicTorchFunctionState")
+        patch.delattr(torch_function, "TorchFunctionModeVariable")
         # torch's stances end in the order of their beginnings: the recording's end took back what the conversion had asked for
         with pytest.warns(RuntimeWarning, match=r"torch\.compile of torch .* missing"), hmp.record():
             hmp.convert(policy=LOW)

@@ -5,6 +5,7 @@ The oracle is plain torch with the casts written out, run before hmp does anythi
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import OrderedDict
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from trap_kit import policy
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X, Y = torch.linspace(-2, 2, 16).reshape(4, 4), torch.linspace(1, 3, 16).reshape(4, 4)
 LISTS = policy(
-    bf16=["mul", "matmul", "linear", "relu", "mm", "baddbmm", "layer_norm", "conv1d", "batch_norm", "dropout", "leaky_relu", "hstack"],
+    bf16="abs mul matmul linear relu mm baddbmm layer_norm conv1d batch_norm dropout leaky_relu hardswish hstack".split(),
     fp32=["softmax", "truediv", "exp", "cross_entropy", "embedding"],
     promote=["cat", "stack", "sub", "addcmul"],
     name="lists",
@@ -39,8 +40,11 @@ def wide(t: torch.Tensor) -> torch.Tensor:
 CASES = {
     "function": (lambda x, y: torch.mul(x, y), lambda x, y: low(x) * low(y)),
     "function of torch.nn.functional": (lambda x, y: F.linear(x, y), lambda x, y: F.linear(low(x), low(y))),
+    "function that cannot be overridden": (lambda x, y: F.hardswish(x), lambda x, y: F.hardswish(low(x))),
     "operator": (lambda x, y: x @ y, lambda x, y: low(x) @ low(y)),
     "reflected composite": (lambda x, y: 1 / y.bfloat16(), lambda x, y: 1 / wide(low(y))),
+    "Python's abs": (lambda x, y: abs(x), lambda x, y: low(x).abs()),  # Dynamo asks no mode about this and the next
+    "Python's product": (lambda x, y: math.prod([x, y], start=2), lambda x, y: 2 * low(x) * low(y)),
     "wide": (lambda x, y: low(x).softmax(-1), lambda x, y: wide(low(x)).softmax(-1)),
     "explicit dtype": (lambda x, y: torch.softmax(x, -1, dtype=torch.float64), lambda x, y: torch.softmax(x, -1, dtype=torch.float64)),
     "widest": (lambda x, y: torch.cat([low(x), y]), lambda x, y: torch.cat([wide(low(x)), y])),
@@ -106,6 +110,16 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
     for name, found, wanted in zip(CASES, results, expected, strict=True):
         assert found.dtype is wanted.dtype, name
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_compiled_structure_that_a_list_names_is_one_op():
+    def attention(x, y):
+        given = x[None], x[None], x[None], 4, 2, y.repeat(3, 1), None, None, None, False, 0.0, y, None
+        return F.multi_head_attention_forward(*given)
+
+    with hmp.casts(policy(bf16=["multi_head_attention_forward"])):
+        found = torch.compile(attention, backend="eager", fullgraph=True)(X, Y)
+    same_results(found, attention(low(X), low(Y)))
 
 
 @torch.compiler.allow_in_graph

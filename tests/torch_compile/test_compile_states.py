@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 
@@ -63,6 +64,40 @@ def test_threads_have_their_own_state():
 
     in_threads(call, range(4))
     assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
+
+
+def test_tasks_that_compiled_code_runs_have_their_own_state():
+    """The state of a thread changes there without anybody's entering or leaving a region: one task waits, another goes on."""
+
+    async def task(around):
+        with around:
+            found = []
+            for _ in range(3):
+                await asyncio.sleep(0)
+                found.append(dtypes(ops(X)))  # a frame that Dynamo compiles by itself
+        return found
+
+    def run(x):
+        async def both():
+            return await asyncio.gather(task(hmp.casts(LOW)), task(hmp.disable_casts()))
+
+        return asyncio.run(both())
+
+    hmp.convert(policy=OTHER)
+    compiled = torch.compile(run, backend="eager")
+    for _ in range(2):
+        assert compiled(X) == [[ON] * 3, [OFF] * 3]
+
+
+def test_code_behind_a_graph_break_sees_no_mode_of_hmps():
+    def modes(x):
+        y = torch.mul(x, x)
+        torch._dynamo.graph_break()
+        return y, torch.overrides._get_current_function_mode_stack()
+
+    hmp.convert(policy=LOW)
+    found, seen = torch.compile(modes, backend="eager")(X)
+    assert found.dtype is BF16 and seen == []
 
 
 @pytest.mark.slow

@@ -25,9 +25,11 @@ REFUSED = [
     ({"tolerance": {"los": 1}}, "'los'"),
     ({"tolerance": {"metric": 0.1}}, "metric="),
     ({"tolerance": {"gradient": 2}}, "gradient=2.0"),
-    ({"budget": "ten"}, "budget='ten'"),
-    ({"budget": "3 weeks"}, "'weeks'"),
-    ({"budget": 0}, "budget=0"),
+    ({"seconds": "10 min"}, "seconds='10 min'"),
+    ({"seconds": 0}, "seconds=0"),
+    ({"max_trials": 0.5}, "max_trials=0.5"),
+    ({"progress": "bar"}, "progress='bar'"),
+    ({"loss": lambda m, x: squared(m, x.add_(1.0))}, "writes into the batch's tensors"),
     ({"objective": "joy"}, "objective='joy'"),
     ({"ops": []}, "ops=[]"),
     ({"ops": ["liner"]}, "'liner'"),
@@ -64,6 +66,14 @@ def test_what_cannot_be_searched_is_refused() -> None:
         hmp.tune(model, batches, loss=squared)
 
 
+def test_a_budget_says_what_to_give() -> None:
+    model, batches = perceptron()
+    with pytest.raises(TypeError, match="seconds=600 for ten minutes, or max_trials=30"):
+        hmp.tune(model, batches, loss=squared, budget="10 min")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerence'"):
+        hmp.tune(model, batches, loss=squared, tolerence=0.1)
+
+
 def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     torch.manual_seed(0)
 
@@ -83,13 +93,16 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
 @pytest.mark.slow
 def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_is_no_journal(tmp_path) -> None:
     model, batches = perceptron()
-    arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
+    arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "max_trials": 3}
     hmp.tune(model, batches, loss=squared, **arguments)
     hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)
-    with pytest.raises(hmp.HmpError, match="another data"):
+    with pytest.raises(hmp.HmpError, match="another first batch"):
         hmp.tune(model, [2 * x for x in batches], loss=squared, **arguments)
-    with pytest.raises(hmp.HmpError, match="another loss"):
+    with pytest.raises(hmp.HmpError, match="the loss or the optimizer is another"):
         hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **arguments)
+    slower = {**arguments, "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.01)}
+    with pytest.raises(hmp.HmpError, match="the loss or the optimizer is another"):
+        hmp.tune(model, batches, loss=squared, **slower)
     with pytest.raises(hmp.HmpError, match=r"another tolerance .*1\.00%.*50\.00%"):
         hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5)
     hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5, resume=False)

@@ -71,7 +71,7 @@ def test_the_products_that_can_be_are_in_fp8_and_the_numbers_are_those_of_runs_o
 
 
 def test_the_error_is_that_of_quantised_operands() -> None:
-    result = tuned(two(), per_module=True, budget="3 evaluations", optimizer=None, ops=["linear"])
+    result = tuned(two(), per_module=True, max_trials=3, optimizer=None, ops=["linear"])
     (unit,) = [unit for unit in result.units if unit.name == "linear @ first"]
     model, (x, _) = two()
 
@@ -116,7 +116,7 @@ def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -
 
 
 def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
-    short = {"optimizer": None, "ops": ["linear"], "budget": "3 evaluations"}
+    short = {"optimizer": None, "ops": ["linear"], "max_trials": 3}
     assert "no product in FP8: the budget was spent" in str(tuned(two(), **short))
     assert "FP8" not in str(tuned(two(), **short, levels=("bf16", "fp32")))
 

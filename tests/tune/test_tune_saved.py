@@ -75,7 +75,7 @@ def test_all_that_is_kept_is_packed_and_the_folder_says_what_that_brings(tmp_pat
     # 64 rows of 128 numbers in float32, twice; a byte each and eight for each 128
     (gelu,) = (unit for unit in result.packed if unit.op == "gelu")
     assert (gelu.nbytes, gelu.left) == (2 * 64 * 128 * 4, 2 * 64 * (128 + 8))
-    assert "64.0 KiB -> 17.0 KiB a step" in (tmp_path / "saved.txt").read_text(encoding="utf-8")
+    assert "64.0 KiB -> 17.0 KiB | " in (tmp_path / "saved.txt").read_text(encoding="utf-8")
     assert "packed for backward (int8): 3 units" in str(result)
     assert tuned(1.0, folder=tmp_path).to_dict() == result.to_dict()
 
@@ -117,6 +117,6 @@ def test_where_there_is_nothing_to_pack_no_trial_is_made() -> None:
 
 def test_a_saved_list_to_start_from_stays_as_it_is(tmp_path: Path) -> None:
     model, batches = two(1.0)
-    options = {"loss": loss, "objective": "memory", "tolerance": 0.1, "budget": "4 evaluations", "folder": tmp_path, "ops": ["linear"]}
+    options = {"loss": loss, "objective": "memory", "tolerance": 0.1, "max_trials": 4, "folder": tmp_path, "ops": ["linear"]}
     assert hmp.tune(model, batches, start="saved8", **options).policy.saved == {"*"}
     assert "*  # as in saved8" in (tmp_path / "saved.txt").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
 
 
 def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> Any:
-    given = {"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "3 evaluations", "start": START, "ops": ["linear"]}
+    given = {"optimizer": sgd, "objective": "memory", "steps": 2, "max_trials": 3, "start": START, "ops": ["linear"]}
     return hmp.tune(model, batches, loss=loss, **given | options)
 
 
@@ -138,10 +138,9 @@ def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
     seen = []
 
     def loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        scale = batch.pop("scale")
-        batch["x"].mul_(scale)
-        seen.append(float(batch["x"].abs().sum()))
-        return squared(model, batch["x"])
+        x = batch.pop("x") * batch.pop("scale")
+        seen.append(float(x.abs().sum()))
+        return squared(model, x)
 
     model, batches = perceptron()
     given = [{"x": x, "scale": 2.0} for x in batches]
@@ -182,7 +181,7 @@ def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> Non
         lambda model, x: model(x),
         ops=["mul"],
         tolerance={"gradient": 0.5},
-        budget=None,
+        max_trials=None,
     )
     low = next(trial for trial in result.trials if trial.low == ("mul",))
     assert low.gradient_cosine == 0.0
@@ -215,7 +214,7 @@ def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None
     model, batches = perceptron()
     model = torch.compile(model, backend=backend)
     limit = torch._dynamo.config.recompile_limit
-    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations", ops=None, start="habana")
+    result = tuned(model, batches, tolerance=0.0, max_trials=12, ops=None, start="habana")
     assert len(compiled) >= len(result.trials) > limit
     compiled.clear()
     hmp.apply(model, result.policy)
@@ -234,11 +233,11 @@ def test_lists_that_somebody_wrote_are_not_replaced(tmp_path: Any) -> None:
 
 def test_the_lists_of_a_search_that_ended_are_there_after_a_second_call(tmp_path: Any) -> None:
     model, batches = perceptron()
-    result = tuned(model, batches, folder=tmp_path / "a", budget=None, tolerance=0.1)
+    result = tuned(model, batches, folder=tmp_path / "a", max_trials=None, tolerance=0.1)
     assert result.stopped == "solved"
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b" / "bf16.txt").unlink()
-    again = tuned(model, batches, folder=tmp_path / "b", budget=None, tolerance=0.1)
+    again = tuned(model, batches, folder=tmp_path / "b", max_trials=None, tolerance=0.1)
     assert hmp.Policy.load(tmp_path / "b") == again.policy == result.policy
     assert again.folder == str(tmp_path / "b")
 
@@ -251,7 +250,7 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() 
         slope = torch.func.grad(lambda y: torch.tanh(y).sum())(x)
         return (model(x) * slope).square().mean()
 
-    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "2 evaluations", "start": START}
+    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "max_trials": 2, "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
     with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
         hmp.tune(model, batches, **arguments, objective="memory")

@@ -1,85 +1,75 @@
-"""The demo: that its check is real, and how it looks.
+"""The demo: its lists took effect as torch itself sees it, and its check tells an op that ran elsewhere.
 
-No public call makes an op of the demo run elsewhere than its policy says, or a table of given numbers.
+No public call makes an op of the demo run elsewhere than its policy says, or a step slow.
 """
 
 from __future__ import annotations
 
-import io
-import itertools
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 import hmp
 
-pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from hmp.cli.demo import check, show
-from hmp.cli.demo.models import MODELS, DemoModel
-from hmp.cli.demo.show import print_ops, print_results
-from hmp.cli.demo.step_report import StepObserver, StepReport
-from hmp.cli.demo.training import AUTOCAST, FLOAT32, HMP, Outcome
+from hmp.cli import main
+from hmp.cli.demo import digits
 
 BF16, FP32 = torch.bfloat16, torch.float32
+# The ATen ops in which a name of a list shows up, in a forward pass on the CPU.
+ATEN = {
+    "batch_norm": ("native_batch_norm",), "conv2d": ("convolution",), "cross_entropy": ("_log_softmax", "nll_loss_forward"),
+    "dropout": ("bernoulli_",), "embedding": ("embedding",), "layer_norm": ("native_layer_norm",), "linear": ("addmm",),
+    "matmul": ("bmm",), "mul": ("mul",), "relu": ("relu",), "softmax": ("_softmax",), "truediv": ("div",),
+}  # fmt: skip
 
 
-# -- its check
+class Ran(TorchDispatchMode):
+    """The ATen ops of a forward pass, with the dtypes of their first floating inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        floating = (each.dtype for each in tree_iter(args) if isinstance(each, torch.Tensor) and each.is_floating_point())
+        for dtype in [*floating][:1]:
+            self.dtypes.setdefault(func.overloadpacket.__name__, set()).add(dtype)
+        return func(*args, **(kwargs or {}))
 
 
-def report_of(*ran: tuple[str, torch.dtype]) -> StepReport:
-    return StepReport(dict.fromkeys(ran, 1), casts=0, saved_bytes=0)
+@pytest.mark.native_kernels
+@pytest.mark.parametrize("policy", [None, digits.POLICY])
+def test_each_listed_op_of_the_demo_runs_in_its_dtype_as_torch_sees_it(policy: str | None) -> None:
+    wanted = digits.wanted()
+    assert [*wanted] == [*ATEN] == digits.CALLS, "each op that the model calls is on one of the lists"
+    training = digits.Training(0)
+    with hmp.casts(policy) if policy else hmp.disable_casts(), Ran() as ran:
+        torch.nn.functional.cross_entropy(training.model(training.images[:8]), training.labels[:8])
+    for name, dtype in wanted.items():
+        for op in ATEN[name]:
+            assert ran.dtypes[op] == {dtype if policy else FP32}, (name, op)
 
 
-@pytest.mark.parametrize(
-    ("ran", "where"),
-    [
-        ([("addmm", FP32)], "float32"),
-        ([("addmm", FP32), ("addmm", BF16)], "bfloat16 and float32"),
-        ([("mm", BF16)], "no dtype: it did not run"),
-    ],
-)
-def test_check_names_the_op_that_ran_elsewhere(ran: list[tuple[str, torch.dtype]], where: str) -> None:
-    assert check.op_failures("m", {"linear": BF16}, report_of(*ran)) == [
-        f"m: the policy names linear for bfloat16, but aten.addmm ran in {where}"
-    ]
+def test_the_check_names_the_op_that_ran_elsewhere_and_the_one_that_was_not_called() -> None:
+    training = digits.Training(0)
+    with hmp.convert(policy=hmp.Policy.load(digits.POLICY).move("linear", "fp32")), hmp.record() as report:
+        training.step(slice(8))
+    (failure,) = digits.failed_ops(report)
+    assert failure.startswith("linear did not compute in bfloat16 in 3 calls")
+    assert len([*digits.failed_ops(hmp.Report())]) == len(digits.CALLS)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_check_covers_every_listed_op_that_a_model_calls(make: type[DemoModel]) -> None:
-    policy = hmp.Policy.load("habana")
-    wanted = check.named(policy, make.calls)
-    assert set(wanted) == make.calls, "each op that a model says it calls is on one of the lists"
-    # float32 has each of these ops; so a name without its ATen op in the table, or under a wrong one, shows here
-    batch = torch.rand(8, 1, 8, 8)
-    model = make()
-    observer = StepObserver(model)
-    with observer.dispatched(), observer.forward(), FLOAT32.around_forward():
-        F.cross_entropy(model(batch), torch.zeros(8, dtype=torch.int64))
-    assert check.op_failures("m", dict.fromkeys(wanted, FP32), observer.report()) == []
-
-
-# -- how it looks
-
-
-@pytest.mark.parametrize("width", [60, 200])
-def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -> None:
-    ops = ["native_layer_norm", "nll_loss_forward", "max_pool2d_with_indices", "_log_softmax", "convolution", "native_batch_norm"]
-    outcomes = [
-        Outcome(model, precision, 98.2, 0.01234, StepReport(dict.fromkeys(itertools.product(ops, (BF16, FP32)), 1), 70, 104_550_596))
-        for model in MODELS
-        for precision in (FLOAT32.name, AUTOCAST.name, HMP.name)
-    ]
-    page = io.StringIO()
-    print_results(Console(file=page, width=width), outcomes, show.slower(12.34))
-    print_ops(Console(file=page, width=width), outcomes)
-    lines = page.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "…" not in page.getvalue()
-    rows = [line.split() for line in lines if "ms" in line]
-    assert [row[-7:] for row in rows] == [["98.2", "%", "12.3", "ms", "104,550,596", "B", "70"]] * 6
-    words = page.getvalue().replace(",", " ").split()
-    assert {op: words.count(op) for op in ops} == dict.fromkeys(ops, 12)
+@pytest.mark.slow
+def test_a_slow_processor_takes_less_data_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", "native")
+    monkeypatch.setattr(digits, "_step_seconds", lambda seed: 100.0)
+    status = main(["demo", "--epochs", "2"])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert "training takes 64 of the 1200 pictures" in printed and "HMP_LOW_KERNELS=auto" in printed
+    assert "accuracy within" not in printed

@@ -43,7 +43,7 @@ def test_r11_random_ops_are_never_run_again() -> None:
         policy = hmp.Policy("mine", bf16={op})
         with hmp.convert(policy=policy):
             rules = [d.rule for d in deciding.decide(policy).values() if d.rule.op == op]
-        assert rules and not any(rule.retries for rule in rules), op
+        assert rules and not any(rule.facts.retries for rule in rules), op
 
 
 # What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.

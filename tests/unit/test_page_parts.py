@@ -1,65 +1,24 @@
-"""Places that a report tells apart, what its page advises and adds up, a trace that is cut to fit in, the page of compared captures.
+"""Places that a report tells apart, what its page adds up, the page of compared captures.
 
 No public call shows a page's parts as values, nor makes a comparison of captures with given distances.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import hmp
 import page_kit
 from hmp.captures.comparison import CaptureComparison, Computed, Gap, Side
 from hmp.captures.page import captures_page
-from hmp.report import bounded_places, trace
-from hmp.report.page import advice, model
+from hmp.report import bounded_places
+from hmp.report.page import model
 from page_kit import NASTY, Page, said
-
-
-def test_what_to_change_is_said_in_lines_to_copy() -> None:
-    found = advice.advices(page_kit.report())
-    assert {f"{change.sign}{change.cast} {change.name}" for item in found.items for change in item.changes} == {
-        "+bf16 relu", "+bf16 add", "+bf16 layer_norm", "-fp32 tanh", "-bf16 mul", "-bf16 cdist",
-    }  # fmt: skip
-    assert [item.seconds for item in found.items] == sorted((item.seconds for item in found.items), reverse=True)
-    policy = page_kit.POLICY
-    values: dict[str, Any] = {"hmp": hmp, "given": policy}
-    exec(found.code.replace("policy = ...", "policy = given").replace("tried.save", "(lambda folder: None)"), values)
-    tried = values["tried"]
-    assert tried.bf16 == (policy.bf16 - {"mul", "cdist"}) | {"relu", "add", "layer_norm"}
-    assert tried.fp32 == {"cross_entropy"}
-    preset = page_kit.report(policies=[hmp.Policy.load("habana").to_dict()], never_called=["dropout3d"])
-    assert 'hmp.Policy.load("habana")' in advice.advices(preset).code
-
-
-def test_taking_an_op_off_a_list_takes_off_all_names_that_it_follows() -> None:
-    habana = hmp.Policy.load("habana")
-    changes = advice._taken_off(habana, "fp32", "truediv")
-    assert {change.name for change in changes} == {"truediv", "div"}  # then div is on the promote list
-    tried = habana.replace(fp32=habana.fp32 - {change.name for change in changes})
-    assert hmp.explain("truediv", tried).cast != "fp32"
-    o2 = hmp.Policy.load("habana-o2")  # its FP32 list is `*`: nothing can be taken off
-    assert [f"{c.sign}{c.cast} {c.name}" for c in advice._taken_off(o2, "fp32", "softmax")] == ["+promote softmax"]
-
-
-def test_no_advice_without_one_policy_that_is_known_here_and_times() -> None:
-    unknown = {"name": "x", "bf16": ["no_such_op"], "fp32": [], "promote": [], "dtype": "bfloat16", "fingerprint": ""}
-    for policies in ([], [page_kit.POLICY.to_dict(), hmp.Policy.load("bert").to_dict()], [unknown]):
-        found = advice.advices(page_kit.report(policies=policies))
-        assert found.nothing and not found.items
-    row = page_kit.row("linear", "bf16", ("float32", "bfloat16", "bfloat16"), "net", 1, traced=2, casts=2)
-    report = page_kit.report((row,))
-    assert "seen only by a compiler" in report.notes[0]
-    assert not advice.advices(report).items
 
 
 def test_the_tree_has_the_sums_of_what_is_below() -> None:
@@ -68,24 +27,6 @@ def test_the_tree_has_the_sums_of_what_is_below() -> None:
     assert (layer.sums.calls, layer.sums.casts, layer.sums.casts_saved, layer.sums.cast_bytes) == (10, 6, 0, 4608)
     assert (layer.sums.cast_seconds, layer.sums.op_seconds) == (pytest.approx(0.08), pytest.approx(0.323))
     assert tree.sums.casts == sum(row.casts for row in page_kit.ROWS)
-
-
-def test_slices_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MOST", 5)
-    ones = torch.ones(2, 2)
-    with hmp.casts(hmp.Policy("mine", bf16={"linear"})), hmp.record() as report:
-        for _ in range(4):
-            F.linear(ones, ones)
-    file = report.to_trace(tmp_path / "trace.json")
-    written = json.loads(file.read_text())
-    assert (len(written["traceEvents"]), written["otherData"]["slices_left_out"]) == (5, 4 * 3 - 5)
-    assert sum(row.calls for row in report.rows) == 4
-    monkeypatch.setattr(trace, "MOST_BYTES", 220)
-    assert report.slices is not None
-    data, shown = trace.packed(report.slices, report.about)
-    values = json.loads(gzip.decompress(data))
-    assert (len(data) <= 220, shown, values["otherData"]["slices_left_out"]) == (True, len(values["traceEvents"]), 12 - shown)
-    assert 0 < shown < 5
 
 
 SIDE = Side("trainer", "trainer.capture", "Net", {"float32": 3}, {"float32": 2, "bfloat16": 1}, ("habana",), (), {"model": "Net"})

@@ -109,7 +109,7 @@ def test_a_torch_whose_lists_are_not_known_has_those_of_the_nearest_older_releas
         hmp.Policy.load("torch-cpu")
     said = [r.getMessage() for r in caplog.records if "torch-cpu stands for" in r.getMessage()]
     why = f"hmp keeps no autocast lists of torch {version}; torch-cpu stands for torch-cpu@{release} here."
-    assert said == ([f"{why} This torch's own: hmp lists torch-cpu --ask FOLDER"] if warned else [])
+    assert said == ([f"{why} This torch's own: .ci/autocast-lists torch-cpu FOLDER"] if warned else [])
     presets._frozen.cache_clear()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from ...extras import needed
@@ -14,28 +12,23 @@ with needed("a report's page needs", "report", "jinja2"):
     import markupsafe
 
 from ...formatting import share, size, two_digits, typeset_duration
+from ...wrapping import rules
 from ..kept_packed import merged as merged_kept
 from ..models import shares
 from ..report import Report
 from ..rows import PAST, UNLISTED, Row, entry, total
-from ..trace import packed
 from ..violations import REMEDIES, Violation, kinds
-from . import advice, charts, model
+from . import charts, model
 
 UNLISTED_OPS, FP8_ROWS, MODELS, KEPT_ROWS = 15, 200, 12, 12
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
-RULES = {
-    "fp8": "on the FP8 list: both inputs become float8_e4m3fn, with scales from their own values",
-    "bf16": "on the BF16 list: inputs become the low dtype (R1)",
-    "fp32": "on the FP32 list: inputs become float32 (R2)",
-    "promote": "on the promote list: inputs become the widest dtype among them (R3)",
-    "autocast": "torch.autocast decides inside it",
-    "R5": "written in place: the first input keeps its dtype (R5)",
-    "R7": "on no list; torch refuses mixed inputs, so they become the first one's dtype (R7)",
-    "R12": "a scalar or mask beyond the low dtype's range saturates (R12)",
-    UNLISTED: "on no list: left to torch",
-    PAST: "on a list, and called by a name that Python code took before: hmp.unreachable() says where",
-}
+# What reports call a rule → the sentences of all rules that they call so.
+RULES: dict[str, list[str]] = {}
+for _rule in rules.RULES:
+    if _rule.in_reports:
+        RULES.setdefault(_rule.in_reports, []).append(_rule.sentence)
+RULES[UNLISTED] = ["on no list: left to torch"]
+RULES[PAST] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
 
 
 def report_page(report: Report) -> str:
@@ -43,7 +36,6 @@ def report_page(report: Report) -> str:
     rows = report.rows
     sums = total(rows)
     unlisted = report.unlisted
-    found = advice.advices(report)
     violations = report.violations()
     shown = sorted(report.grouped("call"), key=lambda row: -row.seconds)
     models = report.models
@@ -52,15 +44,13 @@ def report_page(report: Report) -> str:
         title="hmp report",
         report=report,
         made=report.about,
-        verdict=model.verdict(report, sums, len(found.items)),
+        verdict=model.verdict(report, sums),
         sums=sums,
         decided=sum(row.calls for row in rows if row.rule not in (PAST, UNLISTED)),
         headline=model.headline(report),
         parts=model.parts(rows),
         violations=violations,
         remedies={kind: REMEDIES[kind] for kind in kinds(violations)},
-        advices=found,
-        advice_rules=advice.RULES,
         computed=sorted({row.compute for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
@@ -68,7 +58,6 @@ def report_page(report: Report) -> str:
         models_all=len(models),
         kept=[(each, kept[:KEPT_ROWS], len(kept)) for each in models[:MODELS] if (kept := shares(each.kept or {}))],
         tree=model.tree(rows),
-        trace=_trace(report),
         unlisted=unlisted[:UNLISTED_OPS],
         unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
         in_fp8=sorted(report.fp8, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS],
@@ -80,24 +69,6 @@ def report_page(report: Report) -> str:
         table_all=len(shown),
         rules=RULES,
     )
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The single calls and casts as a link in the page: the URL that holds them, `shown` of `every` that were made."""
-
-    url: str
-    shown: int
-    every: int
-
-
-def _trace(report: Report) -> Trace | None:
-    """The trace of a recording; None where the report holds sums alone."""
-    slices = report.slices
-    if slices is None or not slices.kept:
-        return None
-    data, shown = packed(slices, report.about)
-    return Trace(f"data:application/gzip;base64,{base64.b64encode(data).decode()}", shown, len(slices.kept) + slices.left_out)
 
 
 def render(template: str, **values: Any) -> str:
@@ -119,7 +90,6 @@ def _environment() -> jinja2.Environment:
         "amount": _amount,
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
-        "said": lambda op: model.in_words(model.said_by_presets(op)),
         "short": lambda dtype: _SHORT.get(dtype, dtype),
         "error": _error,
         "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"

@@ -1,14 +1,12 @@
-"""What the page of a report shows: sums, the module tree, and what the presets say of an op."""
+"""What the page of a report shows: sums and the module tree."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...formatting import count, share, some
-from ...lists import Listed, Policy, policies
 from ..models import pattern
 from ..report import Report
 from ..rows import GROUPS, PAST, UNLISTED, Row, grouped, total
@@ -179,15 +177,14 @@ def in_short(modules: Iterable[str]) -> str:
     return some([(next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{same} ({len(kept)} modules)" for same, kept in found.items()], 2)
 
 
-def verdict(report: Report, sums: Row, worth: int) -> str:
-    """What was seen, in a sentence; `worth` changes to the lists are worth a try."""
+def verdict(report: Report, sums: Row) -> str:
+    """Return what was seen, in a sentence."""
     if all(row.rule in (PAST, UNLISTED) for row in report.rows):
         return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
     dtypes = sorted({policy["dtype"] for policy in report.policies})
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
-    tried = f"{worth} changes to the lists are" if worth > 1 else f"{'one' if worth else 'no'} change to the lists is"
-    return f"{low:,} of {sums.calls:,} call{'s' if sums.calls != 1 else ''} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
+    return f"{low:,} of {sums.calls:,} call{'s' if sums.calls != 1 else ''} computed in {' or '.join(dtypes)}{casts}."
 
 
 def headline(report: Report) -> str:
@@ -206,28 +203,6 @@ def headline(report: Report) -> str:
         f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{line}, {op} in "
         f"{in_short(row.module for row in rows)}, {share(sum(row.cast_seconds for row in rows), whole)}."
     ).replace(" %", "\u00a0%")
-
-
-@functools.cache
-def _presets() -> dict[str, Listed]:
-    # a frozen release says what the one that follows torch says, autocast and fp8 what the one for the device says
-    return {name: Listed(Policy.load(name)) for name in policies() if "@" not in name and name not in ("autocast", "fp8")}
-
-
-def said_by_presets(op: str) -> dict[str, list[str]]:
-    """The lists that presets have `op` on: list → names of presets."""
-    found: dict[str, list[str]] = {}
-    for name, listed in _presets().items():
-        entry = listed.source(op)
-        if entry is not None:
-            found.setdefault(entry.cast, []).append(name)
-    return found
-
-
-def in_words(said: dict[str, list[str]]) -> str:
-    """`said_by_presets()` as a phrase."""
-    words = {"bf16": "BF16", "fp32": "FP32", "promote": "promote"}
-    return "; ".join(f"{words[cast]}: {', '.join(names)}" for cast, names in sorted(said.items()))
 
 
 def never_called(report: Report) -> dict[str, list[str]]:

@@ -69,7 +69,7 @@ class Choice:
         file, package = str(mutation.module_path), package_of(str(mutation.module_path))
         covering = self._running(mutation) or {self.names[test] for tests in self.lines.get(file, {}).values() for test in tests}
         if not covering:
-            covering = {test for test in self.names if test.startswith((f"tests/{package}/", "tests/properties/"))}
+            covering = {test for test in self.names if test.startswith((f"tests/{package}/", "tests/properties/", "tests/unit/"))}
         spent: dict[str, float] = defaultdict(float)
         ranked: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
         for test in sorted(covering, key=lambda test: (self.seconds[test], test)):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.patching import patches
 
+pytestmark = pytest.mark.slow
 LOW = torch.bfloat16
 KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 

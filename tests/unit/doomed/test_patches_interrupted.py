@@ -13,6 +13,8 @@ import torch.nn.functional as F
 
 import hmp
 
+pytestmark = pytest.mark.slow
+
 
 class Interrupt(BaseException):
     """What a signal's handler raises; nothing catches it by another name."""

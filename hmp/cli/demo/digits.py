@@ -1,0 +1,176 @@
+"""The demo itself: a classifier of handwritten digits, trained in float32 and under hmp, and what ran where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+import hmp
+
+POLICY = "habana"
+# What a training step calls, as lists spell it.
+CALLS = "batch_norm conv2d cross_entropy dropout embedding layer_norm linear matmul mul relu softmax truediv".split()
+_EPOCHS, _BATCH, _TEST = 12, 64, 597  # of 1,797 pictures: one of the test pictures is a sixth of a percentage point
+_SECONDS = 30.0  # that training may take before it takes less data
+_POINTS = 1.0
+
+
+class Net(nn.Module):
+    """Two convolutions, an attention block over what they make of the picture, and a linear layer: all in plain torch functions."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.conv1, self.norm1 = nn.Conv2d(1, width // 2, 3, padding=1, bias=False), nn.BatchNorm2d(width // 2)
+        self.conv2, self.norm2 = nn.Conv2d(width // 2, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.position, self.norm3 = nn.Embedding(16, width), nn.LayerNorm(width)
+        self.qkv, self.out, self.head = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the logits of (N, 1, 8, 8) pictures."""
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
+        x = F.relu(self.norm2(self.conv2(x))).flatten(2).transpose(1, 2)
+        x = x + self.position(torch.arange(x.shape[1], device=x.device))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm3(x)).chunk(3, -1))
+        weights = F.softmax(torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-2, -1)), -1)
+        x = x + self.out(torch.matmul(F.dropout(weights, 0.1, self.training), v).transpose(1, 2).flatten(2))
+        logits: torch.Tensor = self.head(x.sum(1) / x.shape[1])
+        return logits
+
+
+class Training:
+    """The network, its optimizer and its data."""
+
+    def __init__(self, seed: int) -> None:
+        bunch = load_digits()
+        order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(0))
+        images = torch.tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8)[order] / 16.0
+        labels = torch.tensor(bunch.target, dtype=torch.int64)[order]
+        self.images, self.labels = images[_TEST:], labels[_TEST:]
+        self.test_images, self.test_labels = images[:_TEST], labels[:_TEST]
+        torch.manual_seed(seed)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+
+    def step(self, chosen: torch.Tensor | slice = slice(_BATCH)) -> torch.Tensor:
+        """Train with the chosen pictures, and return the loss."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.images[chosen]), self.labels[chosen])
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def batches(self, epochs: int, pictures: int) -> Iterator[torch.Tensor]:
+        """Yield the indices of each step's pictures; an incomplete last batch of an epoch is left out."""
+        for _ in range(epochs):
+            yield from torch.randperm(pictures)[: pictures // _BATCH * _BATCH].split(_BATCH)
+
+    def accuracy(self) -> float:
+        """Return the percentage of the test pictures that are told right."""
+        self.model.eval()
+        with torch.no_grad():
+            right = int((self.model(self.test_images).argmax(1) == self.test_labels).sum())
+        self.model.train()
+        return 100.0 * right / _TEST
+
+
+PRECISIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "float32": nullcontext,
+    f"hmp {POLICY}": lambda: hmp.convert(policy=POLICY),  # process-wide, as the call was published: backward and the optimizer too
+}
+
+
+def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
+    """Benchmark, train, record and verify; return 0 if the check passed, else 1."""
+    print(f"hmp demo, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print("Benchmarks a training step of a small network for handwritten digits in float32, under torch.autocast and under hmp,")
+    print("trains it in float32 and under hmp, and checks that each op ran in the dtype that its list says.")
+    training, epochs = Training(seed), epochs or _EPOCHS
+    pictures, step_seconds = len(training.images), _step_seconds(seed)
+    share = _SECONDS / (epochs * (pictures // _BATCH) * step_seconds)
+    if share < 1:
+        pictures = max(_BATCH, int(pictures * share) // _BATCH * _BATCH)
+    print(f"This takes about {max(5, round(epochs * (pictures // _BATCH) * step_seconds * 1.5, -1)):.0f} seconds here.")
+    if share < 1:
+        native = os.environ.get("HMP_LOW_KERNELS") == "native"
+        hint = "; HMP_LOW_KERNELS=auto computes bfloat16's products in float32" if native else ""
+        print(
+            f"Steps are slow here: training takes {pictures} of the {len(training.images)} pictures, too few to check the accuracy{hint}."
+        )
+
+    result = hmp.benchmark(
+        training.step, ["float32", "autocast", POLICY], model=training.model, optimizer=training.optimizer, rounds=3, steps=1
+    )
+    print(f"\n{result}")
+    if (result[POLICY].ratio or 0) >= 1:
+        print("Low precision saves memory and no time for so small a network here; hmp doctor says what the processor computes natively.")
+
+    accuracy = {}
+    for name, precision in PRECISIONS.items():
+        training = Training(seed)
+        decay = torch.optim.lr_scheduler.LinearLR(training.optimizer, 1.0, 0.05, total_iters=epochs * (pictures // _BATCH))
+        with precision():
+            for chosen in training.batches(epochs, pictures):
+                training.step(chosen)
+                decay.step()
+            accuracy[name] = training.accuracy()
+    print(f"\naccuracy on {_TEST} other pictures: " + ", ".join(f"{name} {value:.1f} %" for name, value in accuracy.items()))
+
+    with hmp.convert(policy=POLICY), hmp.record() as report:
+        training.step()
+    if ops:
+        print(f"\n{report}")
+    failures = [*failed_ops(report), *failed_verification(training)]
+    if share >= 1 and abs(accuracy["float32"] - accuracy[f"hmp {POLICY}"]) > _POINTS:
+        failures.append(f"the accuracies are more than {_POINTS:g} point apart")
+    for failure in failures:
+        print(f"check failed: {failure}")
+    if not failures:
+        low, high = (", ".join(name for name, dtype in wanted().items() if (dtype is torch.float32) is wide) for wide in (False, True))
+        within = f", at float32's accuracy within {_POINTS:g} point" if share >= 1 else ""
+        print(f"check passed: under hmp {POLICY} {low} ran in bfloat16 and {high} in float32{within}")
+    return 1 if failures else 0
+
+
+def wanted() -> dict[str, torch.dtype]:
+    """Return the dtype that the policy's lists say for each op of `CALLS`."""
+    policy = hmp.Policy.load(POLICY)
+    return {name: torch.float32 if name in policy.fp32 else policy.dtype for name in CALLS if name in policy.fp32 | policy.bf16}
+
+
+def failed_ops(report: hmp.Report) -> Iterator[str]:
+    """Yield a sentence for each listed op that was not called, or did not compute in its list's dtype every time."""
+    for name, dtype in wanted().items():
+        try:
+            report.assert_dtype(name, dtype)
+        except AssertionError as error:
+            yield str(error)
+
+
+def failed_verification(training: Training) -> Iterator[str]:
+    """Yield what `hmp.verify()` says of a step in which a call did not follow its list."""
+    try:
+        hmp.verify(training.model, training.images[:_BATCH], POLICY, loss=lambda output: F.cross_entropy(output, training.labels[:_BATCH]))
+    except (AssertionError, hmp.HmpError) as error:
+        yield str(error)
+
+
+def _step_seconds(seed: int) -> float:
+    """Return how long a step takes in both precisions together: the second, as the first sets up."""
+    seconds = 0.0
+    for precision in PRECISIONS.values():
+        training = Training(seed)
+        with precision():
+            training.step()
+            started = perf_counter()
+            training.step()
+            seconds += perf_counter() - started
+    return seconds
