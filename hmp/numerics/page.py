@@ -29,7 +29,9 @@ def comparison_page(comparison: Comparison) -> str:
     ordered = sorted(rows, key=lambda row: row.order)
     advices = _advices(comparison)
     other = comparison.against
-    ops, modules = ((comparison.by_op(), other.by_op()), (comparison.by_module(), other.by_module())) if other else ((), ())
+    both = (
+        [("op", paired(comparison.by_op(), other.by_op())), ("module", paired(comparison.by_module(), other.by_module()))] if other else []
+    )
     return render(
         "comparison.html.j2",
         title=f"{comparison.policy} against float32" if other is None else f"{comparison.policy} and {other.policy} against float32",
@@ -38,7 +40,7 @@ def comparison_page(comparison: Comparison) -> str:
         comparison=comparison,
         ends=[(name, getattr(comparison, name), other and getattr(other, name)) for name in _ENDS],
         against=other,
-        pairs=[("op", paired(*ops)), ("module", paired(*modules))] if other else [],
+        pairs=both,
         low=low,
         half_ulp=HALF_ULP.get(low),
         figures=[(direction, figure) for direction in _DIRECTIONS if (figure := _figure(ordered, low, direction))],

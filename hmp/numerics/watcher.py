@@ -31,6 +31,7 @@ EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloa
 _POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
 _OUTSIDE = "a tensor that was there before"
 _SCALER = "grad_scaler.py"
+_OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Watcher(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The op's own result, which was looked at."""
         kwargs = kwargs or {}
+        if any(each.__module__.startswith("torch.distributed.") for each in types):
+            return NotImplemented  # a DTensor calls ops on this process's part of it
         known = facts(func)
         call = self._attribution.call(known.name)
         unit = call.node if call.node is not None and not call.by_user else self._attribution.calls.current
@@ -103,10 +106,8 @@ class Watcher(TorchDispatchMode):
         out = func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         self._follow_integers(known, leaves, out)
-        if known.name == "_amp_update_scale_":
-            self._scaler_decided(args)
-            return out
-        if known.name == "_amp_foreach_non_finite_check_and_unscale_":
+        if known.name in _OF_SCALER:
+            self._scaler_ran(known.name, args)
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
             for tensor in each_tensor((out,)):
@@ -284,8 +285,10 @@ class Watcher(TorchDispatchMode):
 
     # The GradScaler
 
-    def _scaler_decided(self, args: Any) -> None:
-        """`_amp_update_scale_(scale, growth_tracker, found_inf, ...)` ran, which is told whether steps were skipped."""
+    def _scaler_ran(self, name: str, args: Any) -> None:
+        """An op of the scaler's ran; `_amp_update_scale_(scale, growth_tracker, found_inf, ...)` is told whether steps were skipped."""
+        if name != "_amp_update_scale_":
+            return
         scale, _, found = args[:3]
         # at scale 1 it is no longer the scale that overflows
         self._settle(skipped=bool(found) and float(scale) >= 1.0)

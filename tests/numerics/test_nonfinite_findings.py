@@ -88,6 +88,7 @@ def hooked() -> None:
 
 ZEROS = torch.zeros(2, requires_grad=True)
 LOW = torch.full((4,), 60000.0, dtype=torch.float16)
+NANS = torch.full((1, 2, 2), float("nan"), dtype=torch.float16)  # of which torch reads nothing where beta is 0
 # What finds it at the line with this mark: the ATen op, the direction and what it made. In backward that is the forward's line, or the
 # user's own; what normalize() returns is finite, and 0 where it should be 0.5; and an op in place is looked at before it writes.
 MARKS = {
@@ -96,6 +97,7 @@ MARKS = {
     "hook": (hooked, "div", "backward", "Inf"),
     "normalize": (lambda: torch.nn.functional.normalize(LOW, dim=0), "linalg_vector_norm", "forward", "Inf"),  # normalize
     "unread": (lambda: torch.autograd.grad(torch.sqrt(ZEROS).sum(), ZEROS), "div", "backward", "Inf"),  # unread
+    "beta": (lambda: torch.baddbmm(NANS, LOW.view(1, 2, 2), LOW.view(1, 2, 2), beta=0), "baddbmm", "forward", "Inf"),  # beta
     "in place": (lambda: LOW.clone().mul_(300), "mul_", "forward", "Inf"),  # in place
 }
 

@@ -191,10 +191,11 @@ def test_an_overflow_that_is_not_of_the_scale_or_that_nobody_skips_is_a_finding(
     assert found(lambda: step(Scaled(1024.0), lambda run: torch.sqrt(run.layer(x) * 0).sum())).op == "sqrt"
 
 
-def test_hmps_own_saturation_is_no_finding():
+@pytest.mark.parametrize("masked", [MIN, -1e9])
+def test_hmps_own_saturation_is_no_finding(masked: float):
     """R12: scores that a mask pushes beyond float16 are cast to its finite extreme."""
     with hmp.casts(policy(bf16={"softmax", "add", "matmul"}, dtype=torch.float16)), hmp.detect_nonfinite() as findings:
-        scores = torch.randn(4, 4) + torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, MIN)
+        scores = torch.randn(4, 4) + torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, masked)
         scores.softmax(-1)
     assert findings == []
 
