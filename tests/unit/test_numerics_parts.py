@@ -1,4 +1,7 @@
-"""Distances of tensors and tokens, and how numbers are shown: no public call gives the tensors of which a distance is told."""
+"""Distances of tensors and tokens, and how numbers are shown.
+
+No public call gives the tensors of which a distance is told.
+"""
 
 from __future__ import annotations
 
