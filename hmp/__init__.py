@@ -3,31 +3,42 @@
 import importlib
 import importlib.util
 import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .benchmark import benchmark
-    from .caches import cache_info, clear_cache, set_cache_limit, set_sharing
-    from .captures.capture import Capture
-    from .captures.compare import compare_captures
-    from .captures.watching import capture
-    from .context import casts_enabled, disable_casts, enable_casts
-    from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
-    from .dispatch import bf16_function, fp32_function, promote_function
+    from .core.active import casts_enabled, disable_casts, enable_casts
+    from .core.cast_cache import cache_info, clear_cache, set_cache_limit, set_sharing
+    from .core.convert import (
+        Handle,
+        Unreachable,
+        apply,
+        casts,
+        convert,
+        is_converted,
+        register,
+        remove,
+        revert,
+        set_low_kernels,
+        unreachable,
+    )  # fmt: skip
+    from .core.dispatch import bf16_function, fp32_function, promote_function
+    from .core.policy import Policy, policies
     from .errors import HmpError, NonFiniteError, OpListError, ViolationError
-    from .lists import Policy, policies
-    from .numerics.compare import compare
-    from .numerics.nonfinite import detect_nonfinite
-    from .numerics.summary import summary
-    from .numerics.verify import verify
-    from .numerics.weights import cast_weights
-    from .report.record import record
-    from .report.report import Report
-    from .session import Handle, apply, casts, convert, is_converted, register, remove, revert, set_low_kernels
-    from .tune import tune
+    from .tools.benchmark import benchmark
+    from .tools.captures.capture import Capture
+    from .tools.captures.compare import compare_captures
+    from .tools.captures.watching import capture
+    from .tools.diagnostics import Rule, explain, fallbacks, memory_stats
+    from .tools.numerics.compare import compare
+    from .tools.numerics.nonfinite import detect_nonfinite
+    from .tools.numerics.summary import summary
+    from .tools.numerics.verify import verify
+    from .tools.numerics.weights import cast_weights
+    from .tools.report.record import record
+    from .tools.report.report import Report
+    from .tools.tune import tune
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
@@ -88,49 +99,38 @@ __all__ = [
 hmp = sys.modules[__name__]
 
 # Where the names are. Nothing of this is imported before a name is asked for, so that `hmp -h` and pytest need not wait for torch; the
-# first name brings all others but those that stand alone. The packages hmp.benchmark and hmp.tune come with it, for the functions whose
-# names they share: each holds the function alone, and a call imports the rest.
+# first name brings all others but those that stand alone.
 _TOGETHER = {
-    ".benchmark": "benchmark",
-    ".caches": "cache_info clear_cache set_cache_limit set_sharing",
-    ".context": "casts_enabled disable_casts enable_casts",
-    ".diagnostics": "Rule Unreachable explain fallbacks memory_stats unreachable",
-    ".dispatch": "bf16_function fp32_function promote_function",
-    ".lists": "Policy policies",
-    ".report.record": "record",
-    ".report.report": "Report",
-    ".session": "Handle apply casts convert is_converted register remove revert set_low_kernels",
-    ".tune": "tune",
+    ".tools.benchmark": "benchmark",
+    ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
+    ".core.active": "casts_enabled disable_casts enable_casts",
+    ".tools.diagnostics": "Rule explain fallbacks memory_stats",
+    ".core.dispatch": "bf16_function fp32_function promote_function",
+    ".core.policy": "Policy policies",
+    ".tools.report.record": "record",
+    ".tools.report.report": "Report",
+    ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
+    ".tools.tune": "tune",
 }
 _ALONE = {
-    ".captures.capture": "Capture",
-    ".captures.compare": "compare_captures",
-    ".captures.watching": "capture",
+    ".tools.captures.capture": "Capture",
+    ".tools.captures.compare": "compare_captures",
+    ".tools.captures.watching": "capture",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
-    ".numerics.compare": "compare",
-    ".numerics.nonfinite": "detect_nonfinite",
-    ".numerics.summary": "summary",
-    ".numerics.verify": "verify",
-    ".numerics.weights": "cast_weights",
+    ".tools.numerics.compare": "compare",
+    ".tools.numerics.nonfinite": "detect_nonfinite",
+    ".tools.numerics.summary": "summary",
+    ".tools.numerics.verify": "verify",
+    ".tools.numerics.weights": "cast_weights",
 }
 _HOME_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
 
 
-class _BeforeItsNames(types.ModuleType):
-    """hmp until its names are there. Importing hmp.tune or hmp.benchmark binds the package here: the name stays the function's."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        taken = isinstance(value, types.ModuleType) and _HOME_OF.get(name) == f".{name}"
-        super().__setattr__(name, getattr(value, name) if taken else value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return importlib.import_module, (self.__name__,)  # what pickles modules by their type does not know this one
-
-
-hmp.__class__ = _BeforeItsNames
+_names_are_there = False
 
 
 def __getattr__(name: str) -> Any:
+    global _names_are_there
     module = _HOME_OF.get(name)
     if module is None:  # a subpackage, as `from .. import fork_safe` asks for one
         if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
@@ -138,12 +138,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if module in _ALONE:
         _import(module)
-    elif type(hmp) is types.ModuleType:
+    elif _names_are_there:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r} any more")
     else:
         for each in _TOGETHER:
             _import(each)
-        hmp.__class__ = types.ModuleType
+        _names_are_there = True
     return getattr(hmp, name)
 
 

@@ -63,8 +63,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("native_kernels") is not None:
             patch.setenv("HMP_LOW_KERNELS", "native")
-        if "hmp.low_kernels" in sys.modules:  # what a test sets for the process would go before the environment of the next
-            patch.setattr("hmp.low_kernels._chosen", None)
+        if "hmp.core.low_kernels" in sys.modules:  # what a test sets for the process would go before the environment of the next
+            patch.setattr("hmp.core.low_kernels._chosen", None)
         return (yield)
 
 
@@ -81,10 +81,10 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
     marks = {mark.name for mark in request.node.iter_markers()}
     one_of_eight = zlib.crc32(request.node.nodeid.encode()) % 8 == 0
     searches = "searches_references" in marks or (one_of_eight and not marks.isdisjoint({"slow", "nightly"}))
-    if searches or "hmp.dispatch.placement" not in sys.modules:
+    if searches or "hmp.core.dispatch.placement" not in sys.modules:
         yield
         return
-    from hmp.patching import heap, references
+    from hmp.core.patching import heap, references
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heap, "partials_and_modules", lambda: heap.PartialsAndModules([], []))
@@ -125,7 +125,7 @@ def torch_knows_its_default_device() -> Iterator[None]:
 @pytest.fixture
 def no_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor that has none for bfloat16 and float16; what a test sets by hmp.set_low_kernels() ends with it."""
-    monkeypatch.setattr("hmp.low_kernels._chosen", None)
+    monkeypatch.setattr("hmp.core.low_kernels._chosen", None)
     monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
 
 
@@ -190,7 +190,7 @@ def _not_what_it_was(differences: list[str], may_lack_the_fixture: bool = True) 
 
 def _left_in() -> object:
     """What a test left in force in its own thread, None where that is nothing; the next test begins outside of it."""
-    state = sys.modules.get("hmp.context.state")
+    state = sys.modules.get("hmp.core.active.state")
     if state is None or state.current_state() is state.PROCESS:
         return None
     found = state.current_state()
@@ -221,7 +221,7 @@ def _note_changes_of(backend: str) -> None:
 def fresh_compiler(torch_has_compiled: None) -> Iterator[None]:
     """Nothing is compiled when the test begins, and nothing is left when it ends."""
     torch._dynamo.reset()
-    bridge = sys.modules.get("hmp.torch_compile.bridge")
+    bridge = sys.modules.get("hmp.core.compile.bridge")
     if bridge is not None:
         bridge.forget_wrappers()  # the last test may have had other kernels
     yield

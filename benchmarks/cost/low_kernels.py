@@ -1,7 +1,7 @@
 """Low precision where the processor has no instructions for it: torch's kernels, and float32 products of rounded inputs, to float32.
 
 `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` has torch and oneDNN run the kernels of a processor without such instructions. The first
-table is what hmp/ops/op_facts.py's SLOW_WITHOUT_INSTRUCTIONS was chosen by; the second is of whole training steps and of inference.
+table is what SLOW_WITHOUT_INSTRUCTIONS of hmp/core/torch_ops/op_facts.py was chosen by; the second is of training steps and of inference.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hmp
-from hmp.benchmark.memory import saved_by
-from hmp.low_kernels import has_instructions
-from hmp.ops import op_facts, sites
+from hmp.core.low_kernels import has_instructions
+from hmp.core.torch_ops import op_facts, sites
+from hmp.tools.benchmark.memory import saved_by
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import Side, rotated

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tune.result import Trial
+from hmp.tools.tune.result import Trial
 
 from ..harness.sides import Side
 from ..harness.stats import paired_ratio

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.tune.result import Objective, TuneResult
+from hmp.tools.tune.result import Objective, TuneResult
 
 from .task import Task
 

@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if every policy ran, 1 if the step failed under one, 2 if recipe, policies or options cannot be used."""
     import torch
 
-    from ..benchmark.result import StepError
-    from ..tune import recipe  # here, with what it imports: other subcommands do without
+    from ..tools.benchmark.result import StepError
+    from ..tools.tune import recipe  # here, with what it imports: other subcommands do without
 
     try:
         torch.manual_seed(options.seed)

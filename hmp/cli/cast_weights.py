@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hmp
 
 from ..errors import to_install
-from ..extras import lacking
+from ..tools.extras import lacking
 from .output import add_json, check_folder, give
 from .parser import Parser
 

@@ -30,8 +30,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the lists can be used, 1 if they cannot, 2 if it is not clear which lists they are."""
-    from ..diagnostics import check_lists
-    from ..formatting import count
+    from ..core.formatting import count
+    from ..tools.diagnostics import check_lists
 
     paths = [_folder(each) for each in options.files]
     files = [each for path in paths for each in check_lists.files_of(path, options.list)]
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _folder(given: str) -> Path:
     """The folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
-    from ..lists import home
+    from ..core.policy import home
 
     path = Path(given)
     is_preset = given in hmp.policies() or not (path.exists() or path.suffix or path.name != given)

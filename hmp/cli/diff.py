@@ -48,7 +48,7 @@ def _kind(name: str) -> str:
 
 
 def _of_policies(options: argparse.Namespace) -> int:
-    from ..formatting import count
+    from ..core.formatting import count
 
     one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}

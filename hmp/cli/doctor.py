@@ -14,7 +14,7 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from ..extras import EXTRAS, lacking
+from ..tools.extras import EXTRAS, lacking
 from .output import add_json, give_json
 from .parser import Parser
 
@@ -61,8 +61,8 @@ def _found() -> dict[str, Any]:
 
 
 def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
-    from .. import low_kernels
-    from ..caches import mark_proof
+    from ..core import low_kernels
+    from ..core.cast_cache import mark_proof
 
     devices = [torch.device("cpu")]
     if torch.accelerator.is_available():
@@ -98,7 +98,7 @@ def _name(torch: Any, device: Any) -> str:
 
 def _kernels(torch: Any, device: Any) -> dict[str, bool]:
     """Whether a product of matrices runs in each low dtype."""
-    from ..torch_private import scaled_mm
+    from ..core.torch_private import scaled_mm
 
     def product(dtype: Any) -> Any:
         x = torch.ones(16, 16, device=device).to(dtype)
@@ -121,8 +121,8 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
 def _products(torch: Any, name: str) -> dict[str, Any]:
     """How long a product of matrices takes on the CPU, as a multiple of float32's time: by torch's kernel for the dtype, and as a float32
     product of rounded inputs. `computes_in` says which of the two hmp uses."""
-    from .. import low_kernels
-    from ..benchmark.timing import least_seconds
+    from ..core import low_kernels
+    from ..tools.benchmark.timing import least_seconds
 
     low = getattr(torch, name)
     wide = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
@@ -146,7 +146,7 @@ def _products(torch: Any, name: str) -> dict[str, Any]:
 
 def _patched() -> dict[str, int]:
     """How many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
-    from ..dispatch import deciding
+    from ..core.dispatch import deciding
 
     decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16=frozenset({"linear"}))))
     counted: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def _others() -> list[str]:
 
 
 def _verdict(name: str, kernel: float, rounded: float, computes_in: str) -> str:
-    from ..formatting import two_digits  # which imports torch: only where there is one
+    from ..core.formatting import two_digits  # which imports torch: only where there is one
 
     in_kernel, in_float32 = two_digits(kernel), two_digits(rounded)
     times = f"products in {name} take {in_kernel} times float32's time by torch's kernel, {in_float32} times in float32 on rounded inputs"

@@ -23,7 +23,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0."""
-    from ..formatting import dtype_name
+    from ..core.formatting import dtype_name
 
     names = hmp.policies()
     if not give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in names}}):

@@ -13,7 +13,7 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from ..extras import lacking
+from ..tools.extras import lacking
 
 
 def flush() -> None:
@@ -68,7 +68,7 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
     """Writes `values` as --json asks for. Whether the text is left to print."""
     if file is None:
         return True
-    from ..formatting import json_text
+    from ..core.formatting import json_text
 
     if file == "-":
         print(json_text(values))

@@ -183,7 +183,7 @@ def prepare(options: argparse.Namespace) -> Any:
 
             undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
         if converts:
-            from ..session import convert_script
+            from ..core.convert import convert_script
 
             files = (options.bf16 or "", options.fp32 or "", "", options.fp8 or "", options.saved or "")
             called = convert_script(options.opt_level or "O1", options.policy, files, options.verbose)
@@ -197,7 +197,7 @@ def _check_report(target: Path) -> None:
     if target.suffix != ".html":
         return
     try:
-        from ..report.page import report_page  # noqa: F401  # it imports what it needs
+        from ..tools.report.page import report_page  # noqa: F401  # it imports what it needs
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 
@@ -208,7 +208,7 @@ def _recorded(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from ..captures.file import of_rank  # here: other runs do without
+    from ..tools.captures.file import of_rank  # here: other runs do without
 
     with hmp.record() as report:
         try:

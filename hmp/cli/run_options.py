@@ -32,7 +32,7 @@ def say_what_matched_nothing(called: Any) -> None:
     """A line on stderr for each scoped entry that matched none of the modules that the script called."""
     if called is None or not called.unmatched:
         return
-    from ..observing import speaks  # here: it imports torch
+    from ..core.observing import speaks  # here: it imports torch
 
     where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
     for entry in called.unmatched if speaks() else ():
@@ -44,13 +44,13 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     """A line on stderr where torch was there and hmp cast nothing: for an option of hmp's name behind the script, which was perhaps meant
     for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
     anything."""
-    is_in_use = "hmp.session" in sys.modules
+    is_in_use = "hmp.core.convert" in sys.modules
     if "torch" not in sys.modules:
         return
-    from ..observing import speaks  # here, as what is next: it imports torch
+    from ..core.observing import speaks  # here, as what is next: it imports torch
 
     if is_in_use:
-        from ..session import any_compiled
+        from ..core.convert import any_compiled
 
         if any_compiled():
             return

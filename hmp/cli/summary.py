@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the forward pass failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..numerics.summary import of_call
-    from ..tune import recipe
+    from ..tools.numerics.summary import of_call
+    from ..tools.tune import recipe
 
     torch.manual_seed(options.seed)
     policy = hmp.Policy.load(options.policy)

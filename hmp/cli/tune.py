@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
     import torch
 
-    from ..tune import recipe
-    from ..tune.journal import OtherTaskError  # here, with what it imports: other subcommands do without
+    from ..tools.tune import recipe
+    from ..tools.tune.journal import OtherTaskError  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
     loss = _Loss(None)

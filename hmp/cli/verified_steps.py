@@ -15,9 +15,9 @@ def verified_steps() -> Iterator[None]:
     """Records until an optimizer has made `STEPS` steps, or until the end; raises ViolationError there, in the script's own step."""
     from torch.optim.optimizer import register_optimizer_step_post_hook  # here: other runs need not wait for torch
 
-    from ..report.record import record
-    from ..report.verified import never_called, raise_for
-    from ..torch_private import function_modes
+    from ..core.torch_private import function_modes
+    from ..tools.report.record import record
+    from ..tools.report.verified import never_called, raise_for
 
     with contextlib.ExitStack() as recording:
         report = recording.enter_context(record())

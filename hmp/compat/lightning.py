@@ -20,9 +20,9 @@ import torch
 
 import hmp
 
-from ..context import without_casts
-from ..lists import DEFAULT, as_policy, names_lists
-from ..report.verified import check_kinds, verified
+from ..core.active import without_casts
+from ..core.policy import DEFAULT, as_policy, names_lists
+from ..tools.report.verified import check_kinds, verified
 from .lightning_homes import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]

@@ -13,12 +13,12 @@ import torch
 import hmp
 
 from .. import HmpError, Policy
-from ..extras import needed
-from ..formatting import versioned
-from ..lists import DEFAULT, as_policy
-from ..observing import log
-from ..report.verified import check_kinds, verified
-from ..session import in_dtype
+from ..core.convert import in_dtype
+from ..core.formatting import versioned
+from ..core.observing import log
+from ..core.policy import DEFAULT, as_policy
+from ..tools.extras import needed
+from ..tools.report.verified import check_kinds, verified
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback

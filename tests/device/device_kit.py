@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import devices_here
 import hmp
-from hmp.caches import mark_proof
+from hmp.core.cast_cache import mark_proof
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 devices_here.set_up(DEVICE)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import BF16, DEVICE, Checks, NotRun, same, tensor
-from hmp.fp8 import on_gpu
-from hmp.fp8.kernels import kernel_for
-from hmp.fp8.quantising import Layout, quantise
-from hmp.fp8.recipes import RECIPES
+from hmp.core.fp8 import on_gpu
+from hmp.core.fp8.kernels import kernel_for
+from hmp.core.fp8.quantising import Layout, quantise
+from hmp.core.fp8.recipes import RECIPES
 from networks_kit import Net, batch, loss_of
 
 check = Checks()

@@ -1,7 +1,7 @@
 """Writes to the device's memory: each is seen by the next use, and what torch's copy-on-write mark does on this memory.
 
-hmp sets the mark where it can be trusted to be cleared (hmp/caches/write_marks.py). The checks hold whether it marks memory of this
-device or not; the probes at the end ask torch itself, without hmp, and their findings go into the results.
+hmp sets the mark where it can be trusted to be cleared (hmp/core/cast_cache/write_marks.py). The checks hold whether it marks memory of
+this device or not; the probes at the end ask torch itself, without hmp, and their findings go into the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import hmp
 import writers
 from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, one_process, same, synchronize, tensor
-from hmp.caches import write_marks, writes_by_address
+from hmp.core.cast_cache import write_marks, writes_by_address
 from networks_kit import WIDTH, lists
 from writers import NO_GRAD, Writer, by_optimizer
 

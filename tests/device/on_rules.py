@@ -17,7 +17,7 @@ from torch.utils import checkpoint as torchs
 
 import hmp
 from device_kit import BF16, DEVICE, F16, F32, Checks, all_same, policy, same, seed, synchronize, tensor
-from hmp.ops import op_facts
+from hmp.core.torch_ops import op_facts
 from ops_kit import OPS
 from oracle import Outcome, assert_same, by_explicit_casts, outcome
 

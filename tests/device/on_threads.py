@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, tensor
-from hmp.context import state
+from hmp.core.active import state
 from thread_kit import in_thread, in_threads
 
 check = Checks()

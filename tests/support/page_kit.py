@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.numerics.comparison import Comparison
-from hmp.numerics.comparison import Row as ErrorRow
+from hmp.tools.numerics.comparison import Comparison
+from hmp.tools.numerics.comparison import Row as ErrorRow
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"

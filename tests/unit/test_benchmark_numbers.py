@@ -18,8 +18,8 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.benchmark import memory, saved_bytes, timing
-from hmp.benchmark.result import Benchmark, Row
+from hmp.tools.benchmark import memory, saved_bytes, timing
+from hmp.tools.benchmark.result import Benchmark, Row
 
 # -- time, by a clock that only steps move
 

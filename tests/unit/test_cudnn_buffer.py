@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.wrapping import one_buffer
+from hmp.core.rules import one_buffer
 from trap_kit import policy
 
 LAYERS = {

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import hmp
-from hmp import fork_safe
+from hmp.core import fork_safe
 from trap_kit import policy
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -54,7 +54,7 @@ def _in_child(function: Callable[[], bool]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "released"),
-    [("hmp.session.compiled_policies.lock", True), ("hmp.caches.weight_cache._lock", False)],
+    [("hmp.core.convert.compiled_policies.lock", True), ("hmp.core.cast_cache.weight_cache._lock", False)],
     ids=["in time", "held on"],
 )
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(

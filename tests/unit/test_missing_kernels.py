@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import hmp
-from hmp.dispatch import deciding
-from hmp.ops import op_facts
-from hmp.wrapping import kernel_fallback
+from hmp.core.dispatch import deciding
+from hmp.core.rules import kernel_fallback
+from hmp.core.torch_ops import op_facts
 
 
 @pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python

@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from hmp.formatting import aligned, duration
-from hmp.numerics import distance as distances
-from hmp.numerics import tokens
-from hmp.numerics.tokens import token_distance
+from hmp.core.formatting import aligned, duration
+from hmp.tools.numerics import distance as distances
+from hmp.tools.numerics import tokens
+from hmp.tools.numerics.tokens import token_distance
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min

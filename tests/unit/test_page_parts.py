@@ -14,10 +14,10 @@ from torch import nn
 
 import hmp
 import page_kit
-from hmp.captures.comparison import CaptureComparison, Computed, Gap, Side
-from hmp.captures.page import captures_page
-from hmp.report import bounded_places
-from hmp.report.page import model
+from hmp.tools.captures.comparison import CaptureComparison, Computed, Gap, Side
+from hmp.tools.captures.page import captures_page
+from hmp.tools.report import bounded_places
+from hmp.tools.report.page import model
 from page_kit import NASTY, Page, said
 
 

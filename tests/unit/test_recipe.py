@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.tune.recipe import MOST_BATCHES, RecipeError, load
+from hmp.tools.tune.recipe import MOST_BATCHES, RecipeError, load
 
 GOOD = """\
 import torch

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import hmp
-from hmp.dispatch import deciding
-from hmp.wrapping import CastRule, rules
+from hmp.core.dispatch import deciding
+from hmp.core.rules import CastRule, rules
 from process_kit import ROOT
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import hmp
-from hmp import torch_private
-from hmp.extras import EXTRAS
-from hmp.lists import presets
+from hmp.core import torch_private
+from hmp.core.policy import presets
+from hmp.tools.extras import EXTRAS
 from making import versions
 from process_kit import ROOT, run_in_another_process, to_install
 
@@ -131,8 +131,8 @@ def test_the_table_says_what_pyproject_says() -> None:
 
 
 MODULES = [
-    ("hmp.report.page", "jinja2", "3.0.3", "a report's page needs", "report"),
-    ("hmp.report.page.charts", "matplotlib", "3.7.5", "a report's page needs", "report"),
+    ("hmp.tools.report.page", "jinja2", "3.0.3", "a report's page needs", "report"),
+    ("hmp.tools.report.page.charts", "matplotlib", "3.7.5", "a report's page needs", "report"),
     ("hmp.compat.transformers", "transformers", "4.24.0.dev0", "hmp.compat.transformers needs", "transformers"),
 ]
 

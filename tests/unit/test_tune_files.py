@@ -17,12 +17,12 @@ from torch import nn
 
 import hmp
 import tune_result_kit
-from hmp.lists import scopes
-from hmp.lists.entries import ListEntry
-from hmp.tune.decisions import Decisions, Key
-from hmp.tune.files import list_files
-from hmp.tune.result import result_of
-from hmp.tune.tolerance import Tolerance
+from hmp.core.policy import scopes
+from hmp.core.policy.entries import ListEntry
+from hmp.tools.tune.decisions import Decisions, Key
+from hmp.tools.tune.files import list_files
+from hmp.tools.tune.result import result_of
+from hmp.tools.tune.tolerance import Tolerance
 
 
 def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> None:

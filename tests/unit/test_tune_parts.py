@@ -16,10 +16,10 @@ from torch import nn
 
 import hmp
 import tune_result_kit
-from hmp.tune import levels
-from hmp.tune.decisions import Key
-from hmp.tune.levels import greedy_order, search_level
-from hmp.tune.progress import Progress
+from hmp.tools.tune import levels
+from hmp.tools.tune.decisions import Key
+from hmp.tools.tune.levels import greedy_order, search_level
+from hmp.tools.tune.progress import Progress
 from tune_kit import sgd
 
 

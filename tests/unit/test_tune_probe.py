@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from hmp.benchmark.variants import in_force
-from hmp.tune.decisions import Decisions, Key
-from hmp.tune.probe import Measurements, probe
-from hmp.tune.task import Task
+from hmp.tools.benchmark.variants import in_force
+from hmp.tools.tune.decisions import Decisions, Key
+from hmp.tools.tune.probe import Measurements, probe
+from hmp.tools.tune.task import Task
 from tune_kit import Perceptron, perceptron, sgd, squared
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax", "layer_norm", "exp"})

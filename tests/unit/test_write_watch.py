@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import hmp
-from hmp import weak_tensors
-from hmp.caches import mark_proof, write_marks
+from hmp.core import weak_tensors
+from hmp.core.cast_cache import mark_proof, write_marks
 from oracle import tensors
 from thread_kit import in_threads
 

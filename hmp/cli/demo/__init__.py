@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ...errors import to_install
-from ...extras import lacking
+from ...tools.extras import lacking
 from ..parser import Parser, positive
 
 

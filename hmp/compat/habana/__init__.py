@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ... import fork_safe
+from ...core import fork_safe
 from .. import lightning_habana, optimum_habana
 from . import compile_backend, device_calls, factories, gaudi_repairs, int32, modules
 from .device_map import parse, set_target

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ... import HmpError
-from ...casting import each_tensor, map_tensors
+from ...core.casting import each_tensor, map_tensors
 
 
 def place(tensor: torch.Tensor) -> int:

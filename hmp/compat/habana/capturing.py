@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hmp
 
 from ... import HmpError
-from ...casting import each_tensor
-from ...uncompiled import running_uncompiled
+from ...core.casting import each_tensor
+from ...core.uncompiled import running_uncompiled
 from .captured import Call, Captured, StepsOfOptimizers, Tensors, place, same_memory
 from .device_map import standing
 from .replacements import Replacements

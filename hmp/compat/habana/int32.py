@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import int32
 
-from ...ops import Site, sites_of
-from ...session import is_in_place
-from ...torch_private import reset_dynamo
+from ...core.convert import is_in_place
+from ...core.torch_ops import Site, sites_of
+from ...core.torch_private import reset_dynamo
 from .device_calls import scripted_as
 from .device_map import target
 from .replacements import Replacements

@@ -11,7 +11,7 @@ from typing import Any
 
 import hmp
 
-from ...diagnostics import of_allocator
+from ...tools.diagnostics import of_allocator
 from .device_map import module, of_device, standing
 
 __all__ = [

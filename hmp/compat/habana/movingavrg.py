@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...context import disable_casts
+from ...core.active import disable_casts
 from .optimizer_parts import checked
 
 __all__ = ["FusedEMA"]

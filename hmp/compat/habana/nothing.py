@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import HmpError
-from ...observing import log, speaks
+from ...core.observing import log, speaks
 from .device_map import named
 
 WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"

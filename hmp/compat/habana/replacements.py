@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ... import outermost
-from ...outermost import MISSING
+from ...core import outermost
+from ...core.outermost import MISSING
 
 
 class Replacements:
@@ -33,7 +33,7 @@ class Replacements:
         self._on_undo_where(owner, name, value, put_back)
 
     def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
-        """Sets `owner.name` to `function`, outside of all that hmp has there or puts there meanwhile, until `undo()`: see hmp.outermost."""
+        """Sets `owner.name` to `function`, outside of all that hmp has there or puts there meanwhile, until `undo()`: see outermost.py."""
         outermost.put(owner, name, function)
         self._on_undo_where(owner, name, function, functools.partial(outermost.take_out, owner, name))
 

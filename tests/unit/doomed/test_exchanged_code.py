@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.patching import patches
+from hmp.core.patching import patches
 
 pytestmark = pytest.mark.slow
 LOW = torch.bfloat16

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.patching import heap
+from hmp.core.patching import heap
 from process_kit import run_in_another_process
 
 pytestmark = pytest.mark.searches_references

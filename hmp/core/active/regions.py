@@ -1,0 +1,211 @@
+"""Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from ...errors import HmpError
+from .state import (
+    CompiledPolicy,
+    EnteredRegion,
+    Off,
+    began_here,
+    begin,
+    call_in,
+    current_state,
+    end,
+    entered_region,
+    get,
+    in_force,
+    is_traced_unpatched,
+    put,
+)
+from .suspensions import call_innermost, suspend
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+class Region:
+    """A context manager and decorator: inside it `choose(state)` is in force in this thread or task, for the `state` in force around it.
+
+    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, by an
+    exception too, the state around it is in force again. `brings_casts` is whether it puts a policy in force: one that may not have been in
+    force before, inside which the regions of torch.autocast around it are off (R17).
+    """
+
+    def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
+        self._name = name
+        self._choose = choose
+        self.brings_casts = brings_casts
+        self._entered: list[EnteredRegion] = []  # and not left, in whatever context
+
+    def __repr__(self) -> str:
+        return f"hmp.{self._name}"
+
+    def __enter__(self) -> Region:
+        entered = entered_region(self._choose(current_state()), self)
+        if self.brings_casts:
+            entered.suspension = suspend()
+        begin(entered)
+        self._entered.append(entered)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        here = next((entered for entered in reversed(self._entered) if began_here(entered)), None)
+        if here is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
+            here = self._entered[0]
+        if here is not None:
+            self._entered.remove(here)
+            end(here)
+
+    def _once(self) -> Region:
+        """The same region for one `with`: one that is left in another context than it was entered in ends what it had entered."""
+        return Region(self._name, self._choose, self.brings_casts)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isclass(function):
+            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+        if not callable(function):
+            raise HmpError(f"{self!r} decorates functions, and {function!r} is none; write `with {self!r}:` or `@{self!r}` above one")
+        decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
+        return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
+
+
+def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not _compiling():
+            chosen = region._choose(current_state())
+            if region.brings_casts:
+                return call_innermost(chosen, function, *args, **kwargs)
+            return call_in(chosen, region, function, args, kwargs)
+        if is_traced_unpatched() and not region.brings_casts:
+            return function(*args, **kwargs)
+        with region:
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _Steps(region, function(*args, **kwargs)))
+
+    return wrapped
+
+
+def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with region._once():
+            return await function(*args, **kwargs)
+
+    return wrapped
+
+
+def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        generator: Any = function(*args, **kwargs)
+        step: Any = generator.__anext__
+        argument: tuple[Any, ...] = ()
+        try:
+            while True:
+                try:
+                    with region._once():
+                        item = await step(*argument)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step, argument = generator.asend, ((yield item),)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    step, argument = generator.athrow, (error,)
+        finally:
+            with region._once():
+                await generator.aclose()
+
+    return wrapped
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] = (
+    (inspect.isgeneratorfunction, _decorated_generator),
+    (inspect.iscoroutinefunction, _decorated_coroutine),
+    (inspect.isasyncgenfunction, _decorated_async_generator),
+)
+
+
+class _Steps:
+    """Iterates over `generator`, whose code runs inside the region; the code that consumes it runs outside."""
+
+    def __init__(self, region: Region, generator: Any) -> None:
+        self._region = region
+        self._generator = generator
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> Any:
+        with self._region:
+            return next(self._generator)
+
+    def send(self, value: Any) -> Any:
+        with self._region:
+            return self._generator.send(value)
+
+    def throw(self, *exc_info: Any) -> Any:
+        with self._region:
+            return self._generator.throw(*exc_info)
+
+    def close(self) -> None:
+        with self._region:
+            self._generator.close()
+
+
+class _EmptyRegion(Region):
+    """A region that does nothing, for torch.compile to trace while hmp has patched nothing (see `is_traced_unpatched`)."""
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def _region(name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Callable[P, R] | None) -> Any:
+    region = (_EmptyRegion if is_traced_unpatched() else Region)(name, choose)
+    return region if function is None else region(function)
+
+
+def disable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region in which hmp casts nothing: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
+    return _region("disable_casts()", lambda state: state.off, function)
+
+
+def enable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region that undoes `disable_casts()` around it: the policy that was in force outside that one is in force again."""
+    return _region("enable_casts()", lambda state: state.on, function)
+
+
+def without_casts(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that calls `function` with casts off; all steps of a coroutine or a generator run with casts off."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return disable_casts(function)  # type: ignore[no-any-return]
+
+    def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
+        # call_without_casts() without an EnteredRegion: torch's Python functions are called through this, and start no asyncio task
+        before = get()
+        off = (before.now or in_force(before)).off
+        try:
+            put(off)
+            return function(*args, **kwargs)
+        finally:
+            put(before)
+
+    return called_without_casts

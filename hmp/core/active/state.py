@@ -1,0 +1,411 @@
+"""The active state of this thread or asyncio task: which policy casts, or that none does. Patched ops read it at each call.
+
+It is one of four:
+
+- PROCESS: the policy of `convert()`, which is in force for the whole process. It has no policy before the first `convert()`.
+- another `CompiledPolicy`: the policy of a `casts()` region, or of a module that `apply()` was called on.
+- the `Off` of one of these: nothing is cast. It knows the policy that `enable_casts()` brings back.
+- the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
+
+A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds an
+`EnteredRegion`, which knows the region's state and whether the region has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextvars import ContextVar, Token
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import torch
+
+from ...errors import HmpError
+from .. import torch_private
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Wrapper = Callable[..., Any]
+
+
+class Replacements(dict[Any, Wrapper | None]):
+    """Torch's function → the wrapper that is called in its place, None for a function that is called as it is. Read it by `[]`.
+
+    A wrapper is made when its function is called first: a policy changes some four hundred functions, and a program calls thirty.
+
+    Args:
+        functions: The functions that are replaced.
+        make: Makes the wrapper of one of them, or None.
+    """
+
+    __slots__ = ("_make", "functions")
+
+    def __init__(self, functions: AbstractSet[Any] = frozenset(), make: Callable[[Any], Wrapper | None] | None = None) -> None:
+        self.functions = functions
+        self._make = make
+
+    def __missing__(self, function: Any) -> Wrapper | None:
+        wrapper = self._make(function) if self._make is not None and function in self.functions else None
+        return self.setdefault(function, wrapper)  # where two threads come at once both get the one that remembers what failed (R11)
+
+
+NO_REPLACEMENTS = Replacements()
+
+
+class Off:
+    """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that
+    patched ops call torch's own functions."""
+
+    __slots__ = ("now", "on")
+    replacements: Replacements = NO_REPLACEMENTS
+    policy = None
+    user_policy = None
+    disabled = True
+
+    def __init__(self, on: CompiledPolicy) -> None:
+        self.on = on
+        self.now: CompiledPolicy | Off | None = self  # None in a subclass whose `in_force()` is to be called
+
+    @property
+    def scope_id(self) -> int:
+        """The scope id of the policy that `enable_casts()` brings back."""
+        return self.on.scope_id
+
+    @property
+    def off(self) -> Off:
+        return self
+
+    def in_force(self) -> CompiledPolicy | Off:
+        """The state in force where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
+        return self
+
+    @property
+    def in_backward(self) -> Off:
+        return self  # inside disable_casts() torch is exactly torch, backward too
+
+
+class InBackward(Off):
+    """The state of user Python that runs in backward: no list applies (R13); only the inputs of calls that torch would refuse are cast
+    (R7, R11). For because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype."""
+
+    __slots__ = ()
+
+    @property
+    def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
+        """Wrappers for ops that torch may refuse to run, for no others."""
+        return DTYPE_REPAIRS
+
+    @property
+    def off(self) -> Off:
+        return self.on.off
+
+    @property
+    def in_backward(self) -> Off:
+        return self
+
+
+class CompiledPolicy:
+    """A policy made ready to run, and the state in which it is in force.
+
+    `replacements` maps a torch function to the wrapper that is called in its place; `policy` is the policy that they were made of, None
+    after revert().
+
+    A policy with scoped lines (`softmax @ decoder.*`) is resolved for one model into several of these: `policy` is what applies in some
+    of its modules, `user_policy` the policy that the user gave, and `scope_id` a number that these share, by which a submodule finds its
+    own when it is called. It is 0 without scoped lines.
+    """
+
+    __slots__ = ("__weakref__", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
+    disabled = False
+
+    def __init__(
+        self,
+        replacements: Replacements,
+        policy: Any,
+        user_policy: Any = None,
+        scope_id: int = 0,
+    ) -> None:
+        self.replacements = replacements
+        self.policy = policy
+        self.user_policy = policy if user_policy is None else user_policy
+        self.scope_id = scope_id
+        self.now = self
+        self.off = Off(self)
+        self.in_backward: Off = InBackward(self)
+
+    @property
+    def on(self) -> CompiledPolicy:
+        return self
+
+
+# The `replacements` of every `InBackward`: wrappers for ops that torch may refuse to run; empty while torch is not patched.
+DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
+# One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
+PROCESS = CompiledPolicy(NO_REPLACEMENTS, None)
+
+
+class EnteredRegion:
+    """One entering of a region: `state` is in force in this thread or task until it ends. `now` is that state, None once it has ended.
+
+    `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
+    in one may be closed, by the garbage collector too, while the thread is inside another. So where the ContextVar holds one that has
+    ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays in force.
+    """
+
+    __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
+    now: CompiledPolicy | Off | None
+    state: CompiledPolicy | Off
+    before: ContextValue
+    key: object  # the Region object, which the user may enter many times
+    token: Token[ContextValue] | None
+    suspension: Any  # of torch.autocast, for as long as this region (see suspensions), or None
+
+
+class Unset:
+    """What the ContextVar holds in a context in which nobody has set it."""
+
+    __slots__ = ()
+    now = None
+
+
+class CallersState(Unset):
+    """What it holds in a thread of autograd's that has begun a backward of its own: the state of `task`, the backward around that."""
+
+    __slots__ = ("state", "task")
+
+    def __init__(self, state: CompiledPolicy | Off, task: int) -> None:
+        self.state = state
+        self.task = task
+
+
+ContextValue: TypeAlias = "CompiledPolicy | Off | EnteredRegion | Unset"
+UNSET = Unset()
+_current: ContextVar[ContextValue] = ContextVar("hmp_casts", default=UNSET)
+
+get = _current.get
+put = _current.set
+
+
+def entered_region(state: CompiledPolicy | Off, key: object = None) -> EnteredRegion:
+    """An EnteredRegion of `state`, which `begin` puts in force."""
+    made: EnteredRegion = EnteredRegion()
+    made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
+    return made
+
+
+def begin(new: EnteredRegion) -> None:
+    """Puts the region's state in force in this thread or task."""
+    new.before = get()
+    new.now = new.state
+    new.token = put(new)
+
+
+def end(old: EnteredRegion) -> None:
+    """Ends the region, in whatever context it began. The first line does that; the others save the next reader the way to `before`."""
+    old.now = None
+    if get() is old:
+        put(old.before)
+    if old.suspension is not None:
+        old.suspension.end()
+
+
+class OffUntil(Off):
+    """A state in which nothing is cast until `is_over()`; from then on it acts as the state before."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, before: ContextValue) -> None:
+        super().__init__((before.now or in_force(before)).on)
+        self.now = None
+        self._before = before
+
+    def is_over(self) -> bool:
+        """Return True if casts are no longer off."""
+        raise NotImplementedError
+
+    def in_force(self) -> CompiledPolicy | Off:
+        """Return the `Off` until it is over, the state before from then on."""
+        if not self.is_over():
+            return self.on.off
+        if get() is self:
+            put(self._before)
+        return self._before.now or in_force(self._before)
+
+
+def in_force(value: ContextValue) -> CompiledPolicy | Off:
+    """The state in force in this context, whose ContextVar holds `value`."""
+    if isinstance(value, Off):
+        return value.in_force()
+    if isinstance(value, CompiledPolicy):
+        return value
+    return inherit_from_caller() if isinstance(value, Unset) else value.now or _state_around(value)
+
+
+def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
+    """The state in force after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
+    top = get()
+    below: ContextValue = ended
+    while isinstance(below, EnteredRegion) and below.now is None:
+        if not began_here(below):
+            # this context is a copy of the one in which the region ended; here its state stays in force
+            copied = entered_region(below.state)
+            copied.before, copied.now = below.before, copied.state
+            copied.token = put(copied)
+            below = copied
+        else:
+            below = below.before
+    put(below if top is ended else top)
+    return in_force(below)
+
+
+def began_here(entered: EnteredRegion) -> bool:
+    """Whether the region was entered in this context, not in one that this context is a copy of."""
+    top = get()
+    if entered.token is not None:
+        try:
+            _current.reset(entered.token)  # a token is of one context, and of one use
+        except (ValueError, RuntimeError):
+            return False
+    entered.token = put(entered)
+    put(top)
+    return True
+
+
+# autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (before it
+# keep_callers() notes the state); not in a backward that C++ code started, nor where torch does not leave it for them: 2.13 does, 2.11 does
+# not. There `_calling_backward` tells while all backwards that are under way have one state.
+_has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
+_graph_task = torch_private.graph_task
+_calling_backward: dict[object, Off] = {}  # the state in each call of backward() that has not returned, of any thread
+
+
+def _only_state_in_backward() -> Off | None:
+    """The state in the backwards that are under way, None where they have several."""
+    found = set(_calling_backward.values())  # at once: other threads cannot come in between
+    return found.pop() if len(found) == 1 else None
+
+
+def inherit_from_caller() -> CompiledPolicy | Off:
+    """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is in force where
+    backward() was called."""
+    task, noted = _graph_task(), get()
+    if task == -1:
+        put(PROCESS)  # so that this function runs once a thread
+        return PROCESS
+    if isinstance(noted, CallersState) and noted.task == task:
+        return noted.state
+    caller = _get_in_thread("context") if _has_in_thread("context") else None
+    found = None if caller is None else caller.get(_current, UNSET)
+    if found is None or found is UNSET:  # of a nested backward, which this thread calls, the context is its own
+        found = _only_state_in_backward()
+    if isinstance(found, EnteredRegion):
+        found = found.state  # ended or not: `caller` is a copy of a context
+    return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
+
+
+def current_state() -> CompiledPolicy | Off:
+    """The state in force in the calling thread or task."""
+    value = get()
+    return value.now or in_force(value)
+
+
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+def is_traced_unpatched() -> bool:
+    """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is in force
+    then. Once torch is patched, torch_compile makes Dynamo take this function for the constant False."""
+    return _compiling()
+
+
+def current_policy() -> Any:
+    """The policy in force for the calling thread or task, None where nothing is cast."""
+    return None if _compiling() else current_state().policy
+
+
+def casts_enabled() -> bool:
+    """Whether ops called here and now are cast, for the calling thread or task."""
+    return not _compiling() and current_state().policy is not None
+
+
+def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, called while `state` is in force."""
+    return call_in(state, None, function, args, kwargs)
+
+
+def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
+    """The result of `function`, called while `state` is in force; `key` is the region that brings it, None where hmp does."""
+    called = EnteredRegion()  # entered_region(), begin() and end(), written out
+    called.state = called.now = state
+    called.key = key
+    called.before = before = get()
+    try:
+        called.token = put(called)
+        return function(*args, **kwargs)
+    finally:
+        called.now = None
+        put(before)  # the value, not the token: a token cannot be reset from another context
+        del called  # a traceback refers to this frame
+
+
+def is_by_user() -> bool:
+    """Whether the state in force was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
+    current_state()  # which takes regions that have ended out of the way
+    value = get()
+    return isinstance(value, EnteredRegion) and value.key is not None
+
+
+def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, called while nothing is cast."""
+    return call_under(current_state().off, function, *args, **kwargs)
+
+
+# What is put around every backward pass, in the thread that calls it, by who watches its Python: function → function.
+around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+
+
+def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
+    for watching in list(around_backward):
+        function = watching(function)
+    inside, call = current_state().in_backward, object()
+    try:
+        _calling_backward[call] = inside
+        return call_under(inside, function, *args, **kwargs)
+    finally:
+        _calling_backward.pop(call, None)
+
+
+def keep_callers() -> None:
+    """To be called before a backward begins: in a thread of autograd's the state stays what it is where the backward around was called."""
+    task = _graph_task()
+    if task != -1 and isinstance(get(), Unset):
+        put(CallersState(current_state(), task))
+
+
+class UnderCapturedState:
+    """Calls `function` under the state that was in force when this object was made, in whatever thread it is called.
+
+    For checkpoints and for closures of optimizers. HmpError if the policy has changed since: a checkpoint's recomputation would give other
+    numbers than its forward (R14).
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.state = current_state()
+        self.policy = self.state.policy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.state
+        if self.policy is None:
+            state = state if state.policy is None else state.off
+        elif state.policy != self.policy:
+            since = "revert()" if state.policy is None else f"convert() to {state.policy.name!r}"
+            raise HmpError(
+                f"this call first ran under policy {self.policy.name!r} and runs again after {since} (a checkpoint's "
+                "recomputation?); its numbers would differ. Call backward() before the policy changes"
+            )
+        return call_under(state, self.function, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)

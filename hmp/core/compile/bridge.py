@@ -1,0 +1,238 @@
+"""torch.compile and strict torch.export trace hmp's casts into their graphs, and guard compiled code on the state around it.
+
+While Dynamo traces, hmp is a torch function mode, which it asks about every function, method and operator of torch; nothing of the mode is
+left in compiled code. torch._dynamo takes seconds to import: hmp patches it once somebody else has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ...errors import HmpError
+from ..active import Region, state, without_casts
+from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator, placement
+from ..fp8 import on_gpu
+from ..patching import PatchedOp, patches
+from ..torch_patches import late_imports, module_calls, module_construction
+from ..torch_private import reset_dynamo
+from ..uncompiled import run_compiled, run_uncompiled
+from . import dynamo_names, traced_call, traced_functions
+from .dynamo_names import dynamo
+from .traced_functions import entering as entering
+from .traced_functions import functions, innermost, variables
+from .traced_state import Trace, build, compiling
+
+
+def forget_wrappers() -> None:
+    """Discard the wrappers that are traced and all compiled code, after a change of what wrappers are made of."""
+    traced_call.forget_wrappers()
+    reset_dynamo()
+
+
+def put_in_place() -> None:
+    """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
+    late_imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
+
+
+def _reach_dynamo() -> None:
+    missing = dynamo_names.find()
+    if not missing:
+        _patch_dynamo()
+        return
+    warnings.warn(
+        f"hmp does not know the torch.compile of torch {torch.__version__} ({missing} is missing or has changed): while hmp is in "
+        "place, compiled functions and models run uncompiled, with the casts of eager",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    asks = object()
+    run_uncompiled(asks)
+    patches.on_restore(lambda: run_compiled(asks))
+
+
+def _reach_export() -> None:
+    export = importlib.import_module("torch.export._trace")
+    for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
+        function = getattr(export, name, None)
+        if function is not None:
+            patches.swap(function, _strictly_exporting(patches.unpatched(function)))
+
+
+def _strictly_exporting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have strict export run without casts but those that Dynamo traces: it calls torch's functions once more on Dynamo's graph."""
+
+    def strict_export(*args: Any, **kwargs: Any) -> Any:
+        if not functions:  # torch.compile runs everything uncompiled: there is no graph
+            raise HmpError(f"hmp cannot put its casts into a strict export of torch {torch.__version__}; export with strict=False")
+        return compiling(original)(*args, **kwargs)
+
+    return strict_export
+
+
+# --- patches of Dynamo ------------------------------------------------------------------------------------------------------
+
+
+def _patch_dynamo() -> None:
+    _fill_tables()
+    traced_functions.fill_functions()
+    patches.on_restore(_forget)
+    patches.rebind(torch.nn.Module, module_calls.MARK, None)  # for guards, which are not to ask a `__getattr__` of the user's
+    for function, make in (
+        (dynamo.CatchErrorsWrapper.__call__, _skipping_own_code),
+        (dynamo.trace_frame, compiling),
+        (dynamo.innermost_fn, _compiling_model),
+        (dynamo.OutputGraph.call_user_compiler, _graph_without_casts),
+        (dynamo.InstructionTranslatorBase.run, _with_trace),
+        (dynamo.InstructionTranslatorBase._load_const, _with_functions),
+        (dynamo.BaseTorchVariable.__init__, lambda original: lambda self, value, **named: original(self, placement.own(value), **named)),
+        (dynamo.BuiltinVariable.call_abs, _calling_abs),
+        (dynamo.AutocastModeVariable.enter, traced_functions.autocast_entered),
+        (dynamo.AutocastModeVariable.exit, traced_functions.autocast_left),
+        (dynamo.AutogradFunctionApplyVariable.trace_backward_graph, traced_functions.in_backward),
+        (dynamo.SuperVariable._resolved_getattr_and_source, _constructing),
+        (dynamo.UserDefinedClassVariable._call_cross_entropy_loss, _calling_cross_entropy),
+        (dynamo.TorchInGraphFunctionVariable.call_function, traced_functions.in_graph),
+    ):
+        patches.swap(function, make(patches.unpatched(function)))
+    types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
+    types_known[Region] = lambda builder, value: variables().Region(value, source=builder.source)
+    for kind in _OPS:  # to Dynamo a patched op is torch's own function
+        types_known[kind] = lambda builder, value: dynamo.TorchInGraphFunctionVariable.create_with_source(value, builder.source)
+        sourceless[kind] = lambda tx, value: dynamo.TorchInGraphFunctionVariable(value)
+
+
+def _fill_tables() -> None:
+    """Have Dynamo make its tables of torch's functions, and hold torch's own in them (R19)."""
+    populate = dynamo.populate_builtin_to_tensor_fn_map
+    state.call_without_casts(populate)
+    tables = [table for name, table in populate.__globals__.items() if isinstance(table, dict) and not name.startswith("__")]
+    for table in (*tables, dynamo.TorchInGraphFunctionVariable._get_handlers()):
+        for key in [key for key, value in table.items() if innermost(key) is not key or innermost(value) is not value]:
+            value = table.pop(key)
+            table[innermost(key)] = innermost(value)
+
+
+_OPS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator
+
+
+def _forget() -> None:
+    """Take hmp's entries out of Dynamo's tables; those of functions are discarded where the patches are (reset_dynamo)."""
+    functions.clear()
+    for kind in (Region, *_OPS):
+        dynamo.VariableBuilder._type_dispatch().pop(kind, None)
+        dynamo.SourcelessBuilder._type_handlers.pop(kind, None)
+
+
+def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo skip hmp's own frames, which run as plain Python after a graph break, but for what hmp compiles itself."""
+
+    def __call__(self: Any, frame: Any, *args: Any) -> Any:
+        is_skipped = traced_functions.is_own(frame.f_code) and frame.f_code not in on_gpu.compiled_code
+        return dynamo.ConvertFrameReturn() if is_skipped else original(self, frame, *args)
+
+    return __call__
+
+
+def _compiling_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile compile, for what was compiled before, the model where one is applied, not its `forward`, which has no policy."""
+
+    def innermost_fn(fn: Any, *rest: Any) -> Any:
+        model = module_calls.inside_compiled(fn)
+        return model if model is not fn and module_calls.is_applied(model) else original(fn, *rest)
+
+    return innermost_fn
+
+
+def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have each frame begin with a Trace of its own, and with its guard; the calls that it inlines share both."""
+
+    def run(self: Any) -> None:
+        if not hasattr(self.symbolic_torch_function_state, "hmp"):
+            traced_functions.update_tables()
+            self.symbolic_torch_function_state.hmp = Trace(self, variables().Mode)
+        original(self)
+
+    return run
+
+
+def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo take functions among the constants of code: hmp puts them into the code that stands in place of torch's."""
+
+    def _load_const(self: Any, inst: Any) -> Any:
+        value = inst.argval
+        if not isinstance(value, (types.FunctionType, PatchedOp)):
+            return original(self, inst)
+        handler = traced_functions.handler(value)
+        return dynamo.UserFunctionVariable(value) if handler is None else variables().Function(value, handler)
+
+    return _load_const
+
+
+def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have compiled graphs run without casts: they hold their own, and call torch's functions by names that hmp has patched."""
+
+    def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
+        with _backward_outside() if getattr(self, "hmp_backward_is_outside", False) else contextlib.nullcontext():
+            compiled = original(self, gm, example_inputs)
+        lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+        module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
+        if isinstance(module, lazy):  # as Dynamo does itself, but not for a graph inside a wrapper
+            lazy.force_recompile(module)
+            compiled = module.forward
+        return functools.wraps(compiled)(without_casts(compiled))
+
+    return call_user_compiler
+
+
+def _backward_outside() -> AbstractContextManager[Any]:
+    """Inside it AOTAutograd traces backward as eager code runs it, outside of torch.autocast; else it would be as in the region around the
+    graph, which is off for the ops of a policy."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        return contextlib.nullcontext()
+    return config.patch(backward_pass_autocast="off")  # type: ignore[no-any-return]
+
+
+def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `super().__init__` be the function that a class of modules has, not what hmp has put around it."""
+
+    def resolved(self: Any, tx: Any, name: str) -> Any:
+        value, source = original(self, tx, name)
+        return value.function if isinstance(value, module_construction.InitWithoutCasts) else value, source
+
+    return resolved
+
+
+def _calling_abs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Python's `abs()` of a tensor call the method, for it adds a node to the graph past all modes."""
+
+    def call_abs(self: Any, tx: Any, arg: Any) -> Any:
+        return build(tx, torch.Tensor.abs).call_function(tx, [arg], {}) if arg.is_tensor() else original(self, tx, arg)
+
+    return call_abs
+
+
+def _calling_cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a CrossEntropyLoss that traced code makes call F.cross_entropy, for which Dynamo adds a node to the graph past all modes."""
+
+    def _call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        made = original(self, tx, args, kwargs)  # which refuses wrong arguments
+        named = {**dict(zip(_OF_CROSS_ENTROPY, args, strict=False)), **kwargs}
+        function = build(tx, torch.nn.functional.cross_entropy)
+        made.fn = lambda *tensors, **by_name: function.call_function(tx, list(tensors), {**by_name, **named})
+        return made
+
+    return _call_cross_entropy_loss
+
+
+_OF_CROSS_ENTROPY = tuple(inspect.signature(torch.nn.CrossEntropyLoss).parameters)

@@ -1,0 +1,365 @@
+"""What Dynamo does where the program that it traces calls torch, or a function or region of hmp's.
+
+A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords, the source of the
+function), and returns a variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import math
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from .. import outermost
+from ..active import Region, regions, state, suspensions, without_casts
+from ..dispatch import placement, user_functions
+from ..patching import PatchedOp, patches
+from ..rules import op_wrap
+from ..torch_ops import op_facts
+from ..torch_patches import around_models, autocast, library_ops, module_calls
+from . import traced_call
+from .dynamo_names import dynamo
+from .traced_state import build, trace_of, under, value_of, without_autocast
+
+Handler = Callable[..., Any]
+
+
+@functools.cache
+def variables() -> types.SimpleNamespace:
+    """Return hmp's classes of variables. Made once, for Dynamo is imported late."""
+
+    class Mode(dynamo.TorchFunctionModeVariable):  # type: ignore[misc]
+        """The mode through which Dynamo hands each call of torch to hmp."""
+
+        def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            if not isinstance(fn, dynamo.TorchHigherOrderOperatorVariable):
+                return call(tx, fn, list(args), dict(kwargs))
+            # the functions among its arguments are user code, and traced with this mode in force
+            with trace_of(tx).under(trace_of(tx).here):
+                return fn._call_function(tx, list(args), dict(kwargs))
+
+    class Function(dynamo.VariableTracker):  # type: ignore[misc]
+        """A function that Dynamo does not trace, or a state that traced code passes on."""
+
+        def __init__(self, value: Any, handler: Handler | None = None, **named: Any) -> None:
+            super().__init__(**named)
+            self.value = value
+            self.handler: Any = handler or functions.get(value)
+
+        @classmethod
+        def create_with_source(cls, value: Any, source: Any) -> Any:
+            return cls(value, source=source)
+
+        def as_python_constant(self) -> Any:
+            return self.value
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            return self.handler(tx, list(args), dict(kwargs), self.source)
+
+    class RegionVariable(dynamo.ContextWrappingVariable):  # type: ignore[misc]
+        """A region of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
+
+        def __init__(self, value: Region, **named: Any) -> None:
+            super().__init__(target_values=[], **named)
+            self.value = value
+
+        def enter(self, tx: Any) -> Any:
+            self.before = trace_of(tx).here
+            inside = self.value._choose(self.before)
+            self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
+            self.off.__enter__()
+            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a region's marks must be there when guards are made
+            trace_of(tx).enter(inside)
+            update_tables()  # the first region of a policy may patch more functions
+            return build(tx, None)
+
+        def exit(self, tx: Any, *args: Any) -> Any:
+            self.off.__exit__(None, None, None)
+            trace_of(tx).enter(self.before)
+            return build(tx, None)
+
+        def reconstruct_type(self, codegen: Any) -> None:
+            # after a graph break plain Python enters the region, which it gets from this function
+            region = self.value
+            name = codegen.tx.output.install_global_by_id("hmp_region", lambda: region)
+            codegen.append_output(codegen.create_load_global(name, add=True))
+
+    return types.SimpleNamespace(Mode=Mode, Function=Function, Region=RegionVariable)
+
+
+# --- calls of torch ---------------------------------------------------------------------------------------------------------
+
+
+def innermost(value: Any) -> Any:
+    """Return torch's function for what stands in its place, whoever's that is; any other value itself."""
+    return placement.own(outermost.inside(value))
+
+
+_OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}
+
+
+def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the variable of a call of torch's function `fn` (a variable too), by hmp's rules."""
+    function, here = innermost(getattr(fn, "value", getattr(fn, "fn", None))), trace_of(tx).here
+    if tx.export and function in _OPERATORS:  # which export keeps, where Dynamo otherwise hands on the method
+        dunder = f"{'' if args[0].is_tensor() else 'r'}{_OPERATORS[function]}"
+        function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
+    name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
+    found = traced_call.wrapper(here, function)
+    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one (R8)
+        return under(tx, here, traced_call.plain_function(function), args, kwargs)
+    if found is None and here.policy is not None and library_ops.has_autocast_kernel(function):
+        found = library_ops.with_autocast(function, traced_call.op, here.policy.dtype)
+
+    def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if is_python and vars(torch.Tensor).get(name) is function and args and args[0].is_tensor():
+            return args[0].call_method(tx, name, args[1:], kwargs)  # one node of the graph, as without a mode
+        return fn.call_function(tx, args, kwargs)
+
+    return emit(args, kwargs) if found is None else traced_call.Call(tx, emit).run(found, args, kwargs)
+
+
+def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function of the user's that Dynamo puts into the graph as a whole (torch.compiler.allow_in_graph) run in the state of the
+    place where it is called: the graph itself runs without casts."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        here, function = trace_of(tx).here, self.value
+        is_users = isinstance(function, types.FunctionType) and not is_own(function.__code__)
+        if is_users and here.policy is not None and not autocast.is_torchs(function.__module__ or ""):
+            self = self.clone(value=functools.wraps(function)(functools.partial(state.call_under, here, function)))
+        return original(self, tx, args, kwargs)
+
+    return call_function
+
+
+def handler(function: Any) -> Handler | None:
+    """Return the handler of `function`, which hmp has put in place of a function of torch's body; None where Dynamo may trace it."""
+    if isinstance(function, PatchedOp):
+        original = function.original
+
+        def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+            found = traced_call.wrapper(trace_of(tx).here, original)
+            return traced_call.call_composite(tx, build(tx, patches.unpatched(original)), found, args, kwargs)
+
+        return call_op
+    if function.__code__ is _WITHOUT_CASTS:
+        inner = inspect.getclosurevars(function).nonlocals["function"]
+        return lambda tx, args, kwargs, source: under(tx, trace_of(tx).here.off, build(tx, inner), args, kwargs)
+    return None
+
+
+_WITHOUT_CASTS = without_casts(lambda: None).__code__
+_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<hmp")
+
+
+def is_own(code: types.CodeType) -> bool:
+    """Return True if `code` belongs to hmp, generated code included."""
+    return code.co_filename.startswith(_OWN_FILES)
+
+
+# --- calls of hmp's functions -----------------------------------------------------------------------------------------------
+
+
+def _region(make: Callable[..., Any]) -> Handler:
+    """Return the handler of `make`, disable_casts or the like: of a region, or of the result where it decorates a function."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
+        if args and callable(given[0]):
+            return variables().Region(make()).call_function(tx, args, {})
+        return variables().Region(make(*given, **named))
+
+    return call
+
+
+def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return variables().Function(None, lambda tx, rest, named, source: _call_without_casts(tx, [*args, *rest], named))
+
+
+def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return under(tx, trace_of(tx).here.off, args[0], args[1:], kwargs)
+
+
+def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    inside, around = value_of(args[0]), trace_of(tx).here
+    is_same_policy = inside.scope_id and inside.scope_id == around.scope_id
+    with contextlib.nullcontext() if is_same_policy else without_autocast(tx):
+        return under(tx, inside, args[1], args[2:], kwargs)
+
+
+def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    # guarded: the code may run for another module of the class, with another mark
+    dynamo.UserFunctionVariable(_key_of_mark).call_function(tx, args, {}).realize()
+    casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).here)
+    return build(tx, None) if casts is None else variables().Function(casts)
+
+
+def _key_of_mark(module: Any) -> Any:
+    mark = getattr(module, module_calls.MARK)
+    return None if mark is None else mark.key
+
+
+def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    if module_calls.is_new(value_of(args[0]), is_traced=True):
+        raise dynamo.UnspecializeRestartAnalysis  # marks have changed, on which the trace is guarded
+    return build(tx, value=False)
+
+
+def _answer(original: Callable[..., Any]) -> Handler:
+    """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code (R17)."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        policy = trace_of(tx).here.policy
+        is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is autocast.FORWARD
+        if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
+            return build(tx, value=True)  # an island, as in eager code: custom_fwd disables autocast around it
+        asked_by = str(tx.f_globals.get("__name__") or "")
+        if policy is None or autocast.is_torchs(asked_by) or around_models.is_of_wrapper(_steps(tx)):
+            return dynamo.TorchInGraphFunctionVariable(original).call_function(tx, args, kwargs)
+        given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
+        return build(tx, autocast.answer(original, policy, *given, **named))
+
+    return call
+
+
+def _cell(tx: Any, name: str) -> Any:
+    """Return the value of a variable that the traced code closes over."""
+    return value_of(tx.output.side_effects.load_cell(tx.symbolic_locals[name]))
+
+
+def _decorated(decorated: Any) -> Handler:
+    """Return the handler of a function of the user's that hmp's decorator has put on a list: it is one op."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        policy = trace_of(tx).here.policy
+        found = None if policy is None else op_wrap(traced_call.op, user_functions.rule_of(decorated, policy.dtype))
+        inner = build(tx, decorated.__wrapped__, None if source is None else dynamo.AttrSource(source, "__wrapped__"))
+        return traced_call.call_composite(tx, inner, found, args, kwargs)
+
+    return call
+
+
+def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
+    """Multiply as math.prod, which Dynamo puts into the graph as one node, past all modes."""
+    for each in values:
+        start = start * each
+    return start
+
+
+functions: dict[Any, Handler] = {}
+# The functions that make a region; session adds casts().
+entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
+
+
+def fill_functions() -> None:
+    """Fill `functions` with what hmp has in place now."""
+    functions.update(
+        {
+            state.is_traced_unpatched: lambda tx, args, kwargs, source: build(tx, value=False),
+            state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).here.policy is not None),
+            without_casts: _without_casts,
+            state.call_without_casts: _call_without_casts,
+            state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
+            suspensions.call_innermost: _call_innermost,
+            math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
+            module_calls.policy_of_call_now: _casts_of_module,
+            module_calls.is_new: _is_new,
+            # guarded with the policy of the call, which was asked for before
+            module_calls.outputs_of_call: lambda tx, args, kwargs, source: build(tx, module_calls.outputs_of_call(value_of(args[0]))),
+        }
+    )
+    functions.update((each, _region(each)) for each in entering)
+    functions.update((answer, _answer(original)) for answer, original in autocast.answers().items())
+
+
+def update_tables() -> None:
+    """Have Dynamo know all functions that hmp has replaced or made so far."""
+    for each in user_functions.decorated():
+        functions.setdefault(each, _decorated(each))
+    originals = [op.original for op in placement.patched_ops()]
+    # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
+    forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
+    dynamo.get_overridable_functions().update(originals, placement.patched_bodies(), forwarders)
+    known = dynamo.get_torch_obj_rule_map()
+    for each in originals:
+        known.setdefault(each, dynamo.TorchInGraphFunctionVariable)
+    known.update(dict.fromkeys(functions, variables().Function))
+
+
+# --- regions of torch.autocast in traced code (R17) -------------------------------------------------------------------------
+
+
+def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the state of the trace follow torch.autocast."""
+
+    def enter(self: Any, tx: Any) -> Any:
+        trace, enabled = trace_of(tx), self.target_values[2]  # device type, dtype, enabled, caching
+        self.hmp_before = here = trace.here
+        chosen = (trace.of_forward or here) if tx.f_code is autocast.BACKWARD else autocast.inside(here, enabled)
+        entered = original(self, tx)
+        is_outside = enabled and chosen.policy is not None and around_models.is_around_applied(None, _steps(tx))
+        self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
+        self.hmp_off.__enter__()
+        trace.enter(chosen)
+        return entered
+
+    return enter
+
+
+def autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Bring back the state that autocast_entered() found."""
+
+    def leave(self: Any, tx: Any, *args: Any) -> Any:
+        self.hmp_off.__exit__(None, None, None)
+        trace_of(tx).enter(self.hmp_before)
+        return original(self, tx, *args)
+
+    return leave
+
+
+def in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have autograd.Function.backward traced in the state of user Python in backward (R13), or of torch.amp.custom_bwd."""
+
+    def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        trace, forward = trace_of(tx), self.fwd_fn
+        is_custom = autocast.FORWARD is not None and getattr(forward, "__code__", None) is autocast.FORWARD
+        restores = is_custom and trace.here.policy is not None and inspect.getclosurevars(forward).nonlocals["cast_inputs"] is None
+        around, trace.of_forward = trace.of_forward, trace.here if restores else None
+        try:
+            with trace.under(trace.here.in_backward):
+                return original(self, tx, *args, **kwargs)
+        finally:
+            trace.of_forward = around
+
+    return trace_backward_graph
+
+
+def _steps(tx: Any) -> Iterable[around_models.Step]:
+    """Return the calls of a trace, innermost first, and those of the program around it."""
+    return itertools.chain(_traced_steps(tx), around_models.frames(sys._getframe(1)))
+
+
+def _traced_steps(tx: Any) -> Iterator[around_models.Step]:
+    while tx is not None:
+        yield around_models.Step(tx.f_code, functools.partial(_local, tx))
+        tx = getattr(tx, "parent", None)
+
+
+def _local(tx: Any, name: str) -> Any:
+    """Return the value of a local variable; None for one that stands for no object."""
+    variable = tx.symbolic_locals.get(name)
+    try:
+        return None if variable is None else value_of(variable)
+    except NotImplementedError:
+        return None

@@ -1,0 +1,162 @@
+"""The state at each point of a program that torch.compile traces, and the guard that its compiled code has on the state around it.
+
+`tx` is Dynamo's translator of the frame that is being traced. A variable stands for a value of the traced program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..active import CompiledPolicy, InBackward, Off, state
+from ..dispatch import user_functions
+from ..policy import Policy
+from ..torch_patches import autocast, module_calls
+from ..torch_private import devices_in_autocast
+from .dynamo_names import dynamo
+
+State = CompiledPolicy | Off
+
+
+class Compiling(Off):
+    """The state while Dynamo compiles: its own calls of torch are not cast. `program` is the state for the program that it traces."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: State) -> None:
+        super().__init__(program.on)
+        self.program = program
+
+
+def state_of_program() -> State:
+    """Return the state for the program that this thread or task compiles, or runs if it compiles none."""
+    here = state.current_state()
+    return here.program if isinstance(here, Compiling) else here
+
+
+def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `function`, a compiler of Dynamo's, run without casts; what it traces has the casts in force where it is called."""
+    return lambda *args, **kwargs: state.call_under(Compiling(state_of_program()), function, *args, **kwargs)
+
+
+class _Around:
+    """What compiled code is guarded on. Dynamo's guards read `key` each time that they look for compiled code, in whatever thread, task or
+    frame: so the state itself is compared, however it came or ended."""
+
+    @property
+    def key(self) -> str:
+        """The state in force, and how often functions were registered and modules marked. Equal for equal policies."""
+        here = state_of_program()
+        kind = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
+        policy = here.on.policy
+        parts = kind, id(policy), here.scope_id, user_functions.changes(), module_calls.changes()
+        known = _keys.get(parts)
+        if known is None:
+            if len(_keys) >= _MOST_KEYS:
+                _keys.clear()
+            known = _keys[parts] = policy, " ".join(map(str, (kind, _number(policy), *parts[2:])))
+        return known[1]
+
+
+_keys: dict[Any, tuple[Policy | None, str]] = {}  # the policy, which must stay alive: to hash one takes as long as all the rest
+_MOST_KEYS = 256
+_numbers = itertools.count()
+around = _Around()
+
+
+@functools.lru_cache(_MOST_KEYS)
+def _number(policy: Policy | None) -> int:
+    return next(_numbers)
+
+
+class _Mark(TorchFunctionMode):
+    """The value that the variable of hmp's mode stands for, because Dynamo asks for one. It is never in force."""
+
+
+class Trace:
+    """A frame while Dynamo compiles it.
+
+    Dynamo hands each call of torch to the modes on its stack. hmp's is there, while casts are on, only as a variable: a real one would be
+    seen by all that runs after a graph break, and would not know of a state that ends by itself, or in another task.
+
+    Attributes:
+        here: The state in force at the point that the trace has reached.
+        of_forward: In the backward of an autograd.Function the state that its torch.amp.custom_bwd brings back, else None.
+    """
+
+    def __init__(self, tx: Any, mode: type) -> None:
+        # compiled code with another state around it is other code
+        source = dynamo.AttrSource(dynamo.AttrSource(tx.import_source(__name__), "around"), "key")
+        build(tx, around.key, source).realize()
+        self._modes, self._mode = tx.symbolic_torch_function_state.mode_stack, mode(_Mark())
+        self.of_forward: State | None = None
+        self.enter(state_of_program())
+
+    def enter(self, here: State) -> None:
+        """Change the state to `here` from this point of the trace on."""
+        self.here = here
+        self._ask(bool(here.replacements.functions))
+
+    def _is_asked(self) -> bool:
+        return any(mode is self._mode for mode in self._modes)
+
+    def _ask(self, wanted: bool) -> None:
+        """Put the mode on Dynamo's stack, or take it off."""
+        if wanted and not self._is_asked():
+            self._modes.append(self._mode)
+        elif not wanted and self._is_asked():
+            self._modes.remove(self._mode)
+
+    @contextlib.contextmanager
+    def under(self, here: State) -> Iterator[None]:
+        """Context manager: what is traced inside has the state `here`."""
+        before, asked = self.here, self._is_asked()
+        self.enter(here)
+        try:
+            yield
+        finally:
+            self.here = before
+            self._ask(asked)
+
+
+def trace_of(tx: Any) -> Trace:
+    """Return the Trace of the frame that `tx` translates."""
+    found: Trace = tx.symbolic_torch_function_state.hmp
+    return found
+
+
+def under(tx: Any, here: State, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the variable of what the variable `function` returns, traced in the state `here`."""
+    with trace_of(tx).under(here):
+        return function.call_function(tx, args, kwargs)
+
+
+def without_autocast(tx: Any) -> contextlib.ExitStack:
+    """Have what is traced until the end of this context run without the regions of torch.autocast that are enabled here.
+
+    While Dynamo traces, torch's own state is that of the traced program. A trace that Dynamo gives up never ends the context."""
+    cached = torch.is_autocast_cache_enabled()
+    regions = contextlib.ExitStack()
+    for device in devices_in_autocast():
+        region = dynamo.AutocastModeVariable([device, torch.get_autocast_dtype(device), False, cached])
+        region.enter(tx)
+        regions.callback(region.exit, tx)
+        tx.output.hmp_backward_is_outside = True
+    return regions
+
+
+def build(tx: Any, value: Any, source: Any = None) -> Any:
+    """Return the variable of a Python value, or of a list, tuple or dict of variables. `source` is where the program got it, for guards."""
+    return dynamo.VariableTracker.build(tx, value, source)
+
+
+def value_of(variable: Any) -> Any:
+    """Return the Python object that a variable stands for: a constant, a function, a module or an object of the user's."""
+    variable = variable.realize()
+    return variable.value if hasattr(variable, "value") else variable.as_python_constant()

@@ -1,0 +1,190 @@
+"""Makes a CompiledPolicy of a Policy, and patches torch for it.
+
+Equal policies share one as long as a handle, a region or a module's mark refers to it; the MOST latest are kept besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+from .. import fork_safe, low_kernels
+from ..active import CompiledPolicy, state
+from ..cast_cache import cast_cache
+from ..compile import bridge
+from ..dispatch import deciding, fx_interpreter, placement
+from ..patching import cache, patches
+from ..policy import Policy
+from ..rules import Observer, Observers, copied_views, jit_trace
+from ..saved import check_torch
+from ..torch_ops import Site, sites
+from ..torch_patches import (
+    autocast,
+    backward,
+    captures,
+    checkpoint,
+    dispatch_modes,
+    library_ops,
+    module_construction,
+    module_state,
+    modules,
+    never_cast,
+    optimizers,
+    override_tables,
+    resizing,
+    scripted,
+)
+from .log_observer import LogObserver
+
+lock = fork_safe.RLock()
+observers: list[Observer] = []
+when_patched: list[Callable[[], None]] = []  # is called once torch is patched
+_has_compiled = False
+
+# How many compiled policies are kept although nothing uses them: those of regions that are entered in a loop.
+MOST = 32
+_casts: weakref.WeakValueDictionary[tuple[Policy, bool], CompiledPolicy] = weakref.WeakValueDictionary()
+_latest: OrderedDict[int, CompiledPolicy] = OrderedDict()  # by id, least recently used first
+# All that marks, handles and regions refer to → whether their decisions are logged.
+_alive: weakref.WeakKeyDictionary[CompiledPolicy, bool] = weakref.WeakKeyDictionary()
+# They know what they have logged. The wrappers of their policy keep them alive.
+_log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
+
+
+def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
+    """The compiled `policy`; all torch functions that it changes are patched."""
+    found = _casts.get((policy, is_verbose))
+    if found is None:
+        if policy.entries("saved"):
+            check_torch()
+        with lock:
+            found = _casts.get((policy, is_verbose))
+            if found is None:
+                with gc_paused():
+                    found = _casts[policy, is_verbose] = _tracked(_compiled(policy, is_verbose), is_verbose)
+    _keep(found)
+    return found
+
+
+def construct_without_casts() -> None:
+    """Has modules constructed with casts off (R9), for a policy that is in force outside of the calls of models."""
+    with lock, gc_paused():
+        if not module_construction.is_in_classes():
+            module_construction.install_in_classes()
+
+
+def any_compiled() -> bool:
+    """Whether a policy has been in force in this process, or was about to be."""
+    return _has_compiled
+
+
+def compile_for_scope(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
+    """The compiled `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
+    shared = compile_policy(policy, is_verbose)
+    # `policy` itself: an equal one may come from other files and lines
+    return _tracked(CompiledPolicy(shared.replacements, policy, user_policy, scope_id), is_verbose)
+
+
+def _tracked(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
+    _alive[casts] = is_verbose
+    return casts
+
+
+def _keep(casts: CompiledPolicy) -> None:
+    # other threads do this too: every step is atomic, because the lock may be held for as long as a conversion takes
+    _latest[id(casts)] = casts
+    with contextlib.suppress(KeyError):
+        _latest.move_to_end(id(casts))
+        while len(_latest) > MOST:
+            _latest.popitem(last=False)
+
+
+def recompile_all() -> None:
+    """Compiles all policies again, in the same objects, after a change of the registered functions or of the observers."""
+    fresh: dict[tuple[Policy, bool], CompiledPolicy] = {}
+    for casts, is_verbose in list(_alive.items()):
+        if casts.policy is not None:
+            made = fresh.get((casts.policy, is_verbose))
+            if made is None:
+                made = fresh[casts.policy, is_verbose] = _compiled(casts.policy, is_verbose)
+            casts.replacements = made.replacements
+
+
+def empty_all() -> None:
+    """Empties all compiled policies: threads that are still inside a region run torch's own ops from now on."""
+    for casts in list(_alive):
+        casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
+    _alive.clear()
+    _casts.clear()
+    _latest.clear()
+    _log_observers.clear()
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Context manager without garbage collections: each would visit all objects of torch, and compiling makes little garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    try:
+        gc.disable()
+        yield
+    finally:
+        gc.enable()
+
+
+# What is patched before the first op is, in this order.
+_HOOKS = (
+    never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
+    resizing, captures, scripted, library_ops,
+)  # fmt: skip
+
+
+def _forget_replacements() -> None:
+    state.DTYPE_REPAIRS = state.NO_REPLACEMENTS
+    state.NO_REPLACEMENTS.clear()  # it has met functions, which it would keep alive
+
+
+def _forget_others() -> None:
+    if not sites.are_torchs():
+        cache.forget()
+
+
+def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
+    """The policy, newly compiled, and torch patched for it. Leaves torch unpatched where it was and this raises."""
+    global _has_compiled
+    low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
+    _has_compiled = True
+    is_first = not patches.installed()
+    if is_first:
+        cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
+    decisions = deciding.to_patch(deciding.decide(policy))
+    sites_to_patch: list[Site] = []
+    watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
+    casts = CompiledPolicy(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
+    try:
+        if is_first:
+            override_tables.fill()
+            for hooks in _HOOKS:
+                hooks.install()
+            patches.on_restore(cast_cache.revert)
+            fx_interpreter.follow()
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            patches.on_restore(_forget_replacements)
+            patches.on_restore(_forget_others)
+        for decision in decisions.values():
+            sites_to_patch += decision.sites
+        placement.install(sites_to_patch)
+        autocast.install()
+        if is_first:
+            bridge.put_in_place()
+            for call in when_patched:
+                call()
+    except BaseException:
+        if is_first:
+            patches.restore()
+        raise
+    return casts

@@ -1,0 +1,437 @@
+"""convert() and casts(): put a policy in force for the process or in a region."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import HmpError
+from .. import low_kernels
+from ..active import PROCESS, CompiledPolicy, Region, Replacements, state, without_casts
+from ..compile import bridge
+from ..dispatch import deciding, placement, user_functions
+from ..patching import alone, patches, references
+from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
+from ..rules import Observer
+from ..torch_ops import sites
+from ..torch_patches import autocast, late_imports, module_calls, never_cast
+from ..torch_private import dynamo
+from . import calls_in_flight, compiled_policies
+from .compiled_policies import lock as _lock
+from .log_observer import announce
+from .unreachable_names import tell_unreachable
+
+
+class Handle:
+    """What `convert()` returns: at the end of its `with`, or by `.revert()`, the policy from before the conversion is in force again."""
+
+    def __init__(self, compiled: CompiledPolicy) -> None:
+        self._compiled = compiled
+
+    def revert(self) -> None:
+        """Undoes this conversion and all later ones; a second call does nothing."""
+        with _lock:
+            if self not in _converted:
+                return
+            ended = _converted[_converted.index(self) :]
+            del _converted[-len(ended) :]
+            for each in ended:
+                module_calls.unmark_scope(each._compiled.scope_id)
+            if not revert_if_unused():
+                _put_in_force()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.revert()
+
+
+# The conversions that have not been reverted, latest last: its policy is in force.
+_converted: list[Handle] = []
+_regions_entered = False
+
+
+def convert(  # noqa: PLR0913
+    opt_level: str = "O1",
+    bf16_file_path: str | Path | None = "",
+    fp32_file_path: str | Path | None = "",
+    isVerbose: bool = False,
+    *,
+    promote_file_path: str | Path | None = "",
+    fp8_file_path: str | Path | None = "",
+    saved_file_path: str | Path | None = "",
+    policy: Policy | str | Path | None = None,
+    dtype: Any = None,
+    verbose: bool | None = None,
+    model: torch.nn.Module | None = None,
+) -> Handle:
+    """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
+
+    "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs
+    matrix products and convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named.
+    `policy` takes a Policy, a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless
+    the policy says otherwise.
+    `isVerbose` (or `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose
+    modules scoped lines (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call
+    replaces the policy.
+    Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
+    """
+    is_verbose = isVerbose if verbose is None else verbose
+    # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
+    with compiled_policies.gc_paused():
+        chosen = choose_policy(
+            opt_level, policy, model, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
+        )
+        if dtype is not None:
+            chosen = chosen.replace(dtype=dtype)
+        with _lock:
+            return _convert(chosen, model, is_verbose)
+
+
+def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
+    was_patched = patches.installed()
+    follow_others()
+    # whatever fails, fails before anything is in force
+    _check_model(model, chosen, "convert(model=...)")
+    if model is not None and chosen.scoped:
+        compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+    else:
+        compiled = compiled_policies.compile_policy(chosen, is_verbose)
+    return in_force(chosen, compiled, was_patched, is_verbose)
+
+
+def in_force(chosen: Policy, compiled: CompiledPolicy, was_patched: bool, is_verbose: bool) -> Handle:
+    """Put `compiled` in force for the process, as the latest conversion."""
+    try:
+        compiled_policies.construct_without_casts()
+    except BaseException:
+        if not was_patched:
+            revert()
+        raise
+    if not was_patched:
+        calls_in_flight.wait_for(never_cast.codes())
+    handle = Handle(compiled)
+    _converted.append(handle)
+    _put_in_force()
+    autocast.say_if_enabled()
+    if is_verbose:
+        announce(chosen)
+        tell_unreachable()
+    return handle
+
+
+def choose_policy(
+    opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
+) -> Policy:
+    if opt_level not in ("O1", "O2"):
+        raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
+    if policy is not None:
+        if any(files):
+            raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
+        if opt_level == "O2":
+            raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
+        return as_policy(policy, model)
+    if opt_level == "O2":
+        for cast, file, lacks in (("fp8", files[3], "has no product in FP8"), ("saved", files[4], "packs nothing")):
+            if file:
+                raise HmpError(
+                    f"{cast}_file_path= and opt_level='O2', which {lacks}, exclude each other; "
+                    f"give policy=hmp.Policy.load('habana-o2').replace({cast}={{'linear', ...}})"
+                )
+        return as_policy("habana-o2")
+    if not any(files):
+        return as_policy(HABANA)
+    bf16, fp32, promote, fp8, saved = files
+    return Policy.from_files(bf16, fp32, promote, fp8=fp8, saved=saved)
+
+
+def revert() -> None:
+    """Undoes every convert(), casts() and apply(): no policy is in force, nothing of torch is patched. Does nothing without one."""
+    global _regions_entered
+    with _lock:
+        _converted.clear()
+        _move_process_to(CompiledPolicy(state.NO_REPLACEMENTS, None))
+        compiled_policies.empty_all()
+        module_calls.unmark_all()
+        _regions_entered = False
+        replaced_by = placement.patched_ops()
+        patches.restore()
+        references.restore_names(replaced_by)
+
+
+def revert_if_unused() -> bool:
+    """Undoes what hmp has patched and returns True where no policy can be in force again by itself: nothing is converted, no model has a
+    policy, and no `casts()` was entered. To be called with the lock."""
+    if _converted or module_calls.any_marked() or _regions_entered:
+        return False
+    revert()
+    return True
+
+
+def is_converted() -> bool:
+    """Whether a process-wide policy is in force."""
+    return PROCESS.policy is not None
+
+
+def is_in_place() -> bool:
+    """Whether torch is patched: from the first policy on until `revert()`, also while no policy is in force."""
+    return patches.installed()
+
+
+def any_applied() -> bool:
+    """Whether a policy is applied to any module that is alive."""
+    return module_calls.any_marked()
+
+
+def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
+    """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
+
+    Without a policy: "autocast", torch.autocast's own lists for the device that `model` is on, without one for the device in use.
+
+    `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. torch stays
+    patched until `hmp.revert()`; outside the region the patches do nothing.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        _refuse_tracing()
+    if isinstance(policy, (types.FunctionType, types.MethodType)):
+        return casts()(policy)
+    chosen = _uncompiled(as_policy)(policy, model)
+    _check_model(model, chosen, "casts(model=...)")
+    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.compile_policy(chosen)
+
+    def choose(_: object) -> CompiledPolicy:
+        global _regions_entered
+        if torch.compiler.is_dynamo_compiling():
+            _refuse_tracing()
+        compiled: CompiledPolicy = _uncompiled(made)()
+        if not _regions_entered:
+            _uncompiled(compiled_policies.construct_without_casts)()
+            _regions_entered = True
+        return compiled
+
+    return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
+
+
+bridge.entering.append(casts)
+
+
+class _CastsIn:
+    """Returns, when called, the compiled policy for a region whose policy has scoped lines for a model. HmpError once the model is gone.
+
+    The first call marks the model's modules; when this object is garbage, the marks are removed."""
+
+    def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
+        scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
+        self._policy, self._model = policy, weakref.ref(model)
+        self._compiled: CompiledPolicy | None = None
+
+    def __call__(self) -> CompiledPolicy:
+        compiled = self._compiled
+        if compiled is not None and compiled.policy is not None:
+            return compiled
+        with _lock:
+            model = self._model()
+            if model is None:
+                raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
+            if self._compiled is None or self._compiled.policy is None:
+                self._compiled = resolved(self._policy, model, self._policy.unscoped)
+                weakref.finalize(self, module_calls.unmark_scope, self._compiled.scope_id).atexit = False
+            return self._compiled
+
+
+def _refuse_tracing() -> None:
+    """Raises HmpError where torch.compile traces a process's first casts(): hmp cannot patch torch while Dynamo traces. Dynamo then runs
+    the frame uncompiled."""
+    raise HmpError("the first hmp.casts() of a process cannot be compiled; call hmp.convert() or enter hmp.casts() once before")
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
+    imported = dynamo()
+    return function if imported is None or patches.installed() else imported.disable(function)
+
+
+def _check_model(model: Any, policy: Policy, where: str) -> None:
+    """HmpError for what is no module, and for a policy with scoped lines where there is no model that they could speak of."""
+    if model is None:
+        scopes.refuse_without_model(policy)
+    else:
+        module_of(model, where)
+
+
+def module_of(model: Any, where: str) -> torch.nn.Module:
+    """`model`, HmpError where it is no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"{where} takes a torch.nn.Module; {type(model).__name__} is none")
+    return model
+
+
+def unscripted(model: Any, where: str) -> torch.nn.Module:
+    """`model`, HmpError where it is no module or a scripted one."""
+    module = module_of(model, where)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
+    return module
+
+
+def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
+    """The compiled policy for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
+
+    Marks those modules with compiled policies of their own."""
+    policies = scopes.resolve(policy, model)
+    outside = outside or policies[module_calls.inside_compiled(model)]
+    scope_id = module_calls.new_scope_id()
+    by_policy: dict[int, CompiledPolicy] = {}
+    for each in (outside, *policies.values()):
+        if id(each) not in by_policy:
+            by_policy[id(each)] = compiled_policies.compile_for_scope(policy, each, scope_id, is_verbose)
+    try:
+        for module, own in scopes.differing(policies, model, outside).items():
+            module_calls.mark_scoped(module, by_policy[id(own)])
+    except BaseException:
+        module_calls.unmark_scope(scope_id)
+        raise
+    return by_policy[id(outside)]
+
+
+def register(owner: Any, name: str, cast: ListName) -> None:
+    """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
+    with _lock:
+        user_functions.add(owner, name, cast)
+        _recompile_all()
+
+
+def set_low_kernels(choice: str) -> str:
+    """Choose how the CPU computes matrix products, convolutions and recurrent ops in bfloat16 and float16. Return the choice before.
+
+    Where a processor has no instructions for a low dtype, torch's kernels for it take 10 to 90 times float32's time. hmp then rounds the
+    inputs to the low dtype, computes in float32 and rounds the result: the numbers of an accelerator, at about float32's speed. Gradients
+    are computed likewise. The choice holds for the process, and policies in use follow it at once; it overrides HMP_LOW_KERNELS.
+
+    Args:
+        choice: "auto", the default, does so for each dtype that the processor has no instructions for. "native" always uses torch's
+            kernels, bit for bit as torch.autocast does. "float32" never does, whatever the processor has.
+
+    Returns:
+        The choice that was in effect before.
+
+    Raises:
+        HmpError: `choice` is none of the three.
+
+    Example:
+        >>> before = hmp.set_low_kernels("native")
+        >>> hmp.set_low_kernels(before)
+        'native'
+    """
+    with _lock:
+        computed_before = low_kernels.computed_in_float32()
+        before = low_kernels.choose(choice)
+        if low_kernels.computed_in_float32() != computed_before and patches.installed():
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            _recompile_all()
+            bridge.forget_wrappers()
+        return before
+
+
+@contextlib.contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Context manager in which `observer` is told of every decision, of every policy and in every thread. Outside it costs nothing."""
+    with _lock:
+        compiled_policies.observers.append(observer)
+        _recompile_all()
+    try:
+        yield
+    finally:
+        with _lock:
+            compiled_policies.observers.remove(observer)
+            _recompile_all()
+
+
+def _recompile_all() -> None:
+    """Compiles every policy in use again, after a change of the registered functions or of the observers."""
+    if patches.installed():
+        with compiled_policies.gc_paused():
+            compiled_policies.recompile_all()
+            _put_in_force()
+
+
+def follow_others() -> None:
+    """Casts in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
+    with _lock:
+        if patches.installed() and sites.look_again():
+            deciding.forget()
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            _recompile_all()
+            bridge.forget_wrappers()
+
+
+# The code of a library that replaces a function of torch's at a time of its own: module, class, method. ZeRO-3 replaces F.linear.
+_REPLACES = ("deepspeed.runtime.zero.partition_parameters", "InsertPostInitMethodToModuleSubClasses", "_enable_mem_efficient_linear")
+
+
+def _follow_library() -> None:
+    module, name, method = _REPLACES
+    cls = getattr(sys.modules[module], name, None)
+    replace = getattr(cls, method, None)
+    if replace is None:
+        return
+
+    @functools.wraps(replace)
+    def replacing(self: Any) -> None:
+        replace(self)
+        follow_others()
+
+    patches.rebind(cls, method, replacing)
+
+
+compiled_policies.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
+
+
+def _put_in_force() -> None:
+    """Puts the latest conversion's policy in force for the process; no policy where there is no conversion."""
+    _move_process_to(_converted[-1]._compiled if _converted else CompiledPolicy(state.NO_REPLACEMENTS, None))
+
+
+def _move_process_to(compiled: CompiledPolicy) -> None:
+    """Puts `compiled` in force for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
+
+    A call of a builtin always does. A torch function written in Python calls many builtins, and is one op because its wrapper calls it with
+    casts off (R8). So while there are other threads, those functions that only one of the two policies changes have, until the change is
+    over, a replacement that does nothing else.
+    """
+    old = PROCESS
+    if not alone():
+        single = _as_single_ops(compiled.replacements.functions - old.replacements.functions)
+        if single:
+            _set_process_policy(_and(old, single))
+            calls_in_flight.wait_for({patches.code_of(function) for function in single})
+        single = _as_single_ops(old.replacements.functions - compiled.replacements.functions)
+        if single:
+            _set_process_policy(_and(compiled, single))
+    _set_process_policy(compiled)
+
+
+def _and(compiled: CompiledPolicy, single: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
+    """`compiled`, with those in the places of functions that it leaves as they are."""
+    own = compiled.replacements
+    both = Replacements(own.functions | single.keys(), lambda function: single.get(function) or own[function])
+    return CompiledPolicy(both, compiled.policy, compiled.user_policy, compiled.scope_id)
+
+
+def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """A replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
+    return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
+
+
+def _set_process_policy(compiled: CompiledPolicy) -> None:
+    PROCESS.replacements, PROCESS.policy = compiled.replacements, compiled.policy
+    PROCESS.user_policy, PROCESS.scope_id = compiled.user_policy, compiled.scope_id

@@ -1,0 +1,105 @@
+"""The PatchedOps that are in torch's places: each calls the wrapper that the active policy has for its op, or torch's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from .. import torch_private
+from ..active import state
+from ..patching import PatchedMethod, PatchedOp
+
+_get, _in_force = state.get, state.in_force
+_SEQUENCES = frozenset({list, tuple})
+
+
+class ActiveOp(PatchedOp):
+    """Replaces a builtin of torch's.
+
+    Where a `__torch_function__` is to be asked it is asked first, and the op is decided on when the function that it is handed is called:
+    once, by what the handler gives to it (R8, R19). torch's C++ code hands out what has the function's name, which is a PatchedOp.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = _get()
+        wrapper = (value.now or _in_force(value)).replacements[self.original]
+        if wrapper is None:
+            return self.call(*args, **kwargs)
+        if (
+            has_torch_function(args)
+            or (kwargs and has_torch_function(tuple(kwargs.values())))
+            or (args and type(args[0]) in _SEQUENCES and has_torch_function(args[0]))
+        ) and not _is_asked_by_hmp(args, kwargs):
+            return self.handed_out(wrapper, args, kwargs)
+        return wrapper(*args, **kwargs)
+
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the `__torch_function__` of a mode or of an argument returns."""
+        return self.call(*args, **kwargs)
+
+
+class ActiveFunction(ActiveOp):
+    """Replaces a function that torch's C++ code looks up in a class written in C, where it finds its own, which does not cast."""
+
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the `__torch_function__` of a mode or of an argument returns."""
+        return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
+
+
+class ActiveMethod(ActiveOp, PatchedMethod):
+    """Replaces a method of torch.Tensor."""
+
+
+class ActiveOperator(ActiveMethod):
+    """Replaces a dunder of torch.Tensor, for which torch's C++ code hands out another function: `Tensor.add` for `__radd__`.
+
+    A list may name the dunder alone (`radd`), so its own wrapper decides. A handler of the user's gets arguments that are cast, with the
+    function that it gets from torch; that of torch's subclasses, which nobody sees, gets this object.
+    """
+
+    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the wrapper does, or what the `__torch_function__` that subclasses inherit from torch.Tensor does."""
+        asked = [value for value in _flat((args, kwargs)) if has_torch_function((value,))]
+        if not torch_private.function_modes() and all(getattr(each.__torch_function__, "__func__", None) is _INHERITED for each in asked):
+            return handle_torch_function(self, asked, *args, **kwargs)
+        return wrapper(*args, **kwargs)
+
+
+_INHERITED: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+class ActiveBody(PatchedOp):
+    """Is called by a function that torch has written in Python, in the place of its code, which asks each `__torch_function__` itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        value = _get()
+        wrapper = (value.now or _in_force(value)).replacements[self.original]
+        return (self.call if wrapper is None else wrapper)(*args, **kwargs)
+
+
+# The code of the calls above.
+CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveBody))
+
+
+def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if the `__torch_function__` to be asked is one of hmp's, which sees ops as they are called in a wrapper."""
+    modes = torch_private.function_modes()
+    if modes:
+        return _is_hmps(type(torch_private.function_mode_at(modes - 1)))
+    return all(_is_hmps(type(value)) for value in _flat((args, kwargs)) if has_torch_function((value,)))
+
+
+def _is_hmps(kind: type) -> bool:
+    return str(kind.__module__).partition(".")[0] == "hmp" or hasattr(kind, "_hmp_original")  # a CopiedView of a user's class
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the objects in nested lists, tuples and dicts."""
+    if isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _flat(each)
+    else:
+        yield value

@@ -1,0 +1,188 @@
+"""What a policy does with each torch function that it changes, and the function that is called in its place."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .. import low_kernels
+from ..active import Replacements
+from ..patching import cache, patches
+from ..policy import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
+from ..rules import CastRule, Observer, OpRule, op_wrap, rules
+from ..saved import KEEPS
+from ..torch_ops import Site, calling, op_facts, sites
+from . import user_functions
+
+
+class Decision:
+    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to R12), and
+    the sites where the function stands."""
+
+    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
+        self.original = sites[0].original
+        self.kind = kind
+        self.source = source
+        self.sites = sites
+        self._make = make
+        self._made: tuple[object, frozenset[torch.dtype], Callable[..., Any]] | None = None
+
+    def also_at(self, site: Site) -> Decision:
+        """The decision for a function that stands at `site` too."""
+        return Decision((*self.sites, site), self.source, self.kind, self._make)
+
+    def packing(self, recipe: str) -> Decision:
+        """The decision, with what the op keeps for backward packed (R22)."""
+        return Decision(self.sites, self.source, self.kind, lambda: self.rule._replace(saved=recipe))
+
+    @functools.cached_property
+    def rule(self) -> OpRule:
+        """The op under the rule. Made when a wrapper is, or somebody asks: a policy changes some four hundred functions."""
+        return self._make()
+
+    @property
+    def wrapper(self) -> Callable[..., Any]:
+        """What is called in the place of the function. Made once until torch is unpatched, for all policies with this decision: it
+        remembers what failed (R11)."""
+        made, slow = self._made, low_kernels.computed_in_float32()
+        if made is None or made[0] is not patches.installation() or made[1] != slow:
+            made = self._made = patches.installation(), slow, op_wrap(patches.unpatched(self.original), self.rule)
+        return made[2]
+
+
+def decide(policy: Policy) -> Mapping[Any, Decision]:
+    """Torch's function → decision, for all that the policy changes, users' functions included. The others already do as the rules ask."""
+    dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
+    registered = tuple(user_functions.registered())
+    if not dotted and not registered:
+        return _of_torch(policy)
+    found = _of_ops(policy).copy()
+    for name, source in dotted:
+        # one op: what a user's function calls inside is not cast again (R8). Not cached: the name may be bound to another function later
+        site = spelling.user_site(name)
+        make = functools.partial(rules.user_rule, site.original, name, source.cast, policy.dtype)
+        _add(found, site, source, rules.of_list(source.cast), make)
+    for site, cast in registered:
+        if site.original not in found:
+            make = functools.partial(rules.user_rule, site.original, site.op, cast, policy.dtype)
+            _add(found, site, None, rules.of_list(cast), make)
+    return _with_composites(found, policy)
+
+
+def forget() -> None:
+    """Decides anew: functions stand in the places of ops that did not when it was decided."""
+    _of_torch.cache_clear()  # type: ignore[attr-defined]
+    _of_ops.cache_clear()  # type: ignore[attr-defined]
+
+
+def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
+    """The entries of the lists that may be users' functions."""
+    for cast in CASTS:
+        if any("." in name for name in getattr(policy, cast)):
+            yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
+
+
+@functools.partial(cache.cached, most=16)  # some hundred kilobytes each
+def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
+    """What the policy does with torch's own functions."""
+    return _with_composites(_of_ops(policy).copy(), policy)
+
+
+def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
+    """`found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
+    for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
+        _add(found, site, None, rules.ONE_OP, functools.partial(rules.op_rule, site, rules.ONE_OP, policy.dtype))
+    return found
+
+
+@functools.partial(cache.cached, most=16)
+def _of_ops(policy: Policy) -> dict[Any, Decision]:
+    """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
+    listed = Listed(policy)
+    found: dict[Any, Decision] = {}
+    for op in _candidates(listed):
+        source = listed.entry(op)
+        if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
+            continue
+        kind = rules.rule_for(op, source, policy.dtype)
+        if kind is None:
+            continue
+        for site in sites.sites_of(op):
+            make = functools.partial(rules.op_rule, site, kind, policy.dtype)
+            if kind is rules.FP8_LIST:
+                make = functools.partial(_in_fp8, make, policy)
+            _add(found, site, source if kind.is_list else None, kind, make)
+    if listed.by_cast["saved"]:
+        _add_saved(found, listed, policy)
+    return found
+
+
+def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> None:
+    """Has what the ops keep for backward packed, whatever else is done with them (R22)."""
+    names = listed.by_cast["saved"].keys()
+    packed: set[Any] = set()
+    for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(KEEPS if EVERY_OP in names else ())))):
+        entry = listed.saves(op)
+        for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
+            known = found.get(site.original)
+            if known is None:
+                make = functools.partial(rules.op_rule, site, rules.SAVED_LIST, policy.dtype)
+                known = Decision((site,), entry, rules.SAVED_LIST, make)
+            if site.original not in packed:
+                packed.add(site.original)
+                found[site.original] = known.packing(policy.saved_recipe)
+            elif site not in known.sites:
+                found[site.original] = known.also_at(site)
+
+
+def _candidates(listed: Listed) -> Iterable[str]:
+    """The ids of all ops that may need a wrapper under a policy with these lists."""
+    named = [name for table in listed.by_cast.values() for name in table if name != EVERY_OP]
+    unlisted = [name for rule in rules.RULES for name in rule.ops]
+    return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
+
+
+def _with_relatives(ops: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for op in ops:
+        found += (op, *sites.relatives(op))
+    return found
+
+
+def _in_fp8(make: Callable[[], OpRule], policy: Policy) -> OpRule:
+    return make()._replace(fp8=(policy.fp8_recipe, policy.fp8_kernel))
+
+
+def _add(found: dict[Any, Decision], site: Site, source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
+    # one function may have several sites: torch.conv2d is F.conv2d
+    known = found.get(site.original)
+    found[site.original] = Decision((site,), source, kind, make) if known is None else known.also_at(site)
+
+
+def dtype_repairs() -> Replacements:
+    """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others (R5, R7, R11)."""
+    return replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind.repairs})
+
+
+def replacements(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> Replacements:
+    """Torch's function → its wrapper, for these decisions. With an observer the wrappers are new, and report to it."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        decision = decisions[original]
+        return decision.wrapper if observer is None else op_wrap(patches.unpatched(original), decision.rule, observer)
+
+    return Replacements(decisions.keys(), make)
+
+
+def to_patch(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
+    """The decisions whose functions are patched: all but torch's Python functions that only call a builtin, which is."""
+    return {original: d for original, d in decisions.items() if not _forwards(original, d)}
+
+
+def _forwards(original: Any, decision: Decision) -> bool:
+    function = original if isinstance(original, types.FunctionType) else None
+    return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS

@@ -1,0 +1,102 @@
+"""Users' functions that are ops: those with one of hmp's decorators, and those that `hmp.register` was called for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from ...errors import HmpError
+from ..active import state
+from ..policy import CASTS, ListName, can_be_listed
+from ..rules import OpRule, op_wrap, rules
+from ..torch_ops import NAMESPACES, Site, function_site, op_id, op_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_registered: dict[tuple[int, str], tuple[Site, ListName]] = {}
+_changes = 0
+
+
+def registered() -> Iterator[tuple[Site, ListName]]:
+    """The sites of registered functions, each with its list."""
+    return iter(tuple(_registered.values()))
+
+
+def add(owner: Any, name: str, cast: ListName) -> Site:
+    """Registers `owner.name` as an op on the list `cast`; returns its site. HmpError for what is no function, or torch's, or no list."""
+    if cast not in CASTS:
+        raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
+    where = getattr(owner, "__name__", type(owner).__name__)
+    site = function_site(owner, name, where, f"{where}.{name}") if isinstance(name, str) else None
+    if site is None:
+        raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    op = op_id(op_of(site.original) or "", "")
+    if can_be_listed(op):
+        raise HmpError(f"{where}.{name} is torch's own {op}; put {op!r} on a list of the policy instead of registering it")
+    if op or any(owner is namespace for _, namespace, _ in NAMESPACES):
+        raise HmpError(f"{where}.{name} is torch's, and nothing that a list may hold; register a function of your own that calls it")
+    global _changes
+    _changes += 1
+    _registered[(id(owner), name)] = (site, cast)
+    return site
+
+
+def changes() -> int:
+    """How often a function was registered: code of torch.compile's is guarded on this number."""
+    return _changes
+
+
+def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_decorated(function.__func__, cast))
+    if inspect.isclass(function) or not callable(function):
+        raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+    by_policy: dict[Any, Callable[..., Any]] = {}
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        policy = state.current_policy()
+        if policy is None:
+            return function(*args, **kwargs)
+        low = policy.dtype
+        if low not in by_policy:
+            by_policy[low] = op_wrap(function, rules.user_rule(function, name, cast, low))
+        return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
+
+    _rules[wrapper] = lambda low: rules.user_rule(function, name, cast, low)
+    return wrapper
+
+
+# Decorated function → the low dtype → its rule.
+_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], OpRule]] = weakref.WeakKeyDictionary()
+
+
+def decorated() -> list[Any]:
+    """The functions that have one of hmp's decorators."""
+    return list(_rules)
+
+
+def rule_of(function: Any, low: Any) -> OpRule:
+    """The rule for a decorated function."""
+    return _rules[function](low)
+
+
+def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the BF16 list: where casts are on, its castable inputs become the low dtype (R1), and what it calls inside is
+    not cast again (R8)."""
+    return _decorated(function, "bf16")
+
+
+def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the FP32 list: where casts are on, its castable inputs become float32 (R2)."""
+    return _decorated(function, "fp32")
+
+
+def promote_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the promote list: where casts are on, its castable inputs become the widest dtype among them (R3)."""
+    return _decorated(function, "promote")

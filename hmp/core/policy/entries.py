@@ -1,0 +1,154 @@
+"""The text of a list file as entries, with names as the file spells them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ...errors import OpListError
+
+ListName = Literal["fp8", "bf16", "fp32", "promote", "saved"]
+CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")  # those that cast, users' functions too
+DTYPES: tuple[ListName, ...] = ("fp8", *CASTS)  # those that say what an op runs in
+LISTS: tuple[ListName, ...] = (*DTYPES, "saved")
+# Lists that most policies lack → the fields of a policy that say how what they name is done.
+OPTIONAL: Mapping[ListName, tuple[str, ...]] = {"fp8": ("fp8_recipe", "fp8_kernel"), "saved": ("saved_recipe",)}
+EVERY_OP = "*"
+# The suffix of a name that means: torch.autocast decides inside this op.
+AUTOCAST = ".autocast"
+
+_NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
+_SCOPE = re.compile(r"[^\s@,#]+")
+
+
+class ListEntry(NamedTuple):
+    """One name on one list: the name as it is spelled, the list (`cast`), the file and line (from 1) that it was read from, and its scope:
+    a glob over the paths of a model's modules, None for every module."""
+
+    name: str
+    cast: ListName
+    path: str | None = None
+    line: int | None = None
+    scope: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The entry as list files spell it."""
+        return self.name if self.scope is None else f"{self.name} @ {self.scope}"
+
+    @property
+    def about(self) -> str:
+        """What the list decides of an op: what it keeps, or the dtype that it runs in, of which there is one."""
+        return "kept" if self.cast == "saved" else "dtype"
+
+    @property
+    def is_autocasts(self) -> bool:
+        """Whether the entry says that torch.autocast decides inside the op."""
+        return self.name.endswith(AUTOCAST)
+
+    @property
+    def place(self) -> str:
+        """ "path:line", "path" where the line is unknown, "" where both are."""
+        return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
+
+    @property
+    def source(self) -> str:
+        """The entry as list files spell it, with its place where that is known."""
+        return f"{self.text} ({self.place})" if self.path else self.text
+
+
+def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
+    """The entries in `text`, in order. Lines and commas separate them; each is `name` or `name @ scope`; `#` starts a comment.
+
+    Raises OpListError with path and line for what cannot be an op's name or a scope.
+    """
+    where = None if path is None else str(path)
+    entries = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        for word in line.split("#", 1)[0].split(","):
+            if word.strip():
+                entries.append(parse_entry(word, cast, where, number))
+    return tuple(entries)
+
+
+def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
+    """The entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
+    name, at, scope = (part.strip() for part in text.partition("@"))
+    if at and not name:
+        raise OpListError(f"{text.strip()!r} names no op; write the op before the '@', such as 'softmax @ decoder.*'", path, line)
+    if name != EVERY_OP and not _NAME.fullmatch(name):
+        raise OpListError(f"{name!r} is no op name; write one name a line, such as 'linear', and put '#' before remarks", path, line)
+    if at and not _SCOPE.fullmatch(scope):
+        what = f"{scope!r} is no glob over module paths" if scope else "there is none"
+        raise OpListError(
+            f"{text.strip()!r} has a scope, and {what}; write one after the '@', without blanks, such as '{name} @ decoder.*'", path, line
+        )
+    return ListEntry(name, cast, path, line, scope if at else None)
+
+
+def checked_names(cast: ListName, names: Any) -> Iterable[str]:
+    """`names`, the list `cast` as it was given. OpListError for what is no set of names."""
+    if isinstance(names, str):
+        raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
+    if not isinstance(names, Iterable):
+        raise OpListError(f"{cast}={names!r} is no set of op names; give one, such as {cast}={{'linear'}}, or leave {cast}= out")
+    found = tuple(names)
+    wrong = [name for name in found if not isinstance(name, str)]
+    if wrong:
+        raise OpListError(f"{cast}= holds {wrong[0]!r}, which is no op name; give names as list files spell them, such as 'linear'")
+    return found
+
+
+def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
+    """The entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise OpListError(f'{path!r} is no path of a {cast} list; give that of a text file, or "" for the default list')
+    file = Path(path)
+    if file.is_dir():
+        raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
+    return parse_list(read_text(file), cast, file)
+
+
+# Those of each list that hmp reads, and Gaudi's autocast does: the first that is set counts.
+VARIABLES: dict[ListName, tuple[str, ...]] = {
+    "bf16": ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST"),
+    "fp32": ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"),
+}
+
+
+def names_lists(environ: Mapping[str, str]) -> bool:
+    """Return True if one of the variables names a file."""
+    return any(environ.get(each) for variables in VARIABLES.values() for each in variables)
+
+
+def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
+    """The entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
+    for variable in VARIABLES[cast]:
+        if environ.get(variable):
+            try:
+                return read_list(environ[variable], cast)
+            except OpListError as error:
+                told = OpListError(f"{error}; the environment variable {variable} names it")
+                told.path, told.line = error.path, error.line
+                raise told from None
+    return None
+
+
+def read_text(file: Path) -> str:
+    """The text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise OpListError('no such file; give the path of a list file, or "" for the default list', file) from None
+    except OSError as error:
+        raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", file) from error
+    if b"\0" in data:
+        raise OpListError("is a binary file; a list is plain text, one op name a line", file)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise OpListError("is not UTF-8 text; save the list as UTF-8", file, line) from None

@@ -1,0 +1,55 @@
+"""Which entry of a policy's lists an op follows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..saved import KEEPS
+from ..torch_ops import sites
+from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
+
+
+class HasLists(Protocol):
+    """What a look-up needs of a policy, which looks up itself where it is compared with another."""
+
+    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
+        """The ids of the ops on the list `cast`, each with the entry that names it."""
+
+
+class Listed:
+    """The policy's lists by op id, for looking up what an op follows."""
+
+    def __init__(self, policy: HasLists) -> None:
+        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
+        order: tuple[ListName, ...] = ("promote", "fp32", "bf16", "fp8")
+        self._by_name: dict[str, ListEntry] = {}
+        for cast in order:  # the last one of a name counts (R4)
+            self._by_name |= self.by_cast[cast]
+        self.star: ListEntry | None = next((self.by_cast[cast][EVERY_OP] for cast in DTYPES if EVERY_OP in self.by_cast[cast]), None)
+        self._saved_star = self.by_cast["saved"].get(EVERY_OP)
+        self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
+
+    def source(self, op: str) -> ListEntry | None:
+        """The list entry that `op` follows: its own, else its base's or a synonym's; of one name FP8 before BF16 and FP32 before promote
+        (R4)."""
+        for name in sites.ancestry(op):
+            if name in self._by_name:
+                return self._by_name[name]
+        return None
+
+    def entry(self, op: str) -> ListEntry | None:
+        """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
+        return self.source(op) or (self.star if op in self._starred else None)
+
+    def saves(self, op: str) -> ListEntry | None:
+        """The entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*` where that stands for it."""
+        line, table = sites.ancestry(op), self.by_cast["saved"]
+        own = next((table[name] for name in line if name in table), None)
+        if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):
+            return own
+        return self._saved_star
+
+    def decides(self, op: str) -> tuple[ListName | None, bool]:
+        """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""
+        entry = self.entry(op)
+        return (None, False) if entry is None else (entry.cast, entry.is_autocasts)

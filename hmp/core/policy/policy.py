@@ -1,0 +1,461 @@
+"""A policy: lists of op names and a low dtype, as an immutable value."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import HmpError, OpListError
+from ..formatting import dtype_name, in_notebook
+from ..observing import log
+from ..torch_ops import sites
+from . import conflicts, policy_folder, presets, spelling
+from .entries import (
+    CASTS,
+    DTYPES,
+    EVERY_OP,
+    LISTS,
+    OPTIONAL,
+    ListEntry,
+    ListName,
+    checked_names,
+    list_from_env,
+    parse_entry,
+    parse_list,
+    read_list,
+)
+from .gaudi_config import read_gaudi_config
+from .listed import Listed
+from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
+from .presets import meaning, policies
+
+DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
+HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which
+    ops have what they keep for backward packed.
+
+    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
+    torch.float16.
+    `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
+    Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
+    unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
+
+    `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
+    "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
+    `saved_recipe` is what is kept for backward as: "fp8", "bf16" or "int8".
+    """
+
+    name: str = field(default="custom", compare=False)
+    dtype: torch.dtype = torch.bfloat16
+    bf16: frozenset[str] = frozenset()
+    fp32: frozenset[str] = frozenset()
+    promote: frozenset[str] = frozenset()
+    scoped: tuple[ListEntry, ...] = field(default=(), compare=False)
+    # (list, name) → the entry with the file and line, for messages
+    origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
+    fp8: frozenset[str] = frozenset()
+    fp8_recipe: str = "tensorwise"
+    fp8_kernel: str = "auto"
+    saved: frozenset[str] = frozenset()
+    saved_recipe: str = "fp8"
+    _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", low_dtype(self.dtype))
+        for name, word in self._words.items():
+            _refuse_other(name, word)
+        scoped = list(self.scoped)
+        for cast in LISTS:
+            names = checked_names(cast, getattr(self, cast))
+            scoped += [parse_entry(name, cast) for name in names if "@" in name]
+            object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
+        object.__setattr__(self, "scoped", _in_order(scoped))
+        object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
+        conflicts.refuse_both({cast: self.casts_by_op(cast) for cast in reversed(LISTS)})
+        for scope in dict.fromkeys(entry.scope for entry in self.scoped):
+            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in LISTS}
+            for entry in self.scoped:
+                if entry.scope == scope:
+                    by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
+            conflicts.refuse_both(by_cast)
+
+    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
+        """The ids of the ops on the list `cast`, each with the entry that names it."""
+        found: dict[str, ListEntry] = {}
+        for name in sorted(getattr(self, cast)):
+            entry = self.origin.get((cast, name)) or ListEntry(name, cast)
+            for op in spelling.resolve(entry):
+                if op not in found or name == op:  # an entry with the op's own name wins over one that means several ops
+                    found[op] = entry
+        return found
+
+    @classmethod
+    def load(cls, policy: str | Path) -> Policy:
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt, or some.
+
+        A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
+        but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
+        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate", and what is kept for backward is
+        packed as "fp8" unless saved_recipe.txt says another.
+        OpListError where there is no such preset or folder.
+        """
+        if not isinstance(policy, (str, os.PathLike)):
+            kind = type(policy).__name__
+            raise HmpError(f"Policy.load() takes a preset's name ({presets.names()}) or a folder, not an object of type {kind}")
+        return cls._load(policy, presets.device_in_use())
+
+    @classmethod
+    def _load(cls, policy: str | Path, device: torch.device) -> Policy:
+        """`load()`, where "autocast" is that of `device`, also in base.txt."""
+        if str(policy) == presets.OF_DEVICE:
+            return _autocast(device)
+        folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
+        if not folder.is_dir():
+            raise OpListError(presets.unknown(str(policy)))
+        found = policy_folder.list_files(folder)
+        entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
+        base = policy_folder.read_base(folder)
+        if not base:
+            return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
+        under = cls._load(base, device)
+        words = policy_folder.read_words(folder, under._words)
+        return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
+
+    @classmethod
+    def from_files(
+        cls,
+        bf16: str | Path | None = "",
+        fp32: str | Path | None = "",
+        promote: str | Path | None = "",
+        *,
+        fp8: str | Path | None = "",
+        saved: str | Path | None = "",
+        dtype: Any = torch.bfloat16,
+        name: str = "custom",
+    ) -> Policy:
+        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8 and for
+        what is packed.
+
+        The names in the files, and their synonyms, win over the default lists (R4); the log says where.
+        """
+        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote, "saved": saved}
+        given: list[ListEntry] = []
+        for cast in LISTS:
+            if file := files[cast]:
+                given += read_list(file, cast)
+        replaced = [cast for cast in CASTS if files[cast]]
+        return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype)
+
+    @classmethod
+    def _laid_over(
+        cls,
+        name: str,
+        given: list[ListEntry],
+        under: Iterable[ListEntry],
+        replaced: Collection[ListName],
+        dtype: Any = torch.bfloat16,
+        **words: str,
+    ) -> Policy:
+        """The policy of the entries `given`, and of those of `under` that speak of other ops and are on none of the lists `replaced`."""
+        under = list(under)
+        # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
+        usual = {entry.name for entry in under if entry.cast == "promote"}
+        taken: dict[tuple[str, str], ListEntry] = {}
+        for entry in given:
+            if entry.scope is None and not (entry.cast == "promote" and entry.name in usual):
+                for op in spelling.resolve(entry):
+                    for relative in (op, *sites.relatives(op)):
+                        taken.setdefault((entry.about, relative), entry)
+        entries = list(given)
+        for entry in under:
+            if entry.cast in replaced:
+                continue
+            winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
+            if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
+                entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
+            elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
+                said = "%s on the given %s list wins over %s on the default %s list"
+                log.info(said, winner.name, winner.cast, entry.name, entry.cast)
+        return cls._from_entries(name, entries, dtype, **words)
+
+    @classmethod
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **words: str) -> Policy:
+        entries = list(entries)
+        origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
+        lists: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
+        scoped = tuple(entry for entry in entries if entry.scope is not None)
+        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
+        """The policy of the list files that the environment variables LOWER_LIST and FP32_LIST name, or else
+        PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST. For a variable that is unset or empty: the default list.
+
+        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast. `environ` is read in the place of the
+        process's environment.
+        """
+        environ = os.environ if environ is None else environ
+        lower = list_from_env("bf16", environ)
+        fp32 = list_from_env("fp32", environ)
+        given: list[ListEntry] = list(lower or ())
+        low: dict[str | None, dict[str, ListEntry]] = {}
+        for entry in given:
+            low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
+        given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
+        lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32}
+        replaced = [cast for cast, entries in lists.items() if entries is not None]
+        return cls._laid_over("environment" if given else HABANA, given, _habanas(), replaced)
+
+    @classmethod
+    def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
+        """The policy of an Optimum Gaudi configuration: a gaudi_config.json, the folder that holds one, or its contents.
+
+        BERT's lists stand in for keys that are absent, as documented there. Unknown keys are kept out with a warning.
+        Raises HmpError where both HMP and autocast are asked for.
+        """
+        config, path = read_gaudi_config(config)
+        kind = "autocast" if config.get("use_torch_autocast") else "hmp"
+        if kind == "hmp" and config.get("hmp_opt_level") == "O2":
+            return cls.load("habana-o2")
+        bert = cls.load("bert")
+        entries = [entry for (cast, _), entry in bert.origin.items() if cast == "promote"]
+        for cast, default in (("bf16", bert.bf16), ("fp32", bert.fp32)):
+            names = config.get(f"{kind}_{cast}_ops")
+            names = sorted(default) if names is None else names
+            if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+                raise OpListError(f"{kind}_{cast}_ops is no list of op names", path)
+            for name in names:
+                entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]  # type: ignore[arg-type]
+        return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+        """The policy that `to_dict()` described."""
+        if not isinstance(values, Mapping):
+            raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
+        fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
+        unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
+        if unknown:
+            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
+        given = {name: values[name] for name in fields if name in values}
+        return cls(values.get("name", "custom"), low_dtype(values.get("dtype", torch.bfloat16)), **given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
+        values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
+        values |= {str(cast): self.entries(cast) for cast in self.lists}
+        said = self._of_optional_lists
+        values |= {field: word for field, word in self._words.items() if field in said or word != WORDS[field][0]}
+        return {**values, "fingerprint": self.fingerprint}
+
+    @property
+    def _words(self) -> dict[str, str]:
+        return {field: dtype_name(value) if (value := getattr(self, field)) is self.dtype else value for field in WORDS}
+
+    @property
+    def _of_optional_lists(self) -> list[str]:
+        """The fields that say how what the policy's optional lists name is done."""
+        return [field for cast, fields in OPTIONAL.items() if cast in self.lists for field in fields]
+
+    @property
+    def in_fp8(self) -> str:
+        """How products on the FP8 list are computed, in words."""
+        return f"FP8 recipe {self.fp8_recipe}" + (", emulated on every device" if self.fp8_kernel == "emulate" else "")
+
+    @property
+    def lists(self) -> tuple[ListName, ...]:
+        """The lists that the policy has: those that most lack only where it names something there, so that a policy of before is told as
+        it was."""
+        return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
+
+    def entries(self, cast: ListName) -> list[str]:
+        """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
+        return [*sorted(getattr(self, cast)), *(entry.text for entry in self.scoped if entry.cast == cast)]
+
+    @property
+    def unscoped(self) -> Policy:
+        """The policy without its scoped entries, for modules that none of them matches. The same object each time."""
+        return self._without_scoped if self.scoped else self
+
+    @functools.cached_property
+    def _without_scoped(self) -> Policy:
+        return dataclass_replace(self, scoped=())
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
+        recipe = [getattr(self, field) for field in self._of_optional_lists]
+        text = json.dumps([str(self.dtype), *map(self.entries, self.lists), *recipe])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def replace(self, **changes: Any) -> Policy:
+        """A policy with these fields changed: `policy.replace(bf16=policy.bf16 | {"gelu"})`."""
+        changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
+        return dataclass_replace(self, **changes)
+
+    def move(self, name: str, to: ListName) -> Policy:
+        """Return this policy with an op on another list.
+
+        The op and its synonyms are taken off the other lists that decide a dtype, as a list file's names win over those of base.txt.
+        Entries with another scope stay.
+
+        Args:
+            name: The op as list files spell it, "softmax", or an entry with a scope, "softmax @ decoder.*", which is moved among the
+                entries with this scope.
+            to: The list that it is put on: "bf16", "fp32", "promote" or "fp8".
+
+        Raises:
+            OpListError: `name` is no op, or one that this list may not hold.
+            HmpError: `to` is none of these lists.
+
+        Example:
+            >>> policy = hmp.Policy("mine", bf16={"linear", "matmul"}).move("matmul", "fp32")
+            >>> sorted(policy.bf16), sorted(policy.fp32)
+            (['linear'], ['matmul'])
+        """
+        if to not in DTYPES:
+            expected = ", ".join(map(repr, DTYPES))
+            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; of what is packed, replace(saved=...)")
+        if not isinstance(name, str):
+            raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got a {type(name).__name__}")
+        moved = parse_entry(name, to)
+        gone = {relative for op in spelling.resolve(moved) for relative in (op, *sites.relatives(op))}
+        lists = {cast: set(self.entries(cast)) for cast in DTYPES}
+        for entry in (parse_entry(text, cast) for cast in DTYPES if cast != to for text in self.entries(cast)):
+            means = spelling.resolve(entry) if entry.scope == moved.scope else ()
+            if not gone.isdisjoint(means):
+                lists[entry.cast].remove(entry.text)
+                # a name that means several ops leaves the others there
+                left = (entry._replace(name=op) for op in means if op not in gone)
+                lists[entry.cast] |= {each.text for each in left if gone.isdisjoint(spelling.resolve(each))}
+        lists[to].add(moved.text)
+        return self.replace(scoped=[entry for entry in self.scoped if entry.cast == "saved"], **lists)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt and saved.txt where the policy has these lists, and the files of
+        one word where these are not what they would be without. Returns the folder, which is created where it does not exist."""
+        target = Path(folder)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise HmpError(f"{target}: a file stands there; name a folder for the lists, which is made where there is none") from None
+        for cast in OPTIONAL:
+            (target / f"{cast}.txt").unlink(missing_ok=True)  # what another policy may have left there
+        for cast in self.lists:
+            names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
+            (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
+        policy_folder.write_words(target, self._words)
+        return target
+
+    def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
+        """The names on lists that decide an op differently in the two policies: name → (list in this one, list in `other`), None for
+        unlisted; before them "(low dtype)", "(FP8 recipe)" and "(FP8 kernel)" where they differ. A name that another stands for there,
+        as `mul` for `multiply`, is no difference. `other` may be a preset's name or a folder."""
+        against = as_policy(other)
+
+        def table(policy: Policy) -> dict[str, str]:
+            # the first list that holds a name wins: BF16 and FP32 before promote (R4)
+            return {name: cast for cast in reversed(DTYPES) for name in policy.entries(cast)}
+
+        mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
+        words = zip(self._words.items(), against._words.values(), strict=True)
+        found: dict[str, tuple[str | None, str | None]] = {SAID[field]: (one, other) for (field, one), other in words if one != other}
+        for name in sorted(mine.keys() | theirs.keys()):
+            pair = mine.get(name), theirs.get(name)
+            ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
+            decided = [(here.decides(op), there.decides(op)) for op in ops]
+            differing = [(one, another) for one, another in decided if one != another]
+            if pair[0] == pair[1] or (decided and not differing):
+                continue
+            if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
+                pair = differing[0][0][0], differing[0][1][0]
+            found[name] = pair
+        packs = [policy.entries("saved") for policy in (self, against)]
+        told = {f"{name} (kept)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
+        return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
+        scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
+        low = f"low dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
+        return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
+
+    def _repr_html_(self) -> str:
+        lists = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
+        return in_notebook("\n".join([str(self), *lists]))
+
+
+def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
+    """Entries with a scope, sorted by list, scope and name, without duplicates; of equal ones the first with a file stays."""
+    found: dict[tuple[ListName, str], ListEntry] = {}
+    for entry in entries:
+        if entry.scope is None or entry.cast not in LISTS:
+            raise OpListError(f"{entry!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(LISTS)}")
+        known = found.setdefault((entry.cast, entry.text), entry)
+        if known.path is None and entry.path is not None:
+            found[entry.cast, entry.text] = entry
+    return tuple(sorted(found.values(), key=lambda entry: (LISTS.index(entry.cast), str(entry.scope), entry.name)))
+
+
+def _habanas() -> Iterator[ListEntry]:
+    """The entries of Habana's default lists."""
+    return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
+
+
+def _refuse_other(field_name: str, value: Any) -> None:
+    if value not in WORDS[field_name]:
+        raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, WORDS[field_name]))}")
+
+
+def _autocast(device: torch.device) -> Policy:
+    """The policy "autocast" on `device`: the lists that torch.autocast has for it, in bfloat16 where it has instructions for that.
+
+    An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low dtype of their lists.
+    """
+    lists = as_policy(presets.device_preset(device))
+    natively = presets.computes_in_bfloat16(device)
+    return lists if natively is None else _in_dtype(lists, torch.bfloat16 if natively else torch.float16)
+
+
+@functools.cache
+def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
+    return policy if policy.dtype is dtype else policy.replace(dtype=dtype)
+
+
+@functools.cache
+def _named(name: str, device: torch.device) -> Policy | None:
+    """The preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
+    return Policy._load(name, device) if name in policies() else None
+
+
+def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None) -> Policy:
+    """`policy` itself, or the policy of the preset or folder that it names; "autocast", also as its base, is that of the device that
+    `model` is on.
+
+    OpListError where it names none, HmpError for other types."""
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str):
+        if policy == presets.OF_DEVICE:
+            return _autocast(presets.device_in_use(model))  # means another one once "hpu" is a device
+        name = meaning(policy)
+        found = _named(name, presets.device_in_use(model) if presets.has_base(name) else torch.device("cpu"))
+        return found or Policy._load(policy, presets.device_in_use(model))
+    if isinstance(policy, os.PathLike):
+        return Policy._load(policy, presets.device_in_use(model))
+    raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({presets.names()}) or a folder")

@@ -1,0 +1,83 @@
+"""The files of a policy's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import HmpError, OpListError
+from ..fp8 import RECIPES
+from ..saved import FORMATS
+from . import presets
+from .entries import LISTS, OPTIONAL, ListName, read_text
+
+LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# A field of a policy → the words that its file may hold; the first is meant where there is no such file.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "dtype": tuple(LOW_DTYPES),
+    "fp8_recipe": tuple(RECIPES),
+    "fp8_kernel": ("auto", "emulate"),
+    "saved_recipe": tuple(FORMATS),
+}
+WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt", "saved_recipe": "saved_recipe.txt"}
+# What Policy.diff() calls the fields: no name of an op.
+SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)", "saved_recipe": "(kept as)"}
+BASE_FILE = "base.txt"
+# of the files that a policy is written into, those that not every policy has
+OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *WORD_FILES.values())
+NO_BASE = {field: words[0] for field, words in WORDS.items()}
+
+
+def low_dtype(dtype: Any) -> torch.dtype:
+    """The low dtype that is given, or named. HmpError for what is none."""
+    for name, low in LOW_DTYPES.items():
+        if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
+            return low
+    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+
+
+def list_files(folder: Path) -> dict[ListName, Path]:
+    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
+    if not found:
+        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in LISTS)}; a policy's folder holds one or more", folder)
+    return found
+
+
+def read_base(folder: Path) -> str:
+    """The preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
+    file = folder / BASE_FILE
+    return _word(file, presets.policies()) if file.is_file() else ""
+
+
+def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
+    files = {field: folder / name for field, name in WORD_FILES.items()}
+    return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
+
+
+def word_files(words: Mapping[str, str]) -> dict[str, str]:
+    """The text of each file that holds one of the words, by the file's name; a field without a word, or with its default, has none."""
+    return {WORD_FILES[field]: f"{words[field]}\n" for field, default in NO_BASE.items() if words.get(field, default) != default}
+
+
+def write_words(folder: Path, words: Mapping[str, str]) -> None:
+    """Writes `word_files()`, and removes those that another policy has left there."""
+    files = word_files(words)
+    for name in WORD_FILES.values():
+        if name in files:
+            (folder / name).write_text(files[name], encoding="utf-8")
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _word(file: Path, allowed: Sequence[str]) -> str:
+    """The one word in the file, one of `allowed`."""
+    lines = read_text(file).removeprefix("\ufeff").splitlines()
+    words = " ".join(word for line in lines for word in line.partition("#")[0].split())
+    if words not in allowed:
+        raise OpListError(f"holds {words!r}; write {' or '.join(allowed)} and nothing else", file)
+    return words

@@ -1,0 +1,164 @@
+"""The presets that ship with hmp: their names, and the folder of each, which may depend on the release of torch and on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..observing import log
+from ..torch_dispatcher import dispatch_key, operators
+from ..torch_private import release
+
+# torch.autocast's lists for a device: the release whose folder is kept → the releases that have the same lists, as each of them answered
+# when it was asked, by `.ci/autocast-lists`. The name without a release is that of the torch that is installed.
+_KEPT: dict[str, dict[str, str]] = {
+    "torch-cpu": {"2.7": "2.7 2.8 2.9 2.10 2.11 2.12", "2.13": "2.13", "2.15": "2.14 2.15"},
+    "torch-cuda": {"2.7": "2.7 2.8 2.9 2.10 2.11", "2.12": "2.12", "2.13": "2.13", "2.15": "2.14 2.15"},
+    "torch-xla": {"2.9": "2.7 2.8 2.9"},
+}
+_FOLDER = {f"{preset}@{same}": f"{preset}@{kept}" for preset, of in _KEPT.items() for kept, equal in of.items() for same in equal.split()}
+OF_DEVICE = "autocast"  # the lists of the device that the model is on, see `Policy.load()`
+# The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
+# on Gaudi: torch.hpu.is_available() is true once the bridge is imported, as torch does by itself where it finds the bridge; what is asked
+# before then is answered for the CPU. torch.autocast("hpu") casts what the lists of "gaudi" name, which are those of Habana's pages.
+_ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda", "xla": "torch-xla"}
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that is neither a preset nor a folder: the nearest presets, and all."""
+    near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"{name!r} is no policy; {meant}presets are {names()}, or name a folder of list files"
+
+
+def names() -> str:
+    """The names of the presets for an error: of those of a release, one."""
+    plain = ", ".join(name for name in policies() if "@" not in name)
+    return f"{plain}, those of one release (torch-cpu@{list(_KEPT['torch-cpu'])[-1]}, `hmp lists` shows all)"
+
+
+def home() -> Path:
+    """The folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else beside it."""
+    inside = Path(__file__).parents[2] / "op_lists"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "op_lists"
+
+
+def policies() -> list[str]:
+    """The names of the presets that ship with hmp, sorted."""
+    return sorted({*_folders(), *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
+
+
+def meaning(preset: str) -> str:
+    """The preset's folder for this torch: "torch-cpu@2.13" for "torch-cpu"."""
+    return _frozen(preset, _installed(preset)) if preset in _KEPT else _FOLDER.get(preset, preset)
+
+
+def device_preset(device: torch.device) -> str:
+    """The preset whose lists "autocast" means on `device`."""
+    return "torch-cpu" if device.type == "cpu" else _ACCELERATORS.get(device.type) or _of_another(device.type)
+
+
+def device_in_use(model: torch.nn.Module | None = None) -> torch.device:
+    """Return the device that `model` computes on: that of its parameters and buffers, where they are on several the accelerator.
+
+    Without a model, and for one that has none or has them on "meta": the accelerator that there is, else the CPU.
+    """
+    tensors = () if not isinstance(model, torch.nn.Module) else itertools.chain(model.parameters(), model.buffers())
+    found = {tensor.device.type: torch.device(tensor.device) for tensor in tensors if tensor.device.type != "meta"}
+    cpu = found.pop("cpu", None)
+    if found or cpu is not None:
+        return next(iter(found.values()), None) or torch.device("cpu")
+    known = next((kind for kind in _ACCELERATORS if _available(kind)), None)
+    if known is not None:
+        return torch.device(known)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if accelerator is None else accelerator
+
+
+def computes_in_bfloat16(device: torch.device) -> bool | None:
+    """Return True if the accelerator has instructions for bfloat16, None where its backend does not say."""
+    module: Any = getattr(torch, device.type, None)
+    asked = getattr(module, "is_bf16_supported", None)
+    # on Gaudi: its lists are for bfloat16, which it computes in.
+    if device.type in ("cpu", "hpu") or asked is None:
+        return None
+    with module.device(device) if device.index is not None and module.device_count() > 1 else contextlib.nullcontext():
+        try:
+            return bool(asked(including_emulation=False))
+        except TypeError:  # a backend that has one answer
+            return bool(asked())
+
+
+@functools.cache
+def has_base(preset: str) -> bool:
+    """Return True for a preset whose lists are laid over those of another one, which may be "autocast"."""
+    return (home() / preset / "base.txt").is_file()
+
+
+def folder(preset: str) -> Path:
+    """The folder with the lists of a preset."""
+    return home() / meaning(preset)
+
+
+def is_in_one(file: str | None) -> bool:
+    """Whether it is a file of a preset's."""
+    return file is not None and Path(file).parents[1] == home()
+
+
+def _by_release(name: str) -> tuple[str, tuple[int, ...]]:
+    """Sorts torch-cpu@2.9 before torch-cpu@2.10."""
+    return name.partition("@")[0], release(name)
+
+
+def _folders() -> list[str]:
+    return [path.name for path in home().iterdir() if (path / "bf16.txt").is_file()]
+
+
+def _available(kind: str) -> bool:
+    if kind == "xla":
+        return "torch_xla" in sys.modules  # torch has no module for it, and its package brings the device
+    found = getattr(getattr(torch, kind, None), "is_available", None)
+    return found is not None and bool(found())
+
+
+def newest(preset: str) -> Path | None:
+    """The folder of the newest lists that hmp keeps of torch.autocast for a device; None where it keeps none."""
+    kept = _KEPT.get(preset)
+    return None if kept is None else home() / f"{preset}@{list(kept)[-1]}"
+
+
+def _installed(preset: str) -> str:
+    """The release that says what autocast casts on the preset's device: torch's, or torch_xla's; the newest known where that is absent."""
+    if preset != "torch-xla":
+        return torch.__version__
+    brought: Any = sys.modules.get("torch_xla")
+    return list(_KEPT[preset])[-1] if brought is None else str(brought.__version__)
+
+
+@functools.cache
+def _of_another(kind: str) -> str:
+    """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
+    theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
+    if theirs != cudas:
+        log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
+    return "torch-cuda"
+
+
+@functools.cache
+def _frozen(preset: str, version: str) -> str:
+    """The folder of the lists of that torch release. Where they are not known: the next older release's, else the oldest, and a warning."""
+    folders = {release(name): folder for name, folder in _FOLDER.items() if name.startswith(f"{preset}@")}
+    wanted = release(version)
+    if wanted not in folders:
+        nearest = folders[max((known for known in folders if known < wanted), default=min(folders))]
+        said = "hmp keeps no autocast lists of torch %s; %s stands for %s here. This torch's own: .ci/autocast-lists %s FOLDER"
+        log.warning(said, version, preset, nearest, preset)
+        return nearest
+    return folders[wanted]

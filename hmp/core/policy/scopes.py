@@ -1,0 +1,264 @@
+"""The policy of each module of a model: a policy's scoped entries that match the module's path, over its unscoped lists."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import HmpError, OpListError
+from ..torch_ops import sites
+from . import presets, spelling
+from .conflicts import RIVALS
+from .entries import AUTOCAST, LISTS, ListEntry
+from .model_wrappers import UNMISTAKABLE, wraps
+from .policy import Policy, as_policy
+
+# The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
+Ranks = tuple[tuple[ListEntry, ...], ...]
+
+_WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+
+
+class ModuleNode(NamedTuple):
+    """A module at one of its paths in a model, with the scoped entries that match the path. `parent` is the node of the module that
+    contains it, None for the model itself.
+
+    `paths` are its names: first the one that named_modules() gives, last the one in the model itself, without the parts that wrappers have
+    put in (`module`, `_checkpoint_wrapped_module`), and between them those without some of these parts. An entry may match any.
+    """
+
+    paths: tuple[str, ...]
+    module: torch.nn.Module
+    matched: tuple[ListEntry, ...]
+    parent: ModuleNode | None
+
+    @property
+    def path(self) -> str:
+        """The module's path in the model itself."""
+        return self.paths[-1]
+
+    def upwards(self) -> Iterator[ModuleNode]:
+        """The node itself, its parent, and so on up to the model's."""
+        node: ModuleNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+def refuse_without_model(policy: Policy) -> None:
+    """Raises HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
+    if policy.scoped:
+        first = policy.scoped[0]
+        at = f"{first.place}: " if first.path else ""
+        raise HmpError(
+            f"{at}{first.text!r} speaks of the modules of a model, and policy {policy.name!r} is to be in force without one; "
+            "use hmp.apply(model, policy) or hmp.convert(policy=policy, model=model), or policy.unscoped, which leaves such lines out"
+        )
+
+
+def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
+    """Each module of `model` → the policy in force in it, an unscoped one; the model itself comes first.
+
+    A scoped entry holds in the modules whose path its glob matches and in all modules inside them. It wins over the unscoped lists for its
+    ops and for those that follow them. Of several entries for one op, the one whose glob matches the nearest module wins; at equal distance
+    the one whose glob has more characters that are no wildcards; BF16 and FP32 win over promote. A module at several paths has the entries
+    of all of them. Modules with the same entries get the same object. Raises OpListError for an entry that matches no module, and for two
+    equally near and exact entries that put an op on the BF16 and on the FP32 list. With `may_match_nothing` an entry may.
+    """
+    nodes = list(_nodes(model, policy.scoped))
+    if not may_match_nothing:
+        _refuse_unmatched(policy, nodes)
+    nearness: dict[torch.nn.Module, dict[ListEntry, int]] = {}
+    for node in nodes:
+        steps = nearness.setdefault(node.module, {})
+        for distance, above in enumerate(node.upwards()):
+            for entry in above.matched:
+                steps[entry] = min(distance, steps.get(entry, distance))
+    of_ranks = functools.cache(functools.partial(effective, policy.unscoped))
+    return {module: of_ranks(_by_rank(steps)) for module, steps in nearness.items()}
+
+
+def matched(policy: Policy, model: torch.nn.Module) -> set[ListEntry]:
+    """The scoped entries of the policy that match a module of `model`."""
+    return {entry for node in _nodes(model, policy.scoped) for entry in node.matched}
+
+
+def of_user(policy: Policy) -> list[ListEntry]:
+    """The scoped entries that the user meant some module by. A preset's speaks of what some models have, and in a policy that holds all of
+    a preset's, as one that was saved, they are that preset's."""
+    texts = {(entry.cast, entry.text) for entry in policy.scoped}
+    of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
+    theirs = set().union(*(each for each in of_presets if each <= texts))
+    return [entry for entry in policy.scoped if (entry.cast, entry.text) not in theirs and not presets.is_in_one(entry.path)]
+
+
+def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
+    """Those of `policies` (module → policy) whose module may be called while another policy is in force: that of a module that contains it,
+    or `outside`, the one in force around the model.
+
+    Every module that contains it counts, not its parent alone: a ModuleList is never called, and code may call a module of a module.
+    """
+    found: dict[torch.nn.Module, Policy] = {}
+    for node in _nodes(model, ()):
+        own = policies[node.module]
+        if own is not outside or any(policies[above.module] is not own for above in node.upwards()):
+            found[node.module] = own
+    return found
+
+
+def shared(model: torch.nn.Module) -> frozenset[str]:
+    """The modules that are at several paths in the model, each as its first path, without the parts of wrappers."""
+    first: dict[torch.nn.Module, str] = {}
+    found: set[str] = set()
+    for node in _nodes(model, ()):
+        path = first.setdefault(node.module, node.path)
+        if path != node.path:
+            found.add(path)
+    return frozenset(found)
+
+
+def plain_path(path: str) -> str:
+    """The path of a module without the parts that torch.compile, FSDP and checkpoint_wrapper put in: "layer.0" for "layer._orig_mod.0"."""
+    return ".".join(part for part in path.split(".") if part not in UNMISTAKABLE)
+
+
+def effective(base: Policy, ranks: Ranks) -> Policy:
+    """The unscoped policy of a module: `base` with the entries of `ranks` over its lists, their scopes removed.
+
+    An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base` (R4).
+    """
+    taken: dict[tuple[str, str], ListEntry] = {}
+    kept: list[ListEntry] = []
+    for rank in ranks:
+        claims = [(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken]) for entry in rank]
+        _refuse_tie(claims)
+        for entry, ops in claims:
+            kept += _without_taken(entry, ops) if ops else ()
+            for op in ops:
+                for relative in (op, *sites.relatives(op)):
+                    taken.setdefault((entry.about, relative), entry)
+    if not taken:
+        return base
+    for entry in _entries_of(base):
+        kept += _without_taken(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken])
+    origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
+    lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in LISTS}
+    return base.replace(name=base.name, scoped=(), origin=origin, **lists)
+
+
+def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
+    """`entry` where `ops`, those that no entry before has taken, are all that it names. Else entries for those of `ops` that can be named
+    without naming an op that is taken."""
+    every = spelling.resolve(entry)
+    if len(ops) == len(every):
+        yield entry
+        return
+    for op in ops:
+        named = entry._replace(name=op + (AUTOCAST if entry.is_autocasts else ""))
+        if set(spelling.resolve(named)) <= set(ops):
+            yield named
+
+
+def _entries_of(policy: Policy) -> Iterator[ListEntry]:
+    for cast in LISTS:
+        for name in sorted(getattr(policy, cast)):
+            yield policy.origin.get((cast, name)) or ListEntry(name, cast)
+
+
+def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
+    by_op: dict[str, ListEntry] = {}
+    for entry, ops in claims:
+        for op in ops if entry.cast in RIVALS else ():
+            other = by_op.setdefault(op, entry)
+            if other.cast in RIVALS[entry.cast]:
+                also = f" ({other.place})" if other.path else ""
+                raise OpListError(
+                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of "
+                    "the same op for one module, and neither scope is nearer or more exact; take one of them out, or write more of a path",
+                    entry.path,
+                    entry.line,
+                )
+
+
+def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
+    ranked: dict[tuple[int, int], list[ListEntry]] = {}
+    for entry, distance in steps.items():
+        ranked.setdefault((distance, -exactness(str(entry.scope))), []).append(entry)
+    return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
+
+
+def exactness(scope: str) -> int:
+    """How many characters of a scope's glob are no wildcards. `*`, `?` and `[0-9]` are wildcards."""
+    return len(_WILDCARD.sub("", scope))
+
+
+def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:
+    """A node for every path of every module of `model`, parents before their children, with the scoped `entries` that match it.
+
+    ScriptModules are left out: they are compiled, and no policy reaches their ops.
+    """
+    matching = [(re.compile(fnmatch.translate(str(entry.scope))), entry) for entry in entries]
+
+    def node(paths: tuple[str, ...], module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
+        matched = tuple(entry for glob, entry in matching if any(map(glob.match, paths)))
+        return ModuleNode(paths, module, matched, parent)
+
+    waiting = [node(("",), model, None)]
+    while waiting:
+        here = waiting.pop()
+        yield here
+        inside = [
+            node(_paths_inside(here, name), child, here)
+            for name, child in here.module._modules.items()
+            if child is not None
+            and not isinstance(child, torch.jit.ScriptModule)
+            and all(above.module is not child for above in here.upwards())  # modules may contain each other
+        ]
+        waiting += reversed(inside)
+
+
+def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
+    """The paths of the child `name`: with its name, and without it where the node is a wrapper around that child."""
+    named = tuple(f"{path}.{name}" if path else name for path in node.paths)
+    return tuple(dict.fromkeys((*named, *node.paths))) if wraps(node.module, name) else named
+
+
+def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
+    """Raises OpListError for an entry that matches no module: the user meant one."""
+    found = {entry for node in nodes for entry in node.matched}
+    if found.issuperset(policy.scoped):
+        return
+    for entry in of_user(policy):
+        if entry not in found:
+            model = type(nodes[0].module).__name__
+            raise OpListError(
+                f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
+                f"{_hint(str(entry.scope), [node.path for node in nodes if node.path])}",
+                entry.path,
+                entry.line,
+            )
+
+
+def _hint(scope: str, paths: list[str]) -> str:
+    """The end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
+    if not paths:
+        return "this one holds no others"
+    names = dict.fromkeys(name for path in paths for name in path.split("."))
+    parts = [part if part in names or _WILDCARD.search(part) else _nearest(part, names) or part for part in scope.split(".")]
+    near = [".".join(parts), *(f"{depth}{'.'.join(parts)}" for depth in ("*.", "*"))]
+    found = next((glob for glob in near if any(fnmatch.fnmatchcase(path, glob) for path in paths)), None)
+    found = found or _nearest(scope.rstrip("*."), paths)
+    if found is not None:
+        return f"did you mean {found!r}?"
+    top = list(dict.fromkeys(path.partition(".")[0] for path in paths))
+    return f"it holds {', '.join(map(repr, top[:6]))}{' and others' if len(top) > 6 else ''}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)

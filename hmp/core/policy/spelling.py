@@ -1,0 +1,185 @@
+"""The ids of the ops that a name means, in any of the spellings that lists, `explain()` and the command line accept."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import OpListError
+from ..fp8 import PRODUCTS
+from ..observing import log
+from ..patching import cache
+from ..saved import why_never
+from ..torch_ops import (
+    NAMESPACES,
+    PYTHON_OPS,
+    Site,
+    aten_names,
+    every_op,
+    function_site,
+    op_facts,
+    op_id,
+    op_of,
+    sites,
+    sites_of,
+    takes_tensor,
+)
+from ..torch_private import IN_VARIABLE_FUNCTIONS, schemas_of
+from .entries import AUTOCAST, EVERY_OP, ListEntry
+from .presets import home
+
+_PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
+
+
+def _user_site(name: str) -> Site | None:
+    """The site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+                continue
+            raise
+        for part in parts[cut:-1]:
+            owner = getattr(owner, part, None)
+        if any(owner is namespace for _, namespace, _ in NAMESPACES):
+            return None  # torch.save: torch's, so no user's function, and no op either
+        return function_site(owner, parts[-1], ".".join(parts[:-1]), name)
+    return None
+
+
+@cache.cached
+def _known(name: str) -> tuple[str, ...]:
+    """The ids of the ops that `name` means; () for a name that only another release of torch or ATen has; KeyError for an unknown name."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    if name.startswith("__") and name.endswith("__"):
+        name = op_id(name, "")
+    elif name in ("idiv", "rdiv"):
+        name = op_facts.DUNDER_OPS[name]
+    overloaded = name.partition(".")[0]
+    for spelling in dict.fromkeys((name, overloaded)):
+        itself = (spelling,) if _is_op(spelling) else ()
+        if itself or spelling in op_facts.ATEN_SPELLINGS:
+            return op_facts.ATEN_SPELLINGS.get(spelling, ()) + itself
+        for _, _, prefix in NAMESPACES:
+            namespace = prefix.rstrip(".")
+            for candidate in (prefix + spelling, prefix + spelling.removeprefix(namespace + "_")) if prefix else ():
+                if _is_op(candidate):
+                    return (candidate,)
+    for spelling in (name, overloaded):
+        if spelling in op_facts.FOREIGN or spelling in aten_names() or spelling.removesuffix("_backward") in aten_names():
+            return ()
+    raise KeyError(name)
+
+
+def _is_op(name: str) -> bool:
+    """Whether `name` is the id of an op: not all of torch's functions are, torch.save is none."""
+    found = sites_of(name)
+    if any(site.owner is not torch or name in IN_VARIABLE_FUNCTIONS for site in found):
+        return True
+    return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
+
+
+def resolve(entry: ListEntry) -> tuple[str, ...]:
+    """The ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
+
+    Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for what is no product, and on a list of what
+    is packed for what can't be. For a name that
+    only another release of torch, ATen or Habana's compiler has it returns () and warns once.
+    """
+    ids = _resolve(entry)
+    if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
+        in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
+        what = "writes into its input, whose dtype it keeps (R5)" if in_place else "is no product"
+        raise OpListError(f"{entry.text!r} {what}; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
+    if entry.cast == "saved" and ids != (EVERY_OP,):
+        if any(not sites_of(op) for op in ids):
+            raise OpListError(
+                f"{entry.name!r} is a function of yours; name the ops that it calls, which are packed each", entry.path, entry.line
+            )
+        why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
+        if why:
+            raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)
+    return ids
+
+
+def can_be_listed(op: str) -> bool:
+    """Whether a list may hold `op` by this name, and decides by it: an op of torch's or a user's function, and no in-place form (R5)."""
+    if op.endswith("_") or op in op_facts.DTYPE_OPS or (op[:1] == "i" and op[1:] in op_facts.BINARY_DUNDERS):
+        return False
+    try:
+        return op in _known(op)
+    except KeyError:
+        return "." in op and _user_site(op) is not None
+
+
+def _resolve(entry: ListEntry) -> tuple[str, ...]:
+    if entry.name == EVERY_OP:
+        return (EVERY_OP,)
+    if entry.is_autocasts and entry.cast != "bf16":
+        why = f"{entry.name!r} is no name for a {entry.cast} list; torch.autocast decides what it casts to"
+        raise OpListError(why, entry.path, entry.line)
+    try:
+        ids = _known(entry.name.removesuffix(AUTOCAST))
+    except KeyError:
+        site = _user_site(entry.name) if "." in entry.name else None
+        op = None if site is None else op_of(site.original)
+        if op is not None:
+            raise OpListError(f"{entry.name!r} is torch's own {op}; write {op!r}", entry.path, entry.line) from None
+        if site is not None:
+            return (entry.name,)
+        raise _unknown(entry) from None
+    if not ids:
+        _warn_skipped(entry)
+    return ids
+
+
+def user_site(name: str) -> Site:
+    """The site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
+    site = _user_site(name)
+    if site is None:
+        raise OpListError(f"{name!r} cannot be found any more; import the module that defines it")
+    return site
+
+
+def _unknown(entry: ListEntry) -> OpListError:
+    name = entry.name.removeprefix("torch.")
+    near = nearest(name.removesuffix(AUTOCAST))
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
+    what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
+    return OpListError(f"{entry.name!r} is {what}; {hint}", entry.path, entry.line)
+
+
+def nearest(name: str) -> list[str]:
+    """Up to three ids of ops whose spelling is close to `name`, closest first."""
+    names = [op for op in every_op() if not op.endswith("_")]
+    return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+
+
+_warned: set[tuple[str | None, str]] = set()
+
+
+def _warn_skipped(entry: ListEntry) -> None:
+    if (entry.path, entry.name) in _warned:
+        return
+    _warned.add((entry.path, entry.name))
+    where = f"{entry.path}:{entry.line}: " if entry.path else ""
+    # hmp's own lists contain the ops of every release of torch: no warning for those
+    own = entry.path is not None and Path(entry.path).is_relative_to(home())
+    log.log(
+        logging.DEBUG if own else logging.WARNING,
+        "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
+        where,
+        entry.name,
+        torch.__version__,
+    )

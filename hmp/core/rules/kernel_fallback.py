@@ -1,0 +1,182 @@
+"""R11: an op runs in float32 where the device has no kernel for it in the low dtype, by torch's known lacks or after a call that failed."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import fork_safe
+from ..casting import Tensor
+from ..formatting import dtype_name
+from ..observing import log, speaks
+from ..patching import patches
+from ..torch_ops import op_facts, sites
+from . import jit_trace, refusals
+from .op_rule import OpRule
+
+LOW = frozenset({torch.bfloat16, torch.float16})
+# Returned in place of a result: the caller is to raise the error that it caught, unchanged.
+GIVEN_UP = object()
+_MOST_FAILED = 256  # signatures remembered for each op: arguments that vary without end must not fill the memory
+
+_lock = fork_safe.RLock()
+_counts: Counter[str] = Counter()
+
+
+def fallbacks() -> dict[str, int]:
+    """How many calls of each op ran in float32 because the device has no kernel in the low dtype, and how many products on the FP8 list
+    in the low dtype, by "op: not in FP8, reason"; of ops whose tensors for backward are to be packed, the calls that could not, by
+    "op: not packed, reason"; reset when torch is unpatched."""
+    with _lock:
+        return dict(_counts)
+
+
+def fallbacks_of(op: str) -> int:
+    """How many calls of the op ran in float32, as `fallbacks()` has them."""
+    return _counts[op]
+
+
+def count_not_in_fp8(op: str, reason: str) -> None:
+    """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
+    if _count(f"{op}: not in FP8, {reason}") and speaks():
+        log.info("%s is on the FP8 list and runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+
+
+def count_not_packed(op: str, reason: str) -> None:
+    """Counts a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
+    if _count(f"{op}: not packed, {reason}") and speaks():
+        log.info("%s is on the list of what is kept packed, and keeps what torch keeps (%s); hmp.fallbacks() counts such calls", op, reason)
+
+
+def _count(what: str) -> bool:
+    """Counts `what`; whether it is the first time."""
+    with _lock:
+        if not _counts:
+            patches.on_restore(_counts.clear)
+        _counts[what] += 1
+        return _counts[what] == 1
+
+
+class Kernels:
+    """For which calls an op has no kernel in a low dtype. `failed` has the signatures of calls that raised for want of one.
+
+    `may_lack`: calls may be known to have none, so that each must be looked at.
+    """
+
+    def __init__(self, rule: OpRule) -> None:
+        self._op = rule.op
+        line = () if rule.facts.users else sites.ancestry(rule.op)
+        self._known = known(line)
+        self._no_backward = known(line, backward=True)
+        self.may_lack = bool(self._known or self._no_backward) and rule.dtype is not torch.float32
+        self._retries = rule.facts.retries
+        self.failed: dict[Any, None] = {}
+
+    def lacks(
+        self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, counted: bool = True
+    ) -> bool:
+        """Whether the call is known to have no kernel in `dtype` on the device of `tensors`.
+
+        Such a call is counted for `fallbacks()`, and the op's first one logged. A caller that only asks passes `counted=False`.
+        """
+        if dtype not in LOW:
+            return False
+        device = tensors[0].device.type
+        found = (device, dtype) in self._known or ("*", dtype) in self._known
+        if not found and (device, dtype) in self._no_backward:
+            found = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if not found and self.failed:
+            found = _signature(tensors, dtype, args, kwargs) in self.failed
+        if found and counted:
+            self._note(device, dtype)
+        return found
+
+    def lacks_in_place(self, tensor: Tensor, *, counted: bool = True) -> bool:
+        """Whether an op that writes into `tensor` is known to have no kernel in its dtype."""
+        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {}, counted=counted)
+
+    def retry(
+        self,
+        error: RuntimeError,
+        tensors: list[Tensor] | None,
+        dtype: torch.dtype,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        run: Callable[[torch.dtype], Any],
+    ) -> Any:
+        """The result of `run(torch.float32)` after the op raised `error` in `dtype`; GIVEN_UP where `error` is no refusal of a dtype, or
+        float32 raises as well.
+
+        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low dtype again. Random ops and
+        ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
+        """
+        if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
+            return GIVEN_UP
+        jit_trace.resume()
+        if refusals.hooks_see(tensors) and refusals.saves_before_raising(functools.partial(run, dtype)):
+            return GIVEN_UP
+        try:
+            result = run(torch.float32)
+        except RuntimeError as second:
+            if not refusals.is_torchs_own(second):
+                raise
+            jit_trace.resume()
+            return GIVEN_UP
+        if not self.failed:
+            patches.on_restore(self.failed.clear)  # a wrapper may be called again after revert() and convert()
+        if len(self.failed) >= _MOST_FAILED:
+            self.failed.clear()
+        self.failed[_signature(tensors, dtype, args, kwargs)] = None
+        self._note(tensors[0].device.type, dtype)
+        return result
+
+    def _note(self, device: str, dtype: torch.dtype) -> None:
+        if _count(self._op) and speaks():
+            log.warning(
+                "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
+                self._op, dtype_name(dtype), device,
+            )  # fmt: skip
+
+
+@functools.cache
+def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
+    """The pairs (device type or "*", dtype) for which an op is known to have no kernel; with `backward`, no kernel for its backward alone.
+
+    `names` are the op's id and the ids of the ops whose entries it follows.
+    """
+    without = _without(backward)
+    return frozenset().union(*[without[name] for name in names if name in without])
+
+
+@functools.cache
+def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
+    """The id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
+    found: dict[str, set[tuple[str, torch.dtype]]] = {}
+    for device, dtypes, names in op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL:
+        for name in names:
+            found.setdefault(name, set()).update((device, getattr(torch, dtype)) for dtype in dtypes.split())
+    return found
+
+
+def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A hashable key of what the choice of a kernel depends on: device types, layouts, numbers of dimensions (`linalg.norm` of a matrix is
+    another kernel than that of a vector), the low dtype and all non-tensor arguments."""
+    places = tuple((t.device.type, t.layout, t.dim()) for t in tensors)
+    return places, dtype, tuple(map(_hashable, args)), tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
+
+
+def _hashable(value: Any) -> Any:
+    """A hashable value for an argument; the same one for every tensor."""
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_hashable, value))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value), value)

@@ -1,0 +1,276 @@
+"""The registry of rules: the sentence that explains each, the ops that it holds for, the dtype that it chooses, what makes its wrapper.
+
+A rule that is added is one entry here and one function that makes a wrapper. explain(), reports, messages and the choice for an op read the
+entry; nothing else names a rule but to ask for one of these objects.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..active import without_casts
+from ..casting import Caster, tensor_casts
+from ..fp8 import PRODUCTS
+from ..patching import cache
+from ..policy import ListEntry, ListName
+from ..torch_ops import Site, op_facts, sites
+from . import autocast_inside, float32_products, in_fp8, in_place, norms_and_lookups, saturation, unlisted
+from .facts import facts_of, facts_of_users
+from .kernel_fallback import known
+from .one_buffer import with_one_buffer
+from .one_dtype import one_dtype_wrapper
+from .op_rule import Case, CastRule, Choose, Op, OpRule
+
+# --- the dtype of a call --------------------------------------------------------------------------------------------------
+
+
+def _widest(rule: OpRule) -> Choose:
+    count_0dim = rule.op in op_facts.JOINS or rule.op in op_facts.MIXED_BACKWARD_RAISES
+    return lambda tensors: tensor_casts.widest(tensors, count_0dim=count_0dim)
+
+
+def _first(rule: OpRule) -> Choose:
+    return lambda tensors: tensors[0].dtype
+
+
+def _low_among_them(rule: OpRule) -> Choose:
+    """The low dtype that an input has already, for which a kernel may be missing."""
+    return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
+
+
+# --- wrappers, and the functions that they call ---------------------------------------------------------------------------
+
+
+def _own(op: Op, rule: OpRule) -> Op:
+    return without_casts(op) if rule.facts.composite else with_one_buffer(op, rule.op)
+
+
+def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
+    """What a wrapper calls by itself: torch's own function, in float32 where the CPU has no instructions for a low dtype (R11)."""
+    return (NO_INSTRUCTIONS.make(_own(op, rule), rule),)
+
+
+def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
+    return *torchs(op, rule), in_fp8.fp8_product(rule, getattr(op, "inlined", None))
+
+
+def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
+    own = _own(op, rule)
+    return NO_INSTRUCTIONS.make(own, rule, as_autocast=True), own, NO_INSTRUCTIONS.make(own, rule)
+
+
+def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """The wrapper of an op whose inputs are cast: norms, look-ups and attention have their own, as some of their arguments may not be."""
+    return norms_and_lookups.BUILDERS.get(rule.op, one_dtype_wrapper)(op, rule, caster)
+
+
+def _autocast_inside(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) -> Op:
+    alone = own if rule.unlisted is None else rule.unlisted.kind.make(unlisted, rule.unlisted, caster)
+    # under torch.autocast too a scalar beyond the low dtype saturates (R12)
+    inside = alone if rule.unlisted is not None and rule.unlisted.kind in (FILL, GUARD) else own
+    wrapper = autocast_inside.wrapper(own, inside, alone, rule, caster)
+    return float32_products.under_autocast(wrapper, op, rule, caster)
+
+
+# --- conditions that are longer than a line -------------------------------------------------------------------------------
+
+
+def _is_promoted(case: Case) -> bool:
+    if case.list == "promote":
+        return case.op not in op_facts.PROMOTED_WHOLLY
+    return case.list is None and case.op in op_facts.MIXED_BACKWARD_RAISES
+
+
+def _is_guarded(case: Case) -> bool:
+    if case.in_place:
+        return case.base in op_facts.GUARDED_ARITHMETIC
+    return case.op in op_facts.GUARDED_ARITHMETIC or (case.low is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
+
+
+def _may_lack_a_kernel(case: Case) -> bool:
+    if case.in_place:
+        return False
+    return case.op in op_facts.KERNEL_BY_ARGUMENTS or bool(known(case.line) or known(case.line, backward=True))
+
+
+# --- the table: an op has the first rule that holds for it ----------------------------------------------------------------
+
+IN_PLACE = CastRule(
+    "IN_PLACE",
+    number="R5",
+    label="in place",
+    sentence="an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)",
+    make=in_place.in_place_wrapper,
+    holds=lambda case: case.in_place and not op_facts.MIXED_INPLACE_RAISES.isdisjoint((case.op, case.base)),
+    ops=op_facts.MIXED_INPLACE_RAISES,
+    repairs=True,
+)
+MASK_IN_PLACE = CastRule(
+    "MASK_IN_PLACE",
+    number="R5",
+    label="in place",
+    sentence="torch computes it in place; finite values of a mask stay finite in a low dtype (R5, R12)",
+    make=saturation.mask_in_place_wrapper,
+    holds=lambda case: case.in_place and not op_facts.MASK_TAKERS_INPLACE.isdisjoint((case.op, case.base)),
+    ops=op_facts.MASK_TAKERS_INPLACE,
+)
+NO_KERNEL_IN_PLACE = CastRule(
+    "NO_KERNEL_IN_PLACE",
+    number="R11",
+    label="",
+    sentence="torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
+    make=in_place.no_kernel_in_place_wrapper,
+    holds=lambda case: case.in_place and bool(known(case.line)),
+    ops=op_facts.WITHOUT_KERNEL,
+    repairs=True,
+)
+FP8_LIST = CastRule(
+    "FP8_LIST",
+    number="R20",
+    label="fp8",
+    sentence="it runs in FP8, with scales from its inputs, where its shapes and the device allow it, else in the low dtype",
+    make=in_fp8.fp8_product_wrapper,
+    holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
+    calls=_torchs_and_in_fp8,
+    is_list=True,
+    dtype=lambda low: low,
+)
+BF16_LIST = CastRule(
+    "BF16_LIST",
+    number="R1",
+    label="bf16",
+    sentence="its castable inputs become the low dtype (R1)",
+    make=_cast_inputs,
+    holds=lambda case: case.list in ("bf16", "fp8"),
+    is_list=True,
+    dtype=lambda low: low,
+)
+FP32_LIST = CastRule(
+    "FP32_LIST",
+    number="R2",
+    label="fp32",
+    sentence="its castable inputs become float32 (R2)",
+    make=_cast_inputs,
+    holds=lambda case: case.list == "fp32",
+    is_list=True,
+    dtype=lambda low: torch.float32,
+)
+PROMOTE = CastRule(
+    "PROMOTE",
+    number="R3",
+    label="promote",
+    sentence="its castable inputs become the widest dtype among them (R3)",
+    make=_cast_inputs,
+    holds=_is_promoted,
+    ops=op_facts.MIXED_BACKWARD_RAISES,
+    is_list=True,
+    choose=_widest,
+    repairs=True,
+)
+AUTOCAST = CastRule(
+    "AUTOCAST",
+    number="R1",
+    label="autocast",
+    sentence="torch.autocast decides inside it, as it would by itself",
+    make=_autocast_inside,
+    holds=lambda case: case.list == "autocast",
+    calls=_torchs_and_for_autocast,
+    is_list=True,
+)
+FILL = CastRule(
+    "FILL",
+    number="R12",
+    label="saturates",
+    sentence="torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
+    make=saturation.fill_wrapper,
+    holds=lambda case: (case.base if case.in_place else case.op) in op_facts.FILLS,
+    ops=op_facts.FILLS,
+)
+GUARD = CastRule(
+    "GUARD",
+    number="R12",
+    label="saturates",
+    sentence="torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
+    make=saturation.guard_wrapper,
+    holds=_is_guarded,
+    ops=op_facts.GUARDED_ARITHMETIC | op_facts.GUARDED_IN_FLOAT16,
+)
+FIRST_INPUT = CastRule(
+    "FIRST_INPUT",
+    number="R7",
+    label="first input",
+    sentence="unlisted: it runs in the precision of its first castable input, and so do the others where torch refuses a mixture (R7)",
+    make=_cast_inputs,
+    holds=lambda case: case.list is None and (case.op in op_facts.MIXED_RAISES or case.op in op_facts.NORMS),
+    ops=op_facts.MIXED_RAISES | op_facts.NORMS,
+    choose=_first,
+    repairs=True,
+)
+NO_KERNEL = CastRule(
+    "NO_KERNEL",
+    number="R11",
+    label="",
+    sentence="left to torch; where the device has no kernel for a low dtype it runs in float32 (R11)",
+    make=unlisted.unlisted_wrapper,
+    holds=_may_lack_a_kernel,
+    ops=op_facts.WITHOUT_KERNEL | op_facts.KERNEL_BY_ARGUMENTS,
+    choose=_low_among_them,
+    repairs=True,
+)
+ONE_OP = CastRule(  # of torch's Python functions that call an op with another rule
+    "ONE_OP",
+    number="R8",
+    label="",
+    sentence="left to torch; Python code of torch, whose inner calls are not decided again (R8)",
+    make=unlisted.inside_wrapper,
+    choose=_low_among_them,
+)
+SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for; the others say so in their OpRule
+    "SAVED_LIST",
+    number="R22",
+    label="",
+    sentence="what it keeps for backward is packed (R22)",
+    make=lambda op, rule, caster: op,
+)
+NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op is under
+    "NO_INSTRUCTIONS",
+    number="R11",
+    label="",
+    sentence="on the CPU it computes in float32 on rounded inputs and rounds its result (R11)",
+    make=float32_products.in_float32,
+)
+
+RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, CastRule))  # in the order above
+_OF_LISTS = {rule.label: rule for rule in RULES if rule.is_list}
+
+
+def of_list(cast: str) -> CastRule:
+    """The rule of a list; of "autocast" that of its entries such as `gru.autocast`."""
+    return _OF_LISTS[cast]
+
+
+# --- which rule an op has -------------------------------------------------------------------------------------------------
+
+
+def rule_for(op: str, entry: ListEntry | None, low: torch.dtype) -> CastRule | None:
+    """The rule of an op that has this entry of a list, or none; None where the op is left to torch."""
+    in_place = sites.writes_first(op)
+    on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
+    case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low)
+    for rule in RULES:
+        if rule.holds(case):
+            return rule
+    return None
+
+
+@cache.cached
+def op_rule(site: Site, kind: CastRule, low: torch.dtype) -> OpRule:
+    """The op of `site` under a rule."""
+    alone = rule_for(site.op, None, low) if kind is AUTOCAST else None
+    facts = facts_of(site, with_order=kind is FIRST_INPUT or site.op in norms_and_lookups.BUILDERS)
+    return OpRule(site.op, kind, facts, low, unlisted=None if alone is None else op_rule(site, alone, low))
+
+
+def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
+    """A user's own function under the rule of the list `cast`."""
+    return OpRule(op, of_list(cast), facts_of_users(function), low)

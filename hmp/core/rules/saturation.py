@@ -1,0 +1,180 @@
+"""Finite scalars and masks beyond the range of a low dtype stay finite in fills, bounds, sums and products (R12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, tensor_casts
+from ..torch_ops import op_facts, sites
+from . import refusals
+from .op_rule import Op, OpRule, survey
+
+_SMALLEST_LIMIT = FINITE_MAX[torch.float16]
+_Parameter = torch.nn.Parameter
+_clone = torch.clone  # torch's own, taken before anything is patched
+_PLAIN = frozenset({Tensor, _Parameter})
+
+
+def is_arithmetic(rule: OpRule) -> bool:
+    """Whether the op computes in float32 where a scalar is beyond the low dtype."""
+    return rule.op in op_facts.ARITHMETIC
+
+
+def fills(rule: OpRule) -> bool:
+    """Whether a scalar beyond the low dtype becomes that dtype's extreme."""
+    return sites.base_of(rule.op) in (*op_facts.FILLS, "index_put")  # x[m] = s by another name
+
+
+def takes_scores(rule: OpRule) -> bool:
+    """Whether the op's input may be scores with a mask added."""
+    return not rule.facts.users and not op_facts.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
+
+
+def takes_masks(rule: OpRule) -> bool:
+    """Whether a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
+    return takes_scores(rule) or sites.base_of(rule.op) in op_facts.MASK_TAKERS
+
+
+def caster(rule: OpRule) -> Caster:
+    """The function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
+    if takes_scores(rule):
+        return tensor_casts.cast_finite
+    if takes_masks(rule):
+        return tensor_casts.cast_saturating
+    return tensor_casts.cast_saturating_0dim if is_arithmetic(rule) else tensor_casts.cast
+
+
+def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """A function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes all other calls."""
+
+    def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) in _PLAIN and self.dtype is torch.float32:
+            return op(self, *args, **kwargs)
+        if castable(self) and self.dtype is not torch.float32:
+            try:
+                masks = tuple(written_value(a, self.dtype) for a in args)
+                named = {name: written_value(a, self.dtype) for name, a in kwargs.items()}
+                if overflowing(args, kwargs, self.dtype):
+                    return _saturated_in_place(op, self, masks, named)
+            except refusals.OF_CASTS as error:
+                if not refusals.is_cast_refusal(error, (self, *args, kwargs)):
+                    raise
+            else:
+                return op(self, *masks, **named)
+        return op(self, *args, **kwargs)
+
+    return mask_in_place
+
+
+def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """A function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to that dtype's finite extreme (R12)."""
+
+    def fill(*args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            tensors = list(each_castable((*args, *kwargs.values())))
+            filled = [t for t in tensors if t.dim()] or tensors
+            if not filled:
+                return op(*args, **kwargs)
+            dtype = filled[0].dtype if rule.op != "where" else tensor_casts.widest(filled, count_0dim=False)
+        if dtype in FINITE_MAX and dtype is not torch.float32:
+            args, kwargs = bounded(args, kwargs, dtype)
+            args = tuple(scalar(a, dtype) for a in args)
+            kwargs = {k: scalar(a, dtype) for k, a in kwargs.items()}
+        return op(*args, **kwargs)
+
+    return fill
+
+
+def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """A function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
+
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
+            return op(*args)
+        for a in args:
+            kind = type(a)
+            if kind is float or kind is int:
+                if not -_SMALLEST_LIMIT <= a <= _SMALLEST_LIMIT:
+                    break
+            elif kind is not Tensor and kind is not _Parameter:
+                break
+        else:
+            if not kwargs:
+                return op(*args)
+        tensors = survey(args, kwargs, rule)
+        dtype = tensor_casts.widest(tensors, count_0dim=False) if tensors else None
+        if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
+            try:
+                return _guarded(op, rule, args, kwargs, dtype, tensors or ())
+            except refusals.OF_CASTS as error:
+                if not refusals.is_cast_refusal(error, (args, kwargs)):
+                    raise
+        return op(*args, **kwargs)
+
+    return guard
+
+
+def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
+    """The finite result in `dtype` of a call with a scalar beyond it (R12), written in place (R5) or into `out` (R6) if asked."""
+    if kwargs.get("out") is not None:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
+    if rule.facts.in_place:
+        return _saturated_in_place(op, args[0], args[1:], kwargs)
+    return saturated(op, args, kwargs, dtype)
+
+
+def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """`first` with the finite result of the in-place `op` written into it."""
+    return first.copy_(saturated(op, (_clone(first), *args), kwargs, first.dtype))
+
+
+def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
+    """Whether an argument is a finite scalar beyond `dtype`."""
+    return any(tensor_casts.overflows(value, dtype) for value in (*args, *kwargs.values()))
+
+
+def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The result of the op computed in float32, with finite values moved inside `dtype` and then cast to it (R12)."""
+    cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, tensor_casts.cast)
+    result = op(*cast_args, **cast_kwargs)
+    if not castable(result):
+        return result
+    try:
+        return tensor_casts.cast(tensor_casts.within(result, dtype), dtype)
+    except refusals.OF_CASTS as error:
+        if not refusals.is_cast_refusal(error, (result,)):
+            raise
+        return result
+
+
+def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
+    return (
+        tuple(tensor_casts.finite_scalar(a, dtype) for a in args),
+        {name: tensor_casts.finite_scalar(a, dtype) for name, a in kwargs.items()},
+    )
+
+
+def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite. torch's own
+    conversion makes masked rows infinite, and softmax makes NaN of those."""
+    dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return args
+    return tuple(tensor_casts.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
+
+
+def written_value(value: Any, dtype: torch.dtype) -> Any:
+    """A castable tensor that needs no gradient with the extremes of its dtype moved inside `dtype`; any other value itself."""
+    return tensor_casts.without_extremes(value, dtype) if castable(value) and not value.requires_grad else value
+
+
+def scalar(value: Any, dtype: torch.dtype) -> Any:
+    """A 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
+    return tensor_casts.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value

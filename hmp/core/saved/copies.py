@@ -1,0 +1,67 @@
+"""Which tensors are low-precision copies of weights: backward casts the weight again, to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ..cast_cache import write_marks
+from ..torch_private import dispatch_modes, has_storage, in_plain_autograd, storage_of
+from ..weak_tensors import WeakTensor
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+_grad_enabled = torch.is_grad_enabled  # torch's own, taken before anything is patched
+_CASTS_AND_VIEWS = frozenset(f"{name}Backward0" for name in "ToCopy LazyClone Expand UnsafeView T Transpose Permute View".split())
+
+
+class Unwritten(NamedTuple):
+    """A weight, its version when it was cast, and by what it is known that nobody has written it since (R18)."""
+
+    tensor: Tensor
+    version: int
+    period: object
+
+    def holds(self) -> bool:
+        """Whether nobody has asked for write access to the weight's memory."""
+        return write_marks.period_of(self.tensor) is self.period
+
+
+def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
+    """`cast`, which notes of which weight its result is a copy, where writes to the weight are noticed; else the copy is kept."""
+
+    def noted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        low = cast(tensor, dtype)
+        if low is tensor or type(low) is not Tensor or not (type(tensor) is Parameter or (tensor.is_leaf and tensor.requires_grad)):
+            return low
+        if not _grad_enabled() or dispatch_modes() or not in_plain_autograd() or tensor.layout is not torch.strided:
+            return low
+        if has_storage(tensor) and has_storage(low):
+            period = write_marks.watched(tensor)
+            if period is not None:
+                storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, period
+        return low
+
+    return noted
+
+
+def weight_of(tensor: Tensor) -> Unwritten | None:
+    """The weight of which the tensor is a copy that was noted, or a view of one; None for any other tensor."""
+    noted: Any = getattr(storage_of(tensor), "_hmp_copy_of", None)
+    if noted is None:
+        return None
+    weight = noted[0]()
+    copy = tensor if tensor._base is None else tensor._base
+    # a cast of the weight has the same look at its memory
+    same = weight is not None and copy.shape == weight.shape and copy.stride() == weight.stride() and not copy.storage_offset()
+    return Unwritten(weight, *noted[1:]) if same and copy._version == 0 else None
+
+
+def is_of_weight(tensor: Tensor) -> bool:
+    """Whether nothing but casts and views lies between the tensor and a weight."""
+    node: Any = (tensor if tensor._base is None else tensor._base).grad_fn
+    while node is not None and node.name() in _CASTS_AND_VIEWS:
+        node = node.next_functions[0][0]
+    return hasattr(node, "variable")

@@ -1,0 +1,212 @@
+"""Packs what one op keeps for backward, by torch's hooks for saved tensors around its call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...errors import HmpError
+from ..torch_private import (
+    are_saved_tensors_hooks_allowed,
+    dispatch_modes,
+    function_modes,
+    in_plain_autograd,
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    saved_tensors_hooks,
+    storage_of,
+    trace_here,
+    without_torch_function,
+)
+from . import watching
+from .copies import is_of_weight, weight_of
+from .formats import LEAST, Tensor
+from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of
+from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
+
+Op = Callable[..., Any]
+Parameter = torch.nn.Parameter
+
+# torch's own, taken before anything is patched
+_grad_enabled = torch.is_grad_enabled
+_detach, _is_inference, _numel = Tensor.detach, Tensor.is_inference, Tensor.numel
+
+# What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
+_OF_STATISTICS = 16
+
+
+class _Keeping:
+    """The pack hook for one call."""
+
+    __slots__ = ("_how", "_least", "_op", "args")
+
+    def __init__(self, op: str, how: How, args: tuple[Any, ...]) -> None:
+        self._op, self._how, self.args = op, how, args
+        self._least = 0
+
+    def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
+        """What the graph holds in the place of the tensor."""
+        if not function_modes():
+            return self._kept(tensor)
+        with without_torch_function():
+            return self._kept(tensor)
+
+    def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
+        if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
+            return Exact(tensor, self._op)
+        if tensor.dtype not in self._how.form.takes or is_statistic(self._op, tensor, self.args):
+            return self._exact(tensor)
+        copied = weight_of(tensor)
+        if copied is not None:
+            watching.kept(self._op, tensor, tensor.nbytes, 0)
+            return Recast(copied, look_of(tensor), self._op)
+        if is_of_weight(tensor):
+            return Exact(tensor, self._op)
+        if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
+            return self._exact(tensor)
+        how = NOISE_INSIDE if is_noise(self._op, tensor, self.args) else self._how
+        if how.form.scaled and not row_of(tensor, how.by_memory):
+            return self._exact(tensor)
+        return keep(tensor, how, self._op)
+
+    def _exact(self, tensor: Tensor) -> Exact:
+        watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
+        return Exact(tensor, self._op)
+
+    def _smallest(self) -> int:
+        if not self._least:
+            sizes = [_numel(a) for a in self.args if isinstance(a, Tensor)]
+            self._least = max(LEAST, *(size // _OF_STATISTICS for size in sizes)) if sizes else LEAST
+        return self._least
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or _is_inference(tensor) or tensor.is_neg():
+        return False  # a negated view's memory has other numbers
+    return tensor.device.type != "meta"
+
+
+def _is_leafs(tensor: Tensor) -> bool:
+    """Whether it is, or is a view of, a parameter or a leaf that needs a gradient: the program holds it."""
+    base = tensor if tensor._base is None else tensor._base
+    return type(base) is not Tensor or (base.is_leaf and base.requires_grad)
+
+
+def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
+    """The unpack hook."""
+    if not function_modes():
+        return kept.tensor()
+    with without_torch_function():
+        return kept.tensor()
+
+
+def _pack_unheld() -> None:
+    """Packs memory that nothing else holds, where nobody watches torch's calls."""
+    if not any_pending() or dispatch_modes() or not in_plain_autograd():
+        return
+    if not function_modes():
+        pack_unheld()
+        return
+    with without_torch_function():
+        pack_unheld()
+
+
+def _any_large(values: Iterable[Any]) -> bool:
+    """Whether one of an op's arguments is large enough that what it keeps may be worth packing."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if _numel(value) >= LEAST:
+                return True
+        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
+            return True
+    return False
+
+
+def check_torch() -> None:
+    """Raises HmpError where torch does not say whose hooks for saved tensors are in force: a checkpoint's would be passed over."""
+    if saved_tensors_hooks is None:
+        raise HmpError(
+            f"torch {torch.__version__} does not say whose hooks for saved tensors are in force, so nothing can be packed of what ops keep "
+            "for backward; leave the saved list out, or use a newer torch"
+        )
+
+
+def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why nothing can be packed here; "" where it can."""
+    assert saved_tensors_hooks is not None  # see check_torch()
+    hooks = saved_tensors_hooks(True)
+    if hooks is not None and not counts(hooks[0]):
+        return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
+    if not are_saved_tensors_hooks_allowed():
+        return "hooks for saved tensors are disabled"
+    if dispatch_modes() or not in_plain_autograd():
+        return "a dispatch mode, torch.func, forward-mode differentiation or torch.jit.trace"
+    return why_not(op, args, kwargs)
+
+
+def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
+    """A function that calls `op`, and packs what it keeps for backward. `count` is told the op and why where nothing can be packed.
+
+    `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
+    """
+    how = how_of(name, recipe)
+
+    def in_compiled_code(*args: Any, **kwargs: Any) -> Any:
+        if _grad_enabled():
+            count(name, "torch.compile")
+        return op(*args, **kwargs)
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        # not asked of a trace, which would note the question
+        small = trace_here() is None and not _any_large(args) and not (kwargs and _any_large(kwargs.values()))
+        if small or not _grad_enabled():
+            result = op(*args, **kwargs)
+            _pack_unheld()
+            return result
+        refusal = _refusal(name, args, kwargs)
+        if refusal:
+            count(name, refusal)
+            return op(*args, **kwargs)
+        hook = _Keeping(name, how, (*args, *kwargs.values()) if kwargs else args)
+        try:  # an interrupt may come behind any call
+            push_saved_tensors_hooks(hook.keep, _tensor_of)
+            result = op(*args, **kwargs)
+        finally:
+            pop_saved_tensors_hooks()
+            hook.args = ()  # the graph holds the hook
+        _pack_unheld()
+        return result
+
+    return in_compiled_code if in_graph else kept
+
+
+_counters: list[Callable[[Tensor], Tensor]] = []
+
+
+def counts(hook: Callable[[Tensor], Any]) -> bool:
+    """Whether the pack hook is one of `counting`, which keeps nothing itself."""
+    return hook in _counters
+
+
+@contextlib.contextmanager
+def counting(keep: Callable[[Tensor], None], watcher: watching.Watcher) -> Iterator[None]:
+    """A stretch in which `keep` is told of what is kept, and the watcher of what is to be packed, which other hooks around an op would
+    prevent."""
+
+    def told(tensor: Tensor) -> Tensor:
+        keep(tensor)
+        return tensor if tensor.is_leaf else _detach(tensor)  # an op's result would hold the op's node, and nothing would free the two
+
+    push_saved_tensors_hooks(told, lambda tensor: tensor)
+    _counters.append(told)
+    watching.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        pop_saved_tensors_hooks()
+        _counters.remove(told)
+        _pack_unheld()
+        watching.watchers.remove(watcher)

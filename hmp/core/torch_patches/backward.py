@@ -1,0 +1,81 @@
+"""R13: no list applies to user Python that autograd calls, such as hooks."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .. import torch_private
+from ..active import UnderCapturedState, call_without_casts, state, without_casts
+from ..cast_cache import weight_cache
+from ..patching import patches
+from ..rules import outside
+from .torchs_functions import replace, swap
+
+
+def install() -> None:
+    """Until patches.restore(): no list applies in hooks and in autograd.Function.backward, and nothing is cast in the pack hooks of
+    saved tensors, which autograd calls inside an op."""
+
+    def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def push(self: Any) -> None:
+            original(types.SimpleNamespace(pack_hook=outside(without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
+
+        return push
+
+    def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda func, *args, **kwargs: call_without_casts(original, UnderCapturedState(func), *args, **kwargs)
+
+    def transform(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            # made anew at each call: the user's function runs under what is in force there
+            return functools.wraps(func)(
+                lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
+            )
+
+        return make
+
+    def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Attaches a callback that runs under the state in force now, in whatever thread: DDP's communication hooks run as in backward."""
+
+        @functools.wraps(original)
+        def attach(self: Any, callback: Callable[..., Any]) -> Any:
+            return original(self, functools.partial(state.call_under, state.current_state(), callback))
+
+        return attach
+
+    for name in ("then", "add_done_callback"):
+        patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
+    swap(torch_private.run_backward, _keeping_callers)
+    patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
+    replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    # casts are off in these themselves: they join their results by ops that may be listed
+    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
+        replace("torch.autograd.functional", name, of_users_function)
+    for name in ("jacrev", "jacfwd"):
+        replace("torch.func", name, transform)
+
+
+def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run_backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state.keep_callers()
+        return run_backward(*args, **kwargs)
+
+    return run
+
+
+class _Engine:
+    """Autograd's engine, with a `run_backward`, which backward() and autograd.grad() call, that runs under `InBackward`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        weight_cache.backward_begins()
+        return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,128 @@
+"""Puts torch's own functions back where modules of torch that are imported while torch is patched have got hmp's PatchedOps.
+
+torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..active import state
+from ..patching import holders, patches
+
+_ROOTS = frozenset({"torch", "torchgen", "functorch", "torch_xla"})
+
+
+class _Imports(threading.local):
+    def __init__(self) -> None:
+        self.modules: list[types.ModuleType] = []  # those whose import is in progress, and those that they have imported
+        self.depth = 0
+
+
+_imports = _Imports()
+_then: dict[str, Callable[[], None]] = {}
+
+
+def install(own: Callable[[Any], Any]) -> None:
+    """Until patches.restore(): replaces PatchedOps by torch's functions in every module of torch that is imported from now on.
+
+    `own` returns torch's function for a PatchedOp, and anything else as it is.
+    """
+    finder = _Finder(own)
+    sys.meta_path.insert(0, finder)
+    patches.on_restore(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    patches.on_restore(_then.clear)
+
+
+def after(then: Mapping[str, Callable[[], None]]) -> None:
+    """Calls each function of `then` once the module that it is named by is imported: now, or when that happens before patches.restore()."""
+    _then.update(then)
+    for name, each in then.items():
+        if name in sys.modules:
+            each()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, own: Callable[[Any], Any]) -> None:
+        self._own = own
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """The spec of a module of torch, with a loader that replaces PatchedOps in it after executing it, or of one that `after` was
+        called for; None for other modules."""
+        is_torchs = name.partition(".")[0] in _ROOTS
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if is_torchs or name in _then else None
+        loader: Any = spec.loader if spec is not None else None
+        if not isinstance(loader, importlib.machinery.SourceFileLoader):
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            del loader.exec_module  # the loader's own again
+            if is_torchs:
+                self._execute_torchs(execute, module)
+            else:
+                execute(module)
+            if name in _then and self in sys.meta_path:
+                _then[name]()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _execute_torchs(self, execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+        _imports.modules.append(module)
+        _imports.depth += 1
+        try:
+            state.call_without_casts(execute, module)
+        finally:
+            _imports.depth -= 1
+            if not _imports.depth:
+                modules, _imports.modules = _imports.modules, []
+                _ObjectsOf(self._own, modules).put_back()
+
+
+class _ObjectsOf:
+    """All objects that are reached from some modules' globals: dicts, lists, classes and functions of theirs, and what these contain."""
+
+    def __init__(self, own: Callable[[Any], Any], modules: list[types.ModuleType]) -> None:
+        self._own = own
+        self._modules = modules
+        self._names = {module.__name__ for module in modules}
+
+    def put_back(self) -> None:
+        """Replaces PatchedOps by torch's own functions in all these objects."""
+        seen: dict[int, Any] = {}
+        todo: list[Any] = [vars(module) for module in self._modules]
+        while todo:
+            holder = todo.pop()
+            if id(holder) not in seen:
+                seen[id(holder)] = holder  # a reference, so that no other object gets this id
+                kind = holders.kind_of(holder)
+                if self._is_theirs(holder, kind):
+                    holders.replace(holder, kind, self._other)
+                    todo += kind.inside(holder)
+
+    def _is_theirs(self, holder: Any, kind: holders.Kind) -> bool:
+        """Whether the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
+        if kind is holders.FUNCTION or kind is holders.CLASS:
+            return holder.__module__ in self._names
+        return kind is not holders.OBJECT or type(holder).__module__ in self._names
+
+    def _other(self, value: Any) -> Any:
+        """torch's function for a PatchedOp; a new tuple, frozenset or static method for one with a PatchedOp in it; any other value
+        itself."""
+        kind: Any = type(value)
+        if kind is staticmethod:
+            function = self._own(value.__func__)
+            return value if function is value.__func__ else staticmethod(function)
+        if not issubclass(kind, (tuple, frozenset)):
+            return self._own(value)
+        others = [self._other(each) for each in value]
+        if all(a is b for a, b in zip(others, value, strict=True)):
+            return value
+        return getattr(kind, "_make", kind)(others)

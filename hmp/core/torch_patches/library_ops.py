@@ -1,0 +1,100 @@
+"""R7: a library's op with an autocast kernel of its own gets what that kernel asks for, as under torch.autocast.
+
+Such kernels (torchvision's nms and roi_align, what `torch.library.register_autocast` makes) cast the op's inputs, and only an enabled
+torch.autocast reaches them. So it is enabled for the one call of such an op. Ops without such a kernel stay as they are, and so do torch's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import torch_dispatcher
+from ..active import state
+from ..casting import each_tensor
+from ..patching import patches
+from ..rules import autocast_inside
+from ..torch_dispatcher import OpOverload, OpOverloadPacket
+from ..torch_private import dynamo
+
+_changed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def install() -> None:
+    """Enable torch.autocast around calls of such ops, those that are made later too, until patches.restore()."""
+    patches.on_restore(_restore)
+    for op in torch_dispatcher.library_ops():
+        _change(op)
+    for cls in (OpOverload, OpOverloadPacket):
+        patches.swap(cls.__init__, _made(patches.unpatched(cls.__init__)))
+    patches.swap(torch.library.Library.impl, _registered(patches.unpatched(torch.library.Library.impl)))
+
+
+def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    policy = None if autocast_inside.is_inside() else state.current_policy()
+    tensor = next(each_tensor((args, kwargs)), None) if policy is not None else None
+    if policy is None or tensor is None:
+        return call(*args, **kwargs)
+    device = tensor.device.type
+    if autocast_inside.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+        return call(*args, **kwargs)
+    run: Callable[[], Any] = lambda: call(*args, **kwargs)  # noqa: E731  # Dynamo's `disable` takes no builtin
+    imported = dynamo()
+    if imported is not None:
+        run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
+    with autocast_inside.Region(device, policy.dtype):
+        return run()
+
+
+def has_autocast_kernel(op: Any) -> bool:
+    """Whether `op` is the packet or overload of a library's op with an autocast kernel of its own."""
+    is_op = isinstance(op, (OpOverload, OpOverloadPacket))
+    return is_op and torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) and torch_dispatcher.has_autocast_kernel(op)
+
+
+def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
+    """What torch.compile traces for a call of such an `op`: `call` in a region of torch.autocast, in which its kernel is reached."""
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        tensor = next(each_tensor((args, kwargs)), None)
+        device = "" if tensor is None else tensor.device.type
+        if tensor is None or autocast_inside.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+            return call(*args, **kwargs)
+        with autocast_inside.region(device, low):
+            return call(*args, **kwargs)
+
+    return traced
+
+
+def _change(op: Any) -> None:
+    if op in _changed or not has_autocast_kernel(op):
+        return
+    _changed.add(op)
+    torch_dispatcher.replace_builtin(op, lambda builtin: lambda *args, **kwargs: _call(op, builtin, args, kwargs))
+
+
+def _restore() -> None:
+    while _changed:
+        torch_dispatcher.restore_builtin(_changed.pop())
+
+
+def _made(init: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        _change(self)
+
+    return __init__
+
+
+def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
+    def impl_and_change(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+        result = impl(self, op_name, fn, dispatch_key, **kwargs)
+        if (dispatch_key or self.dispatch_key).startswith("Autocast"):
+            for op in torch_dispatcher.library_ops():
+                _change(op)
+        return result
+
+    return impl_and_change

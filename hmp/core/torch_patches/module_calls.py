@@ -1,0 +1,427 @@
+"""Modules whose calls put a policy in force: a Mark in the module's `__dict__`, and a `_call_impl` on its class that reads it.
+
+Replicas and copies of a module have its mark too. A pickle has none, so that it can be loaded where hmp is not installed; loading warns.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...errors import HmpError
+from ..active import CompiledPolicy, Off, state, suspensions
+from ..patching import patches
+from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
+from . import late_imports
+from .model_outputs import in_dtype
+
+MARK = "_hmp_applied"
+
+
+class Mark:
+    """The policies that calls of a module put in force.
+
+    `applied` is the policy of `apply()`, which every call of the module puts in force. Where it is None, `scoped` has by scope id the
+    policies that scoped lines (`softmax @ decoder.*`) give the module: a call puts one in force if the policy in force around the call has
+    its scope id.
+    """
+
+    __slots__ = ("__weakref__", "applied", "key", "methods", "module", "outputs", "scoped")
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        applied: CompiledPolicy | None,
+        scoped: dict[int, CompiledPolicy],
+        outputs: torch.dtype | None = None,
+        methods: tuple[str, ...] = (),
+    ) -> None:
+        self.applied = applied
+        self.outputs = outputs  # the dtype of what a call returns; None as it is
+        self.methods = methods  # calls of these put `applied` in force too
+        self.scoped = scoped
+        # what code of torch.compile's is guarded on: modules with equal keys put the same policies in force
+        self.key = (
+            _number(applied),
+            outputs,
+            methods,
+            *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))),
+        )
+        self.module = weakref.ref(module)
+        _marks.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
+        # copy.deepcopy notes the new module before it copies the module's __dict__
+        copied = memo.get(id(self.module()))
+        return None if copied is None else self.of(copied)
+
+    def of(self, module: torch.nn.Module, scoped: dict[int, CompiledPolicy] | None = None) -> Mark:
+        """Return a mark of `module` with the same policies, those of scoped lines replaced by `scoped` where it is given."""
+        return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.applied is None or self.applied.user_policy is None:
+            return type(None), ()
+        # Python's own function, which returns None: the file may be loaded where hmp is not
+        return warnings.warn, (
+            f"the policy {self.applied.user_policy.name!r} was applied to this model by hmp.apply() when it was saved, and is not in the "
+            "file: hmp.apply(model, policy) puts it in force again",
+        )
+
+
+_marks: weakref.WeakSet[Mark] = weakref.WeakSet()
+_numbers: weakref.WeakKeyDictionary[CompiledPolicy, int] = weakref.WeakKeyDictionary()  # of the policies of marks, from 1
+_next_number = functools.partial(next, itertools.count(1))
+_changes = 0
+# Returns a new scope id; each model for which a policy's scoped lines are resolved has one.
+new_scope_id = functools.partial(next, itertools.count(1))
+
+
+def _number(compiled: CompiledPolicy | None) -> int:
+    return 0 if compiled is None else _numbers.setdefault(compiled, _next_number())
+
+
+def _count_change() -> None:
+    global _changes
+    _changes += 1
+
+
+def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
+    """Marks `module`: `compiled` is in force during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
+    _follow_marks(module)
+    for name in methods:
+        patches.rebind(type(module), name, _following_marks(getattr(type(module), name), name))
+    found: Mark | None = vars(module).get(MARK)
+    _put(module, Mark(module, compiled, {} if found is None else found.scoped, outputs, methods))
+
+
+def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
+    """Marks `module`: `compiled` is in force during those calls of it that are made where a policy of the same scope id is in force."""
+    _follow_marks(module)
+    found = vars(module).get(MARK) or Mark(module, None, {})
+    _put(module, found.of(module, {**found.scoped, compiled.scope_id: compiled}))
+
+
+def _put(module: torch.nn.Module, new: Mark) -> None:
+    # a new Mark: a replica may share the old one
+    if new.applied is None and not new.scoped:
+        vars(module).pop(MARK, None)
+    else:
+        vars(module)[MARK] = new
+    _count_change()
+
+
+def _follow_marks(module: torch.nn.Module) -> None:
+    """Patches the module's class, so that calls of its modules read their marks. HmpError for a `__call__` that is no Python function."""
+    cls = type(module)
+    # a lazy module's class changes at its first call
+    for each in (cls, getattr(cls, "cls_to_become", None) or cls):
+        patches.rebind(each, "extra_repr", _telling_mark(each.extra_repr))
+        _take_marks_along(each)
+        owner = next(base for base in each.__mro__ if "__call__" in vars(base))
+        own_call = vars(owner)["__call__"]
+        if getattr(own_call, "__module__", "").startswith("torch."):
+            # torch's own `__call__` methods call _call_impl, or what module.compile() made of it, maybe before it was patched
+            patches.rebind(each, "_call_impl", _following_marks(each._call_impl, inside_call=True))
+            if module._compiled_call_impl is not None:
+                patches.rebind(each, "__call__", _following_marks(each.__call__))
+        elif isinstance(own_call, types.FunctionType):
+            patches.rebind(owner, "__call__", _following_marks(own_call, own_call=True))
+        else:
+            raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
+    set_state = torch.nn.Module.__setstate__
+    patches.swap(set_state, _without_loaded_mark(patches.unpatched(set_state)))
+
+
+def _take_marks_along(cls: Any) -> None:
+    """Has copies of the class's modules carry their marks where its own code makes them, as that of an fx.GraphModule does."""
+    for name in ("__copy__", "__deepcopy__"):
+        own = getattr(cls, name, None)
+        if own is not None:
+            patches.rebind(cls, name, _marking_copies(own))
+
+
+def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(copied)
+    def copying(self: torch.nn.Module, *args: Any) -> Any:
+        made = copied(self, *args)
+        found: Mark | None = self.__dict__.get(MARK)
+        if found is not None and made is not self and MARK not in made.__dict__:
+            _follow_marks(made)
+            _put(made, found.of(made))
+        return made
+
+    return copying
+
+
+def without_mark(value: Any) -> Any:
+    """`value`; of the `__dict__` of a marked module a copy without the mark."""
+    return {name: item for name, item in value.items() if name != MARK} if type(value) is dict and MARK in value else value
+
+
+def drop_lost_marks(model: torch.nn.Module) -> None:
+    """Takes away what marks have become in a pickle, from modules that were loaded while nothing was patched."""
+    for module in model.modules():
+        if module.__dict__.get(MARK, module) is None:
+            del module.__dict__[MARK]
+
+
+def inside_compiled(module: Any) -> Any:
+    """The model that torch.compile made `module` of, else `module` itself. It is marked in the place of `module`: torch.compile calls it
+    directly where `module` is called in compiled code or compiled again."""
+    imported = dynamo()
+    while imported is not None and isinstance(module, imported.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def applied_policy(module: torch.nn.Module) -> Any:
+    """The policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
+    found = inside_compiled(module).__dict__.get(MARK)
+    return None if found is None or found.applied is None else found.applied.user_policy
+
+
+def is_applied(module: Any) -> bool:
+    """Whether `module` is one that a policy is applied to."""
+    found = vars(module).get(MARK) if isinstance(module, torch.nn.Module) else None
+    return found is not None and found.applied is not None
+
+
+def unmark(model: torch.nn.Module) -> None:
+    """Undoes `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
+    found: Mark | None = vars(model).get(MARK)
+    if found is None or found.applied is None:
+        return
+    _put(model, Mark(model, None, found.scoped))
+    if found.applied.scope_id:
+        shared = _modules_of_marked_models(found.applied.scope_id)
+        for module in model.modules():
+            if module not in shared:
+                _unmark_scoped(module, found.applied.scope_id)
+
+
+def _modules_of_marked_models(scope_id: int) -> set[torch.nn.Module]:
+    """The modules of all models that `apply()` has marked with this scope id: a shallow copy of a model shares its submodules."""
+    marks = [each for each in list(_marks) if each.applied is not None and each.applied.scope_id == scope_id]
+    models = [model for each in marks if (model := each.module()) is not None and vars(model).get(MARK) is each]
+    return {module for model in models for module in model.modules()}
+
+
+def unmark_scope(scope_id: int) -> None:
+    """Undoes `mark_scoped` for all modules with this scope id, deep copies included."""
+    for each in list(_marks):
+        module = each.module()
+        if module is not None:
+            _unmark_scoped(module, scope_id)
+
+
+def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
+    found: Mark | None = vars(module).get(MARK)
+    if found is not None and scope_id in found.scoped:
+        scoped = {number: compiled for number, compiled in found.scoped.items() if number != scope_id}
+        _put(module, found.of(module, scoped))
+
+
+def unmark_all() -> None:
+    """Removes all marks from modules, those of deep copies included."""
+    for each in list(_marks):
+        module = each.module()
+        if module is not None:
+            vars(module).pop(MARK, None)
+    _marks.clear()
+    _count_change()
+
+
+def any_marked() -> bool:
+    """Whether a policy is applied to any module that is alive."""
+    return any(each.applied is not None for each in list(_marks))  # a shallow copy may hold the mark of a module that is gone
+
+
+def policy_of_call_now(module: torch.nn.Module) -> CompiledPolicy | None:
+    """The policy that a call of `module` in this thread or task puts in force; None where it changes nothing."""
+    return policy_of_call(module, state.current_state()) if MARK in module.__dict__ else None
+
+
+def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> CompiledPolicy | None:
+    """The policy that a call of `module` puts in force where `current` is in force; None where it changes nothing."""
+    found: Mark | None = module.__dict__.get(MARK)
+    if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
+        return None
+    compiled = found.applied or found.scoped.get(current.scope_id)
+    if compiled is None or compiled.policy is None:  # revert() has emptied it
+        return None
+    if compiled is current and (found.applied is None or not is_any_autocast_enabled()):
+        return None
+    return compiled
+
+
+def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
+    """The dtype of what a call of `module`, in which its policy is in force, returns; None as it is."""
+    found: Mark | None = module.__dict__.get(MARK)
+    return None if found is None else found.outputs
+
+
+def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
+    """The dtype that `apply(module, outputs=...)` was given."""
+    return outputs_of_call(inside_compiled(module))
+
+
+def has_method(module: torch.nn.Module, name: str) -> bool:
+    """Return True if calls of the module's method put the policy in force that is applied to the module."""
+    found: Mark | None = module.__dict__.get(MARK)
+    return found is not None and name in found.methods
+
+
+def applied_methods(module: torch.nn.Module) -> tuple[str, ...]:
+    """The methods that `apply(module, methods=...)` was given, `forward` apart."""
+    found: Mark | None = inside_compiled(module).__dict__.get(MARK)
+    return () if found is None else found.methods
+
+
+def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
+    """A model that a policy is applied to and that `module` is a submodule of; None without one."""
+    for each in list(_marks):
+        model = each.module() if each.applied is not None and each.applied.policy is not None else None
+        if model is not None and model is not module and vars(model).get(MARK) is each and any(one is module for one in model.modules()):
+            return model
+    return None
+
+
+def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
+    """The policy in whose place `off` is in force, inside calls of the modules `running`, outermost first; None for none.
+
+    Calls inside `off` put no policy in force: it may be that of one of these modules.
+    """
+    return _policy_in(off.on, running)
+
+
+def policy_inside(model: torch.nn.Module, running: Iterable[torch.nn.Module]) -> Any:
+    """The policy that a call of the applied `model` puts in force in calls of the modules `running`, outermost first."""
+    return _policy_in(vars(model)[MARK].applied, running)
+
+
+def _policy_in(compiled: CompiledPolicy, running: Iterable[torch.nn.Module]) -> Any:
+    is_around = compiled.policy is None  # outside of all policies
+    for module in running:
+        found: Mark | None = module.__dict__.get(MARK)
+        if found is not None:
+            compiled = (found.applied if is_around else None) or found.scoped.get(compiled.scope_id) or compiled
+    return compiled.policy
+
+
+_look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
+
+
+def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
+    """Return True if what `look_at_calls` was given found something to do for `module`, and has done it. `is_traced` is whether
+    torch.compile traces the call."""
+    return _look is not None and _look(module, is_traced)
+
+
+def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
+    """Has `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
+    global _look
+    own = getattr(*CALL_OF_MODULES)
+    _look = look
+    patches.on_restore(_look_no_more)
+    patches.rebind(*CALL_OF_MODULES, _looking(own))
+    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
+
+
+def _look_no_more() -> None:
+    global _look
+    _look = None
+
+
+def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_new(self):
+            marked: Any = self
+            return marked._call_impl(*args, **kwargs)  # its class's, which follows marks now
+        return call_impl(self, *args, **kwargs)
+
+    return _call_impl
+
+
+def changes() -> int:
+    """How often a mark was put on a module or removed: code of torch.compile's is guarded on this number."""
+    return _changes
+
+
+def _following_marks(
+    call_impl: Callable[..., Any], method: str = "", *, own_call: bool = False, inside_call: bool = False
+) -> Callable[..., Any]:
+    """`call_impl`, or the `method` of that name, which puts the policy of its module's mark in force. What is called `inside_call`, by a
+    class's `own_call` that does so, leaves it at that: a region in between has the last word."""
+    if getattr(call_impl, "hmp_follows_marks", False):
+        return call_impl  # a base class's
+
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if method and not has_method(self, method):
+            return call_impl(self, *args, **kwargs)
+        compiled = policy_of_call_now(self)
+        if compiled is None or (inside_call and getattr(type(self).__call__, "hmp_is_own_call", False)):
+            return call_impl(self, *args, **kwargs)
+        result = suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
+        outputs = outputs_of_call(self)
+        return result if outputs is None else in_dtype(result, outputs)
+
+    _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
+    _call_impl.hmp_is_own_call = own_call  # type: ignore[attr-defined]
+    return _call_impl
+
+
+# The code of every function that puts the policy of a module's mark in force; its local variable `self` is the module.
+CALL: types.CodeType = next(
+    constant
+    for constant in _following_marks.__code__.co_consts
+    if isinstance(constant, types.CodeType) and constant.co_name == "_call_impl"
+)
+
+
+def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[torch.nn.Module], str]:
+    """An `extra_repr` with which `print(model)` shows the policy that is applied to the module, too."""
+    if getattr(extra_repr, "hmp_tells_mark", False):
+        return extra_repr  # a base class's
+
+    @functools.wraps(extra_repr)
+    def telling(self: torch.nn.Module) -> str:
+        own_text = extra_repr(self)
+        found: Mark | None = self.__dict__.get(MARK)
+        if found is None:
+            return own_text
+        if found.applied is not None:
+            policies = [f"policy {found.applied.user_policy.name!r}"] if found.applied.user_policy is not None else []
+        else:
+            policies = [
+                f"scoped lines of policy {compiled.user_policy.name!r}"
+                for compiled in found.scoped.values()
+                if compiled.user_policy is not None
+            ]
+        return ", ".join(filter(None, (own_text, *policies)))
+
+    telling.hmp_tells_mark = True  # type: ignore[attr-defined]
+    return telling
+
+
+def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
+    """A `__setstate__` after which the module has no mark from a pickle, and one of its own from a shallow copy."""
+
+    def __setstate__(self: torch.nn.Module, values: dict[str, Any]) -> None:
+        set_state(self, values)
+        found = self.__dict__.get(MARK, self)
+        if found is None:  # what a mark becomes in a pickle
+            del self.__dict__[MARK]
+        elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
+            self.__dict__[MARK] = found.of(self)
+
+    return __setstate__

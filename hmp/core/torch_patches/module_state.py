@@ -1,0 +1,84 @@
+"""R9: what is assigned to a parameter's data, a gradient or a buffer is cast to the dtype that it had."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.utils.parametrize import ParametrizationList
+
+from ..active import state, without_casts
+from ..casting import tensor_casts
+from ..patching import patches
+from ..rules import copied_views
+from ..torch_private import data_of as _data
+from ..torch_private import grad_of as _grad
+
+_assign_grad = _grad.__set__
+
+
+class _Descriptor(property):
+    __objclass__ = None  # torch 2.7's Dynamo reads it off every descriptor of Tensor
+
+
+def install() -> None:
+    """Patches `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
+    patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
+    patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
+    right_inverse = ParametrizationList.right_inverse
+    patches.swap(right_inverse, _keeping_dtype(patches.unpatched(right_inverse)))
+    handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
+    patches.on_restore(handle.remove)
+
+
+def _narrowing(value: Any, dtype: torch.dtype) -> bool:
+    """Whether casts are on and `value` would change the dtype of what it is assigned to."""
+    return tensor_casts.castable(value) and value.dtype is not dtype and dtype in tensor_casts.CASTABLE and state.casts_enabled()
+
+
+def _set_data(self: torch.Tensor, value: Any) -> None:
+    # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.tied_view(value, "the parameter's data")
+    if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
+        value = tensor_casts.cast(value, self.dtype)
+    _data.__set__(self, value)
+
+
+def _set_grad(self: torch.Tensor, value: Any) -> None:
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.tied_view(value, "grad")
+    try:
+        _assign_grad(self, value)
+    except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
+        if not _narrowing(value, self.dtype) or getattr(self, "grad_dtype", self.dtype) is not self.dtype:
+            raise
+        _assign_grad(self, tensor_casts.cast(value, self.dtype))
+
+
+def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
+    """The method that computes what a parametrized parameter holds from a value that is assigned to it: in the dtype that it has."""
+    uncast = without_casts(right_inverse)
+
+    def assign(self: Any, value: Any) -> None:
+        if isinstance(value, copied_views.CopiedView):
+            value = copied_views.tied_view(value, "a parametrized parameter")
+        held = next(self.parameters(recurse=False), None)
+        if held is not None and _narrowing(value, held.dtype):
+            value = tensor_casts.cast(value, held.dtype)
+        uncast(self, value)
+
+    return assign
+
+
+def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
+    old = module._buffers.get(name)
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.original_view(value) if old is None else copied_views.tied_view(value, f"the buffer {name!r}")
+        return value if old is None or not _narrowing(value, old.dtype) else tensor_casts.cast(value, old.dtype)
+    if old is None or not _narrowing(value, old.dtype):
+        return None
+    return tensor_casts.cast(value, old.dtype)

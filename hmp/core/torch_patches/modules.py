@@ -1,0 +1,131 @@
+"""Modules of torch whose own Python code would go wrong under casts: checks of dtypes, fused kernels, other threads."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..active import UnderCapturedState, disable_casts, state
+from ..casting import tensor_casts
+from ..patching import patches
+from ..torch_private import function_mode_stack, without_torch_function
+from .torchs_functions import replace
+
+# torch's own, taken before anything is patched
+_compiling = torch.compiler.is_compiling
+_ne, _unsqueeze, _where = torch.ne, torch.unsqueeze, torch.where
+_new_zeros, _to = torch.Tensor.new_zeros, torch.Tensor.to
+
+
+def install() -> None:
+    """Patches those modules of torch until patches.restore()."""
+    replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
+    replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
+    replace("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
+    replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+    _install_quantized()
+
+
+_DYNAMIC = tuple(f"torch.ao.nn.quantized.dynamic.modules.{name}" for name in ("linear", "rnn", "conv"))
+
+
+def _install_quantized() -> None:
+    """Makes dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
+    for module in filter(None, map(sys.modules.get, _DYNAMIC)):
+        for cls in vars(module).values():
+            forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == module.__name__ else None
+            if isinstance(forward, types.FunctionType):
+                patches.swap(forward, _in_float32(patches.unpatched(forward)))
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.casts_enabled():
+            cast_args, kwargs = tensor_casts.cast_call(args, kwargs, torch.float32, tensor_casts.cast)
+            return original(self, *cast_args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A `parallel_apply` of nn.DataParallel's whose threads run under the caller's state (R14)."""
+
+    def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        return original([UnderCapturedState(module) for module in modules], *args, **kwargs)
+
+    return parallel_apply
+
+
+def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
+    """A `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too (R8)."""
+
+    def get_fastpath_enabled() -> bool:
+        return not state.casts_enabled() and original()
+
+    return get_fastpath_enabled
+
+
+class _NoLayers(tuple[torch.nn.Module, ...]):
+    """Layers that can be asked, and of which none is called."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter(())
+
+
+class _Packing:
+    """A TransformerEncoder as its own forward sees it, without what it calls: what is left is what it does to a padded batch."""
+
+    def __init__(self, encoder: torch.nn.TransformerEncoder) -> None:
+        self._encoder = encoder
+        self.layers = _NoLayers(encoder.layers)
+        self.norm = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+
+def _is_handed_on(layer: torch.nn.Module) -> bool:
+    """Whether somebody's `__torch_function__` hears of what the layer computes: torch packs nothing then. hmp's recorder does not count."""
+    kinds = {type(parameter) for parameter in layer.parameters()} - {torch.Tensor, torch.nn.Parameter}
+    return bool(kinds) or any(not type(mode).__module__.startswith("hmp.") for mode in function_mode_stack())
+
+
+def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A TransformerEncoder.forward that leaves zeros before its norm where torch does: at the padded positions of a batch that it would
+    pack into a nested tensor for its fast path."""
+
+    def forward(self: Any, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = original(self, src, *args, **kwargs)
+        padding = kwargs["src_key_padding_mask"] if "src_key_padding_mask" in kwargs else args[1] if len(args) > 1 else None
+        if padding is None or type(src) is not torch.Tensor or _compiling() or not state.casts_enabled() or _is_handed_on(self.layers[0]):
+            return output
+        with without_torch_function(), disable_casts():
+            packed = original(_Packing(self), src, *args, **kwargs)
+        if packed is src:
+            return output
+        zeros = _new_zeros(output, (1, 1, output.shape[-1]))
+        left = zeros if self.norm is None else _to(self.norm(zeros), output.dtype)
+        return _where(_unsqueeze(_ne(padding, 0), -1), left, output)
+
+    return forward
+
+
+def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
+    """An RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on, because R7 casts it."""
+
+    def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
+        weight = self._flat_weights[0]
+        if input.dtype is not weight.dtype and state.casts_enabled():
+            # the original reads only dtype and shape
+            input = torch.empty(input.shape, dtype=weight.dtype, device="meta")
+        original(self, input, batch_sizes)
+
+    return check_input

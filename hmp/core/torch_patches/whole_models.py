@@ -1,0 +1,87 @@
+"""R17: says, once, where a region `torch.autocast(enabled=False)` was opened in which a whole model runs, so that its policy casts nothing.
+
+A region inside a model is the model's own float32 island. One around a model may be a script's `torch.autocast("cuda", enabled=args.amp)`
+or an engine's, and whoever asked for casts gets none. What tells them apart are the modules that are being called where the region is
+entered and where the first op in it is called; they are looked at a limited number of times in a process.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import torch
+
+from ..active import CompiledPolicy
+from ..observing import log, speaks
+from ..policy import unwrapped
+from .around_models import CALLS, frames, running
+from .module_calls import applied_policy
+
+_MOST_LOOKS = 200  # some milliseconds
+_looks_left = _MOST_LOOKS
+
+
+class Look:
+    """What is known of a region of torch.autocast that casts are off in: where it was opened, and inside how many modules' calls."""
+
+    __slots__ = ("around", "place")
+
+    def __init__(self, around: int, place: str) -> None:
+        self.around = around
+        self.place = place
+
+    def is_done(self, policy: CompiledPolicy) -> bool:
+        """Whether it is known by now, where an op is called in the region, if a whole model runs in it. Says so if one does, and `policy`
+        or one that is applied to the model would be in force."""
+        modules = _running(sys._getframe(1))
+        inside = modules[self.around :]
+        model = next((each for each in inside if next(each.parameters(), None) is not None), None)
+        if model is None:
+            return _looks_left <= 0
+        lists = policy.user_policy or next(filter(None, map(applied_policy, inside)), None)
+        if lists is not None and _has_all_weights(model, modules[0]):
+            _say(model, self.place, lists.name)
+        return True
+
+
+def look(frame: types.FrameType, place: str) -> Look | None:
+    """What finds out whether a whole model runs in the region that `frame` enters, opened at `place`; None where none can."""
+    if _looks_left <= 0:
+        return None
+    around = _running(frame)
+    return Look(len(around), place) if not around or _has_all_weights(around[-1], around[0]) else None
+
+
+def _running(frame: types.FrameType | None) -> list[torch.nn.Module]:
+    """The modules that are being called at `frame`, outermost first."""
+    global _looks_left
+    _looks_left -= 1
+    return list(dict.fromkeys(running(frames(frame, CALLS))))[::-1]
+
+
+def _has_all_weights(module: torch.nn.Module, model: torch.nn.Module) -> bool:
+    """Whether `module`, which `model` calls, is all of it but what is wrapped around it."""
+    if module is model:
+        return True
+    own = {id(parameter) for parameter in module.parameters()}
+    return all(id(parameter) in own for parameter in model.parameters())
+
+
+def forget() -> None:
+    """Looks again, and says again what it finds."""
+    global _looks_left
+    _looks_left = _MOST_LOOKS
+
+
+def _say(model: torch.nn.Module, place: str, name: str) -> None:
+    global _looks_left
+    _looks_left = 0
+    if speaks():
+        log.warning(
+            "%s runs inside torch.autocast(enabled=False), opened at %s, which switches hmp's casts off: nothing that policy %r lists is "
+            "cast there. Leave that region away, or put the policy in force inside it: hmp.casts()",
+            type(unwrapped(model)[1]).__name__,
+            place,
+            name,
+        )

@@ -1,0 +1,454 @@
+"""torch's private functions and objects that hmp uses, each under a name that says what it is, and torch's release.
+
+They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
+one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
+
+Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
+which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of
+tensors and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import torch
+
+from ..errors import HmpError
+from .torch_releases import RELEASES_RUN as RELEASES_RUN
+from .torch_releases import TORCH as TORCH
+from .torch_releases import release as release
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+Tensor = torch.Tensor
+
+# Each private name that is read here → whether it is required.
+NAMES: dict[str, bool] = {}
+
+
+def _required(name: str) -> Any:
+    """The object that torch has under the dotted `name`; HmpError where it has none."""
+    NAMES[name] = True
+    try:
+        return _found(name)
+    except (AttributeError, ImportError) as error:
+        raise _missing(name) from error
+
+
+def _optional(name: str, fallback: Any) -> Any:
+    """The object that torch has under the dotted `name`, else `fallback`."""
+    NAMES[name] = False
+    try:
+        return _found(name)
+    except (AttributeError, ImportError):
+        return fallback
+
+
+def _found(name: str) -> Any:
+    found: Any = torch
+    path = "torch"
+    for part in name.split(".")[1:]:
+        path += f".{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(path)
+    return found
+
+
+def _missing(name: str) -> HmpError:
+    return HmpError(
+        f"hmp cannot work with torch {torch.__version__}: {name}, which torch does not promise and hmp needs, is missing. "
+        f"hmp was run with torch {', '.join(RELEASES_RUN[:-1])} and {RELEASES_RUN[-1]}: install one of these, or a newer hmp"
+    )
+
+
+class Place(NamedTuple):
+    """An attribute of torch's that hmp patches: `owner.attribute`, whose value is looked up when it is patched, not before."""
+
+    owner: Any
+    attribute: str
+
+
+def _place(name: str) -> Place:
+    """The place `name`; HmpError where torch has nothing there."""
+    _required(name)
+    return _place_of(name)
+
+
+def _places(*names: str) -> tuple[Place, ...]:
+    """Those of the places where this torch has something."""
+    return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
+
+
+def _place_of(name: str) -> Place:
+    owner, _, attribute = name.rpartition(".")
+    return Place(_found(owner), attribute)
+
+
+# --- the namespaces of torch's functions -----------------------------------------------------------------------------------
+
+# The base class of torch.Tensor, whose methods are written in C.
+TensorBase: type = _required("torch._C.TensorBase")
+# The object whose methods are the builtins of `torch`. C code looks them up in its type.
+variable_functions: Any = _required("torch._C._VariableFunctions")
+IN_VARIABLE_FUNCTIONS = frozenset(vars(type(variable_functions)))
+nn_builtins: types.ModuleType = _required("torch._C._nn")
+vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
+# Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what
+# torch.functional calls there is part of an op, inside which nothing is cast (R8).
+CALLED_IN_VF = frozenset(
+    """
+    alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ gru gru_cell
+    lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell threshold threshold_
+    """.split()
+)
+# (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
+OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
+# (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
+# linalg_multi_dot and _sparse_mm. A release of torch may lack some.
+BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(
+    (f"torch._C._{name}", module, f"{name}.")
+    for name in ("linalg", "special", "fft", "sparse")
+    if (module := _optional(f"torch._C._{name}", None)) is not None
+)
+# The private modules whose public Python functions are ops.
+OP_MODULES: tuple[str, ...] = tuple(
+    _required(name).__name__ for name in ("torch._tensor", "torch._lowrank", "torch._lobpcg", "torch._jit_internal", "torch.masked._ops")
+)
+
+
+def is_in_c(module: object) -> TypeGuard[types.ModuleType]:
+    """Whether `module` is a module inside torch._C."""
+    return isinstance(module, types.ModuleType) and module.__name__.startswith("torch._C.")
+
+
+# --- what intercepts calls: modes, `__torch_function__`, `__torch_dispatch__` ----------------------------------------------
+
+# How many TorchFunctionModes are entered in this thread, and how many TorchDispatchModes.
+function_modes: Callable[[], int] = _required("torch._C._len_torch_function_stack")
+dispatch_modes: Callable[[], int] = _required("torch._C._len_torch_dispatch_stack")
+function_mode_at: Callable[[int], Any] = _required("torch._C._get_function_stack_at")
+pop_function_mode: Callable[[], Any] = _required("torch._C._pop_torch_function_stack")
+push_function_mode: Callable[[Any], None] = _required("torch._C._push_on_torch_function_stack")
+function_mode_stack: Callable[[], list[Any]] = _required("torch.overrides._get_current_function_mode_stack")
+dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+# Context managers that switch interception off.
+without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
+without_torch_function_of_classes: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunctionSubclass")
+without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
+without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
+# The `__torch_function__` of a class that intercepts no call.
+no_torch_function: Any = _required("torch._C._disabled_torch_function_impl")
+if not TYPE_CHECKING:
+    TorchDispatchMode = _required("torch.utils._python_dispatch.TorchDispatchMode")
+# The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
+device_mode: types.ModuleType = _required("torch.utils._device")
+
+# Nested lists, tuples and dicts as one flat list.
+tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
+tree_unflatten: Callable[[list[Any], Any], Any] = _required("torch.utils._pytree.tree_unflatten")
+
+# --- tensors and their memory ----------------------------------------------------------------------------------------------
+
+# TensorBase's: a subclass that overrides untyped_storage() is not asked.
+storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_storage")
+
+
+def memory_of(storage: Any) -> int:
+    """What tells a storage's memory from others while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
+    return int(storage._cdata)
+
+
+# Reference counts of C++: of the storage at an address, and of a tensor.
+owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
+holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
+
+
+def _owners_of_one() -> int:
+    plain = torch.empty(1, device="cpu")
+    return owners_of_storage(memory_of(storage_of(plain)))
+
+
+# How many of a storage's owners are no tensors, once it has a Python object.
+PYTHONS_OWNERS = _owners_of_one() - 1
+# getset descriptors; torch annotates them as the values that they give
+data_of: Any = _required("torch._C.TensorBase.data")
+grad_of: Any = _required("torch._C.TensorBase.grad")
+base_of: Any = _required("torch.Tensor._base")
+# The layout (`Tensor.layout`) of oneDNN's tensors.
+MKLDNN: Any = _required("torch._mkldnn")
+
+
+class CopyOnWrite(NamedTuple):
+    """torch's copy-on-write: memory that is copied only when somebody writes to it.
+
+    `is_pending` says whether a tensor has such memory, `lazy_clone` gives it such memory, `run_graph` runs a TorchScript graph (one that
+    calls `_lazy_clone`) without releasing the GIL.
+    """
+
+    is_pending: Callable[[Tensor], bool]
+    lazy_clone: Callable[[Tensor], Tensor]
+    run_graph: Callable[..., Any]
+
+
+# None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
+_parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
+copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
+# How often torch has written to a tensor that it makes functional, as it does those of XLA; None where this torch does not tell.
+# `carry_out` has the tensor take what was written through others, which it else does when it is first read.
+_written_count_parts = [_optional(f"torch.{name}", None) for name in ("_is_functional_tensor", "_functionalize_mutation_counter", "_sync")]
+is_functional, write_count, carry_out = (None, None, None) if None in _written_count_parts else _written_count_parts
+# The keys of torch's dispatcher behind BackendSelect, which are the devices' own.
+keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
+foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
+# The number of the stream in use on a CUDA device.
+raw_cuda_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
+# Puts low-precision weights of a recurrent layer into one buffer, of which they become views; None where torch was built without it.
+flatten_cudnn_weights: Callable[..., Tensor] | None = _optional("torch._cudnn_rnn_flatten_weight", None)
+# A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
+scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
+# FBGEMM's kernels for a CPU, None where torch has none: float32 rows as bytes with a scale and an offset each, and back.
+pack_rows: Callable[[Tensor], Tensor] | None = _optional("torch.ops.quantized.embedding_bag_byte_prepack", None)
+unpack_rows: Callable[[Tensor], Tensor] = _optional("torch.ops.quantized.embedding_bag_byte_unpack", None)
+
+
+def mkldnn_supports(name: str) -> bool | None:
+    """Whether oneDNN has fast kernels for "bf16" or "fp16" on this processor, which torch asks before it calls them; None: no oneDNN."""
+    ask = _mkldnn_flags[name]
+    return None if ask is None else bool(ask())
+
+
+def x86_multiplies_bfloat16() -> bool | None:
+    """Whether this processor has avx512_bf16 or AMX; None: it is no x86 processor, or this torch does not tell."""
+    if platform.machine() not in ("x86_64", "AMD64") or None in _x86_flags:
+        return None
+    return any(ask() for ask in _x86_flags)
+
+
+_x86_flags: tuple[Any, ...] = tuple(_optional(f"torch.cpu._is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+_mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
+# The processor's flags by name, as cpuinfo has them; empty where this torch does not tell.
+cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)
+# Of each switch by which a program chooses among kernels of the CPU: a function that asks for it, and one that sets it.
+kernel_switches: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = tuple(
+    (_required(f"torch._C._get_{name}_enabled"), _required(f"torch._C._set_{put}"))
+    for name, put in (("mkldnn", "mkldnn_enabled"), ("flash_sdp", "sdp_use_flash"), ("math_sdp", "sdp_use_math"))
+)
+# Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
+tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
+
+# --- autograd --------------------------------------------------------------------------------------------------------------
+
+# The id of the backward that this thread runs, -1 for none.
+graph_task: Callable[[], int] = _required("torch._C._current_graph_task_id")
+current_node: Callable[[], Any] = _required("torch._C._current_autograd_node")
+sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr")
+functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
+is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
+# What backward() and autograd.grad() call, the engine behind it, and the class that callbacks are attached to.
+run_backward: types.FunctionType = _required("torch.autograd.graph._engine_run_backward")
+ENGINE = _place("torch.autograd.Variable._execution_engine")
+Future: type = _required("torch._C.Future")
+# Returns the (pack, unpack) hooks in force in this thread or None; with the argument True inside a trace as well. The function itself is
+# None where torch lacks it (2.7).
+saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
+are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autograd._saved_tensors_hooks_is_enabled")
+push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
+pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
+
+# What a node of autograd's graph saved, as the hook in force left it; None where torch does not tell (2.9).
+packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)
+
+
+def _nothing_kept(key: str) -> bool:
+    return False
+
+
+# Values by key that backward carries into autograd's threads: the caller's context too, but not in every release (2.11 does not).
+is_kept_in_thread: Callable[[str], bool] = _optional("torch._C._is_key_in_tls", _nothing_kept)
+kept_in_thread: Any = None if is_kept_in_thread is _nothing_kept else _required("torch._C._get_obj_in_tls")
+
+# Modules with a global variable that torch rebinds: it is read at each use.
+_forward_ad: Any = torch.autograd.forward_ad
+_required("torch.autograd.forward_ad._current_level")
+_profiler: Any = torch.autograd.profiler
+_required("torch.autograd.profiler._is_profiler_enabled")
+
+# A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
+unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
+has_storage: Callable[[Tensor], bool] = _required("torch._C._has_storage")
+hooks_with_keywords: dict[int, bool] = _optional("torch.nn.modules.module._global_forward_hooks_with_kwargs", {})  # of modules, by number
+
+
+def in_plain_autograd() -> bool:
+    """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
+    return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
+
+
+def in_no_transform() -> bool:
+    """Whether this thread is in no function transform and no forward-mode differentiation."""
+    return functorch_level() is None and _forward_ad._current_level < 0
+
+
+def is_profiled() -> bool:
+    """Whether torch.autograd.profiler is running."""
+    return bool(_profiler._is_profiler_enabled)
+
+
+# --- torch.jit -------------------------------------------------------------------------------------------------------------
+
+# An op of torch.ops with one schema, and one with several.
+OpOverload: type = _required("torch._ops.OpOverload")
+OpOverloadPacket: type = _required("torch._ops.OpOverloadPacket")
+# The modules whose code stands between a call of a tensor's method and the `__torch_function__` that it is handed to; the last is that of
+# torch.set_default_device().
+METHODS_CODE = ("torch._tensor", "torch.overrides", "torch.utils._device")
+schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
+all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
+parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")
+# The state of the torch.jit trace that this thread is making, None for none.
+trace_here: Callable[[], Any] = _required("torch._C._get_tracing_state")
+set_trace: Callable[[Any], None] = _required("torch._C._set_tracing_state")
+ScriptModule: type = _required("torch._C.ScriptModule")
+# The functions of torch.jit that trace the first function among their arguments.
+TRACERS = (
+    _place("torch._C._create_function_from_trace"),
+    _place("torch._C._create_graph_by_tracing"),
+    _place("torch._C.ScriptModule._create_method_from_trace"),
+)
+_builtins: Any = _required("torch.jit._builtins")
+# Returns the ATen name of a builtin, from a table that its first call fills.
+BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
+_required("torch.jit._builtins._builtin_table")
+
+
+def builtin_table() -> dict[int, str]:
+    """torch.jit's table: id() of a builtin → its ATen name. Empty until torch.jit first needs it."""
+    return _builtins._builtin_table or {}
+
+
+# --- torch.autocast --------------------------------------------------------------------------------------------------------
+
+is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
+is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
+# on Gaudi: whether torch.autocast is enabled for "hpu" is kept by torch itself, as for every device.
+_DEVICE_TYPES = tuple(filter(is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
+_privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_name")
+_is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
+
+
+def devices_in_autocast() -> list[str]:
+    """The device types that torch.autocast is enabled for in this thread."""
+    return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+
+
+# The function that torch.amp.custom_fwd(cast_inputs=...) casts with.
+AUTOCAST_CAST = _place("torch.amp.autocast_mode._cast")
+
+# --- torch's code around a model -------------------------------------------------------------------------------------------
+
+# In these functions nothing is cast (R15).
+AROUND_A_MODEL = (
+    _place("torch._tensor_str._str"),
+    _place("torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
+    _place("torch.utils.data._utils.worker._worker_loop"),
+    # of model.to(bfloat16): it changes dtypes on purpose
+    _place("torch.nn.Module._apply"),
+    # public, without the underscore, in later releases
+    *_places("torch.nn.utils.clip_grad._get_total_norm", "torch.nn.utils.clip_grad._clip_grads_with_norm_"),
+)
+# Wraps `step` of an optimizer's class when the first instance is made.
+STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
+
+
+def checkpoint_generator() -> Place:
+    """The place of the generator that checkpoint(use_reentrant=False) runs its function in.
+
+    Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.
+    """
+    importlib.import_module("torch.utils.checkpoint")
+    name = "torch.utils.checkpoint._checkpoint_without_reentrant_generator"
+    # torch 2.15 and later call this one; the old name only forwards to it
+    return (*_places(f"{name}_impl"), _place(name))[0]
+
+
+# --- modules that torch imports late: None or empty until something has imported them --------------------------------------
+
+
+def dynamo() -> Any:
+    """The module torch._dynamo, None until something has imported it: that takes seconds."""
+    return sys.modules.get("torch._dynamo")
+
+
+DYNAMOS_MODULES = "torch._dynamo.variables.nn_module"
+
+
+# Where the function is that calls of every module pass, after their `__call__`.
+CALL_OF_MODULES: tuple[Any, str] = (torch.nn.Module, "_call_impl")
+
+
+def tell_dynamo_of_call_impl(own: Any) -> None:
+    """Has Dynamo take `own` for torch's `_call_impl` of modules; it takes what stands there when it is imported, and skips that."""
+    for name in ("torch._dynamo.utils", DYNAMOS_MODULES):
+        module = sys.modules.get(name)
+        if hasattr(module, "unpatched_nn_module_call_impl"):
+            vars(module).update(unpatched_nn_module_call_impl=own)
+
+
+def dynamo_foldable() -> dict[Any, Any]:
+    """Dynamo's table of functions whose results it treats as constants; empty until Dynamo is imported."""
+    found: dict[Any, Any] = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})
+    return found
+
+
+def reset_dynamo() -> None:
+    """Discards torch.compile's compiled code and Dynamo's tables of functions. Does nothing until Dynamo is imported."""
+    imported = dynamo()
+    if imported is None or not hasattr(imported, "reset"):
+        return
+    compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", None)
+    if getattr(compiled, "seen", True):
+        imported.reset()
+    for module, names in _DYNAMO_TABLES.items():
+        for name in names:
+            clear = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+
+
+_DYNAMO_TABLES = {
+    "torch._dynamo.trace_rules": ("get_torch_obj_rule_map", "get_tensor_method"),
+    "torch._dynamo.variables.torch": ("get_overridable_functions", "tracing_state_functions"),
+}
+
+
+def fake_tensor_mode() -> Any:
+    """The class FakeTensorMode, None until something has imported its module."""
+    return getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
+    return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+# --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
+
+for _name in (
+    "torch.Tensor._base",
+    "torch.Tensor._version",
+    "torch.UntypedStorage._cdata",
+    "torch.nn.Module._call_impl",
+    "torch.nn.Module._compiled_call_impl",
+):
+    _required(_name)

@@ -1,0 +1,1 @@
+"""What shows, compares and searches."""

@@ -1,0 +1,57 @@
+"""The memory of one step: the allocator's peak on an accelerator, the bytes saved for backward elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...core.torch_private import is_any_autocast_enabled
+from .saved_bytes import SavedBytes
+
+PEAK = "peak memory"
+SAVED = "saved for backward"
+Meter = Callable[[Callable[[], object]], int]  # gives the bytes of a step, which it runs
+
+
+def saved_by(step: Callable[[], object], own: Iterable[torch.Tensor] = ()) -> int:
+    """The bytes that a step, which is run, saves for backward, the tensors `own` left out."""
+    with SavedBytes(own).watch() as found:
+        step()
+    return found.bytes
+
+
+def allocated(device: torch.device) -> int:
+    """The bytes that the device's allocator holds now, 0 where it has none that tells."""
+    tell = getattr(getattr(torch, device.type, None), "memory_allocated", None)
+    return 0 if tell is None else int(tell(device))
+
+
+def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> tuple[str, Meter]:
+    """Which memory is measured on this device, and how: the most that its allocator holds during a step, less the `copies` of the state
+    that are hmp's; elsewhere what a step saves for backward, the state's `own` tensors left out."""
+    module: Any = getattr(torch, device.type, None)
+
+    def peak(step: Callable[[], object]) -> int:
+        module.reset_peak_memory_stats(device)
+        step()
+        return int(module.max_memory_allocated(device)) - copies
+
+    tells = all(hasattr(module, name) for name in ("reset_peak_memory_stats", "max_memory_allocated"))
+    return (PEAK, peak) if tells else (SAVED, lambda step: saved_by(step, own))
+
+
+def enters_autocast(step: Callable[[], object]) -> bool:
+    """Whether the step, which is run, saves a tensor for backward while torch.autocast is enabled."""
+    found = False
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal found
+        found = found or is_any_autocast_enabled()
+        return tensor.detach()  # an op's result would hold the op's node, and nothing would free the two
+
+    with saved_tensors_hooks(look, lambda tensor: tensor):
+        step()
+    return found

@@ -1,0 +1,87 @@
+"""What a benchmark found: one Row for each policy, as values, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.formatting import json_values, json_written, versioned
+from ...errors import HmpError
+from ..printers import printer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy. What could not be measured is None.
+
+    `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in
+    seconds. `ratio` is the median, over the rounds, of a sample divided by the baseline's sample of the same round. `memory` is in
+    bytes; `first_loss` and `last_loss` are those of the first and the last step of the first sample; `loss_change` is how far the
+    last loss moved between the rounds, which all did the same. `error` is what the step raised, if it did.
+    """
+
+    name: str
+    description: str
+    seconds: float | None = None
+    spread: float | None = None
+    ratio: float | None = None
+    memory: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    loss_change: float | None = None
+    error: str | None = None
+    samples: tuple[float, ...] = ()
+
+
+class StepError(HmpError):
+    """The step failed under every policy; `__cause__` is what it raised under the first."""
+
+
+@dataclass(frozen=True, repr=False)
+class Benchmark:
+    """The rows in the order of the policies, and how they came about: `print(...)` shows a table, `result["habana"]` is a Row.
+
+    `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
+    then `steps` timed ones. `losses_compare` is whether every sample started from the same state. `memory_kind` says which memory.
+    """
+
+    rows: tuple[Row, ...]
+    baseline: str
+    rounds: int
+    untimed_steps: int
+    steps: int
+    seed: int
+    losses_compare: bool
+    memory_kind: str
+    device: str
+    torch: str
+    threads: int
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"no policy {name!r} was benchmarked; there are {', '.join(row.name for row in self.rows)}")
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return str(printer("Benchmark.__str__")(self))
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
+        values: dict[str, Any] = json_values(versioned(asdict(self)))
+        return values
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` into the file `path`, which is returned."""
+        return json_written(path, self.to_dict)

@@ -1,0 +1,203 @@
+"""The benchmark itself: arguments are checked, samples collected, rows made of them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.active import disable_casts
+from ...core.convert import any_applied, is_in_place
+from ...core.policy import Policy
+from ...core.torch_private import is_any_autocast_enabled
+from ...errors import HmpError
+from ..diagnostics import check_there, device_of
+from .memory import SAVED, allocated, meter
+from .result import Benchmark, Row, StepError
+from .sampling import MIN_ROUNDS, Sampler, Samples, described
+from .snapshot import Snapshot, random_state_kept
+from .timing import ratios
+from .variants import FLOAT32, default_names, variants
+
+# Two runs of one step from one state differ by less, also where a device adds in no fixed order.
+_SAME_LOSS = 1e-3
+
+
+def run(  # noqa: PLR0913
+    step: Callable[[], Any],
+    policies: Iterable[str | Path | Policy] | None,
+    *,
+    model: torch.nn.Module | None,
+    optimizer: Any,
+    state: Any,
+    reset: Callable[[], object] | None,
+    seconds: float,
+    rounds: int | None,
+    steps: int | None,
+    warmup: int,
+    seed: int,
+    device: str | torch.device | None,
+    progress: bool | None,
+) -> Benchmark:
+    """What `hmp.benchmark()` returns."""
+    _check_step(step)
+    _check_numbers(seconds, rounds=rounds, steps=steps, warmup=warmup)
+    _check_surroundings()
+    where = _device(device, model)
+    untouched = not is_in_place()
+    with disable_casts(), random_state_kept(where):
+        compared = variants(default_names(where) if policies is None else policies, where, model)
+        before = allocated(where)
+        snapshot = Snapshot(model, optimizer, state, reset)
+        memory_kind, measure = meter(where, snapshot.tensors, allocated(where) - before)
+        say = _progress(progress)
+        sampler = Sampler(step, snapshot, measure, where, seed, warmup, steps, untouched, say)
+        try:
+            collected = sampler.collect(compared, seconds, rounds)
+        finally:
+            say("")
+            snapshot.restore()
+    failures = [samples.failure for samples in collected if samples.failure is not None]
+    if len(failures) == len(collected):
+        raise StepError(
+            f"the step failed under every policy; under {collected[0].variant.name!r} with {described(failures[0])}. "
+            "Make it run once by itself first"
+        ) from failures[0]
+    baseline = _baseline(collected)
+    return Benchmark(
+        rows=tuple(_row(samples, baseline) for samples in collected),
+        baseline=baseline.variant.name,
+        rounds=len(baseline.seconds),
+        untimed_steps=sampler.untimed_steps,
+        steps=sampler.steps or 0,
+        seed=seed,
+        losses_compare=snapshot.given,
+        memory_kind=memory_kind,
+        device=_device_name(where),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        notes=tuple(_notes(collected, snapshot.given, memory_kind, untouched)),
+    )
+
+
+def _check_step(step: Any) -> None:
+    if not callable(step):
+        raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
+    if error := misfit(step, 0):
+        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)")
+
+
+def misfit(function: Callable[..., Any], arguments: int) -> str:
+    """Why a function cannot be called with so many arguments; "" where it can, and for one written in C, of which nobody can tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _check_numbers(seconds: float, **counts: int | None) -> None:
+    if not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
+        raise HmpError(f"seconds={seconds!r} is no time; give a positive number")
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise HmpError(f"{name}={count!r} is no count; give 1 or more")
+
+
+def _check_surroundings() -> None:
+    if is_any_autocast_enabled():
+        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
+    if any_applied():
+        raise HmpError(
+            "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
+            "call hmp.remove(model) or hmp.revert() first"
+        )
+
+
+def _device(given: Any, model: Any) -> torch.device:
+    if given is not None:
+        device = device_of(given)
+        check_there(device, f"device={given!r}")
+        return device
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
+    first = next(parameters, None)
+    if first is not None:
+        return torch.device(first.device)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def _device_name(device: torch.device) -> str:
+    name = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return device.type if name is None or device.type == "cpu" else f"{device.type} ({name(device)})"
+
+
+def _progress(wanted: bool | None) -> Callable[[str], None]:
+    """Shows a text in the last line of a terminal, in place of the text before."""
+    if wanted is None:
+        wanted = sys.stderr is not None and sys.stderr.isatty()
+    if not wanted:
+        return lambda text: None
+    return lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _baseline(collected: list[Samples]) -> Samples:
+    done = [samples for samples in collected if samples.failure is None]
+    return next((samples for samples in done if samples.variant.name == FLOAT32), done[0])
+
+
+def _row(samples: Samples, baseline: Samples) -> Row:
+    variant, seconds = samples.variant, samples.seconds
+    error = None if samples.failure is None else described(samples.failure)
+    if not seconds:
+        return Row(variant.name, variant.description, memory=samples.memory, error=error)
+    first, last = samples.losses[0]
+    lasts = [loss for _, loss in samples.losses if loss is not None]
+    quarters = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) >= MIN_ROUNDS else None
+    return Row(
+        name=variant.name,
+        description=variant.description,
+        seconds=statistics.median(seconds),
+        spread=None if quarters is None else quarters[2] - quarters[0],
+        ratio=statistics.median(ratios(seconds, baseline.seconds)),
+        memory=samples.memory,
+        first_loss=first,
+        last_loss=last,
+        loss_change=max(lasts) - min(lasts) if lasts else None,
+        error=error,
+        samples=tuple(seconds),
+    )
+
+
+def _notes(collected: list[Samples], restored: bool, memory: str, untouched: bool) -> list[str]:
+    notes = []
+    if memory == SAVED:
+        notes.append("Saved for backward: what one forward pass keeps, each storage once, parameters left out.")
+    if not restored:
+        notes.append("Losses are not compared: each policy trained on from where the one before it stopped. Give model= and optimizer=.")
+    if not untouched:
+        notes.append(
+            "hmp was in use before: its wrappers stood in torch's places in every row. For torch's own times call hmp.revert() first."
+        )
+    for samples in collected:
+        notes += [note for note in samples.notes if note not in notes]
+        name, lasts = samples.variant.name, [loss for _, loss in samples.losses if loss is not None]
+        bad = next((loss for pair in samples.losses for loss in pair if loss is not None and not math.isfinite(loss)), None)
+        if bad is not None:
+            notes.append(f"{name}: the loss became {bad}.")
+        elif restored and lasts and max(lasts) - min(lasts) > _SAME_LOSS * max(map(abs, lasts)):
+            notes.append(
+                f"{name}: the same steps ended at losses from {min(lasts):.5g} to {max(lasts):.5g}. The step has state that was not "
+                "given (model=, optimizer=, state=), or other batches each time (reset=); smaller differences of losses mean nothing."
+            )
+    return notes

@@ -1,0 +1,151 @@
+"""Samples: the step run under each variant in turn, in interleaved rounds."""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...core.convert import is_in_place, revert
+from . import timing
+from .memory import Meter, enters_autocast
+from .snapshot import Snapshot, seed_all
+from .variants import FLOAT32, Variant
+
+MIN_ROUNDS = 3  # fewer have no spread
+_SAMPLE_SECONDS = 0.2
+_SLOW_SECONDS = 1.0  # a first step as slow as this is not repeated to find out how many fill a sample: one does
+_MOST_STEPS = 10_000
+
+
+@dataclass
+class Samples:
+    """What one variant has shown so far: seconds a step and (first, last) loss of each sample."""
+
+    variant: Variant
+    seconds: list[float] = field(default_factory=list)
+    losses: list[tuple[float | None, float | None]] = field(default_factory=list)
+    memory: int | None = None
+    failure: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Sampler:
+    """Runs `step`; `steps` are the timed steps of a sample, None until they are calibrated."""
+
+    step: Callable[[], Any]
+    snapshot: Snapshot
+    measure: Meter
+    device: torch.device
+    seed: int
+    warmup: int
+    steps: int | None
+    untouched: bool  # whether hmp had patched nothing before
+    say: Callable[[str], None]
+
+    def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
+        """The samples of every variant: `rounds` rounds, or as many as fit into `seconds` with the preparation."""
+        start = timing.clock()
+        collected = [Samples(variant) for variant in variants]
+        step_seconds = [took for samples in collected if (took := self._prepare(samples)) is not None]
+        if self.steps is None and step_seconds:
+            self.steps = min(max(math.ceil(_SAMPLE_SECONDS / max(min(step_seconds), 1e-9)), 1), _MOST_STEPS)
+        done, longest = 0, 0.0
+        while any(samples.failure is None for samples in collected):
+            before = timing.clock()
+            if done == rounds if rounds is not None else done >= MIN_ROUNDS and before - start + longest > seconds:
+                break
+            for samples in timing.in_turns(collected, done):
+                if samples.failure is None:
+                    self.say(f"round {done + 1}: {samples.variant.name}")
+                    self._sample(samples)
+            done, longest = done + 1, max(longest, timing.clock() - before)
+        return collected
+
+    @property
+    def untimed_steps(self) -> int:
+        """The steps that a sample begins with."""
+        return max(self.warmup, (self.steps or 0) // 10)
+
+    def _prepare(self, samples: Samples) -> float | None:
+        """Measures memory, and returns the seconds that a step takes about; None where it fails."""
+        variant = samples.variant
+        self.say(f"preparing: {variant.name}")
+        with self._from_the_start(samples):
+            took = max(self._timed(variant, 1)[0] for _ in range(self.warmup))
+            if self.steps is None and took < _SLOW_SECONDS:
+                took, count = self._timed(variant, 1)[0], 1
+                while took * count < _SAMPLE_SECONDS / 4 and count < _MOST_STEPS:
+                    count *= 2
+                    took, _ = self._timed(variant, count)
+        if samples.failure is not None:
+            return None
+        self._look(samples)
+        return took
+
+    def _look(self, samples: Samples) -> None:
+        """One or two more steps, watched; a step that does not stand being watched is said to have no memory."""
+        watched = Samples(samples.variant)
+        with self._from_the_start(watched):
+            self._once(samples.variant)
+            samples.memory = self.measure(lambda: self._once(samples.variant))
+            if samples.variant.name == FLOAT32:
+                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None
+                if culprit is not None:
+                    samples.notes.append(f"The step puts {culprit} in force by itself, which is so in every row. Take it out of the step.")
+        if watched.failure is not None:
+            samples.notes.append(f"{samples.variant.name}: memory could not be measured, {described(watched.failure)}")
+
+    def _sample(self, samples: Samples) -> None:
+        assert self.steps is not None
+        with self._from_the_start(samples):
+            first = loss_of(self._once(samples.variant))
+            for _ in range(self.untimed_steps - 1):
+                self._once(samples.variant)
+            seconds, result = self._timed(samples.variant, self.steps)
+            samples.seconds.append(seconds)
+            samples.losses.append((first, loss_of(result)))
+
+    def _once(self, variant: Variant) -> Any:
+        with variant.around_step():
+            return self.step()
+
+    def _timed(self, variant: Variant, count: int) -> tuple[float, Any]:
+        """The seconds a step, over `count` steps, and what the last one returned."""
+        return timing.seconds_of(functools.partial(self._once, variant), count, self.device)
+
+    @contextmanager
+    def _from_the_start(self, samples: Samples) -> Iterator[None]:
+        """A region that begins with the state restored; what fails in it becomes the failure of `samples`."""
+        self.snapshot.restore()
+        seed_all(self.seed)
+        try:
+            with samples.variant.around_sample():
+                yield
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
+            samples.failure = error
+        finally:
+            if self.untouched:
+                revert()  # what the step itself may have put in place
+
+
+def loss_of(result: Any) -> float | None:
+    """The loss that a step returned, None where it returned something else."""
+    if isinstance(result, torch.Tensor):
+        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
+    return float(result) if isinstance(result, numbers.Real) else None
+
+
+def described(error: BaseException) -> str:
+    """The error's type and the first line of its message."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

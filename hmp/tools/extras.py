@@ -1,0 +1,63 @@
+"""What each extra brings: whether it is installed, new enough and importable, in a sentence that says which."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from collections.abc import Iterator
+
+from ..errors import to_install
+
+# Extra → what it brings, as it is imported, and the oldest release that will do ("" for any). pyproject.toml says the same.
+EXTRAS = {
+    "report": {"jinja2": "3.1", "matplotlib": "3.8"},
+    "demo": {"sklearn": "1.3", "numpy": ""},
+    "tune": {"tqdm": "4.64"},
+    "capture": {"safetensors": "0.4.5", "numpy": ""},
+    "weights": {"safetensors": "0.4.5", "rich": "13"},
+    "lightning": {"lightning": "1.8"},
+    "transformers": {"transformers": "4.25.1", "accelerate": "0.15"},
+}
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where it is not the name of the import
+
+
+def lacking(extra: str, *packages: str) -> str:
+    """What of an extra, or of those packages of it, is not installed or too old, as words behind "needs"; "" where all is well."""
+    oldest = EXTRAS[extra]
+    absent = [name for name in packages or oldest if importlib.util.find_spec(name) is None]
+    old = [too_old(name, oldest[name]) for name in packages or oldest if name not in absent]
+    return "; ".join(filter(None, [", ".join([*absent, "not installed here"]) if absent else "", *old]))
+
+
+def too_old(package: str, oldest: str) -> str:
+    """Which release of an installed package is needed and which there is, as words behind "needs"; "" where it will do."""
+    there = _release(package)
+    return f"{package} {oldest} or later, and {there} is installed" if there and _numbers(there) < _numbers(oldest) else ""
+
+
+@contextlib.contextmanager
+def needed(who_needs: str, extra: str, *packages: str) -> Iterator[None]:
+    """Imports these packages of an extra, within. ImportError where one is not installed, too old, or does not import: it says which."""
+    if lacks := lacking(extra, *packages):
+        raise ImportError(f"{who_needs} {lacks}: {to_install(extra)}")
+    try:
+        yield
+    except ImportError as error:
+        there = " and ".join(f"{name} {_release(name)}".strip() for name in packages)
+        raise ImportError(f"{who_needs} {there}, which is installed and does not import here: {error}") from error
+
+
+def _release(package: str) -> str:
+    """The release that is installed; "" for what no installer put there."""
+    from importlib import metadata  # slow to import
+
+    try:
+        return metadata.version(_DISTRIBUTIONS.get(package, package))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _numbers(release: str) -> list[int]:
+    """4, 25, 1 of `4.25.1.dev0`."""
+    return [int(each) for each in re.findall(r"\d+", re.match(r"[\d.]*", release)[0])]  # type: ignore[index]  # it matches any text

@@ -1,0 +1,201 @@
+"""Compares each call that is recorded with the line of its list: what it asks for, what ran, and who made the difference."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...core import fork_safe
+from ...core.active import CompiledPolicy, Off, state
+from ...core.casting import castable, each_castable, each_tensor
+from ...core.formatting import dtype_name
+from ...core.observing import PACKAGES, Modules
+from ...core.policy import Listed, ListEntry, Policy
+from ...core.rules import OpRule, rules
+from ..diagnostics import Overrider, overriding
+from .bounded_places import BoundedPlaces
+from .violations import Violation, together
+
+_LOW = frozenset(("bfloat16", "float16"))
+_CASTS = frozenset(("to", "type", "type_as", "bfloat16", "half"))
+_WIDE = (torch.float64, torch.complex64, torch.complex128)
+_LEFT = Overrider("torch", "torch itself, to which hmp left the call")
+Given = tuple[Any, ...]  # the arguments of a call
+
+
+class RoundedBefore:
+    """Which inputs of a recorded op were rounded by somebody else than hmp.
+
+    Until an op has first made a low dtype of float32, every tensor in a low dtype came so. From then on such a tensor may be of hmp's
+    making; what a module's hook or a wrapper around a model (FSDP2, DeepSpeed) casts is not, and is noted.
+    """
+
+    def __init__(self) -> None:
+        self._any_by_hmp = False
+        self._others = WeakTensorKeyDictionary()
+
+    def notice(self, given: tuple[Any, ...], result: Any) -> None:
+        """Note a call that hmp decided."""
+        if not self._any_by_hmp and _is_any_low(result):
+            self._any_by_hmp = any(tensor.dtype is torch.float32 for tensor in each_castable(given))
+
+    def notice_cast(self, name: str, given: tuple[Any, ...], result: Any) -> None:
+        """Note a call of torch's function `name` where no list decides."""
+        is_cast = name in _CASTS and given and _is_any_low(result) and castable(given[0]) and given[0].dtype is torch.float32
+        if is_cast and overriding.is_around_a_forward():
+            self._others[result] = True
+
+    def before(self, given: tuple[Any, ...], result: Any) -> tuple[str, str]:
+        """The low dtype that a weight or an input of the call came in, and which of them it was in words; "" for none."""
+        results = list(each_tensor((result,)))
+        lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
+        for tensor in lows:
+            if isinstance(tensor, torch.nn.Parameter):
+                return dtype_name(tensor.dtype), f"a weight that is stored in {dtype_name(tensor.dtype)}"
+        for tensor in lows:
+            if tensor in self._others:
+                return dtype_name(tensor.dtype), f"a hook or a wrapper that casts its input to {dtype_name(tensor.dtype)}"
+            if not self._any_by_hmp:
+                return dtype_name(tensor.dtype), f"an input that came in {dtype_name(tensor.dtype)}"
+        return "", ""
+
+
+def _is_any_low(result: Any) -> bool:
+    return any(dtype_name(tensor.dtype) in _LOW for tensor in each_castable((result,)))
+
+
+class LastWord:
+    """Notes the calls that ran otherwise than the BF16, FP32 or FP8 list says; in any thread.
+
+    A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
+    """
+
+    def __init__(self, modules: Modules, places: BoundedPlaces) -> None:
+        self._modules = modules
+        self._places = places
+        self._lock = fork_safe.RLock()
+        self._counts: dict[Violation, int] = {}
+        self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
+        self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self.rounded = RoundedBefore()
+        self._parts = overriding.AppliedParts()
+        self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
+
+    def found(self) -> list[Violation]:
+        """What was noted so far, most calls first."""
+        with self._lock:
+            return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
+
+    def decided(
+        self, here: CompiledPolicy | Off, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
+    ) -> None:
+        """A call of an op that hmp decided by `rule`, which computed in the dtypes `got`, in float32 where it `lacked` a kernel."""
+        policy, given_by_user = here.policy, here.user_policy
+        if given_by_user is not None and id(given_by_user) not in self._outside:
+            self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
+        if policy is not None and rule.kind.is_list:
+            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
+            self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
+            if rule.kind is rules.FP32_LIST:
+                self._look_at_inputs(policy, rule.op, given, result)
+        self.rounded.notice(given, result)
+
+    def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
+        """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
+        low, words = self.rounded.before(given, result)
+        entry = self._entry(policy, op) if low else None
+        if entry is not None and entry.cast == "fp32":
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded before", words))
+
+    def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
+        """A call of torch's own function by a name that Python code took before."""
+        self._check(policy, op, got, Overrider("past hmp", "a name that was taken before hmp patched torch"), given, result)
+
+    def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no casts are in force."""
+        if not state.current_state().disabled:
+            self._outside_of_calls(op, got, given, result)
+            return
+        overrider = overriding.in_place_of_casts()
+        if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
+            return
+        policy = overriding.overridden(self._modules.running)
+        if policy is not None:
+            self._check(policy, op, got, overrider, given, result)
+        elif overrider.kind == "backward" and self._outside:
+            # backward is called outside of the model's calls, after them: of several policies it may have been any
+            found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
+            violated = [each for each in found if each is not None]
+            if len(violated) == len(found):
+                self._note(op, *violated[0], got, overrider)
+
+    def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
+        running = self._modules.running
+        found = self._parts.model_of(running) if running else None
+        if found is not None:
+            model, policy = found
+            self._check(policy, op, got, overriding.outside_of(model), given, result)
+
+    def _is_torchs(self) -> bool:
+        """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+            if frame.f_code in self.runs_backward:
+                return True
+            frame = frame.f_back
+        return False
+
+    def begin_backward(self) -> None:
+        """A call of backward(): inside a region of torch.autocast it is cast in, too."""
+        region = overriding.over_casts()
+        if region is not None and self._listed:
+            self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
+
+    def _check(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
+        found = self._violated(policy, op, got, overrider, given, result)
+        if found is not None:
+            self._note(op, *found, got, overrider)
+
+    def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
+        """The line that the call did not follow, and the dtype that it asks for; None where there is none."""
+        entry = self._entry(policy, op)
+        if entry is None or entry.cast == "promote" or not got:
+            return None
+        wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
+        dtypes = got.split(", ")
+        if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
+            return None  # torch.autocast decides inside the op
+        if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
+            return None
+        tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
+        if any(tensor.dtype in _WIDE for tensor in tensors):
+            return None  # left to torch
+        if any(each is tensor for each in results for tensor in tensors):
+            return None  # in place and out=: the first input's dtype counts (R5, R6)
+        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
+            return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
+        return entry.source, dtype_name(wanted)
+
+    def _entry(self, policy: Policy, op: str) -> ListEntry | None:
+        known = self._listed.get(id(policy))
+        if known is None:
+            known = self._listed[id(policy)] = policy, functools.cache(Listed(policy).entry)
+        return known[1](op)
+
+    def _note(self, op: str, source: str, wanted: str, got: str, overrider: Overrider) -> None:
+        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._places.here())
+        with self._lock:
+            self._counts[violation] = self._counts.get(violation, 0) + 1
+
+
+def _is_asked(given: tuple[Any, ...]) -> bool:
+    """Whether `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
+    return any(type(value) is torch.dtype and value.is_floating_point for value in given)

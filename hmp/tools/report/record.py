@@ -1,0 +1,46 @@
+"""record(): a report of what runs in which precision, for as long as its `with` lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...core import low_kernels
+from ...core.active import state
+from ...core.convert import observed_by
+from ...core.formatting import dtype_name, provenance
+from ...core.uncompiled import running_uncompiled
+from .recorder import Recorder, Unlisted
+from .report import Report
+
+
+@contextmanager
+def record(*, synchronize: bool = False) -> Iterator[Report]:
+    """`with hmp.record() as report:` notes every op that hmp decides, in every thread, and in this one what no list decides.
+
+    The report can be read inside as well as after, and keeps what was noted when an exception leaves the region. Recordings nest; each
+    has its own report. Nothing is observed outside: the functions that note are installed for the time of the recording. With
+    `synchronize` the accelerator is waited for around each op and cast, so that times are those of its kernels; otherwise they are what
+    the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
+    """
+    recorder = Recorder(synchronize)
+    in_float32 = {dtype_name(dtype): low_kernels.why(dtype) for dtype in low_kernels.computed_in_float32()}
+    report = Report((), (), (), (), device=_device(), in_float32=in_float32, **provenance())
+    report._recorder = recorder
+    try:
+        with running_uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
+            state.around_backward.append(unlisted.in_backward)
+            try:
+                yield report
+            finally:
+                state.around_backward.remove(unlisted.in_backward)
+    finally:
+        report._end()
+
+
+def _device() -> str:
+    # without asking, a torch that was built for CUDA names it where there is none
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if accelerator is None else accelerator.type

@@ -1,0 +1,168 @@
+"""The folder of a search: list files in which each name has its reason beside it, and tune.json."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ...core.formatting import count, dtype_name
+from ...core.policy import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
+from ...errors import HmpError
+from .reasons import Reason, gain, percent, reason, reason_packed
+from .result import TuneResult, Unit
+
+JSON_FILE = "tune.json"
+_WIDEST = 40  # names beyond it do not push all other comments to the right
+
+
+def write(result: TuneResult, folder: Path) -> Path:
+    """`folder` with the lists of `result`, so that Policy.load(folder) is its policy, and tune.json; what was there is replaced whole.
+
+    HmpError where that cannot be written.
+    """
+    lists = list_files(result)
+    staged = {folder / f".{name}.part": folder / name for name in (*lists, JSON_FILE)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for part, target in staged.items():
+                if target.name == JSON_FILE:
+                    result.to_json(part)
+                else:
+                    part.write_text(lists[target.name], encoding="utf-8")
+            _put(staged, [folder / name for name in OPTIONAL_FILES if name not in lists])
+        finally:
+            for part in staged:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise HmpError(f"{folder}: the lists cannot be written: {error.strerror or error}; name a folder that can be written to") from error
+    return folder
+
+
+def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
+    """Moves all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
+    try:
+        for part, target in staged.items():
+            os.replace(part, target)
+    finally:
+        for part, target in staged.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(part, target)
+        for file in stale:
+            file.unlink(missing_ok=True)
+
+
+def list_files(result: TuneResult) -> dict[str, str]:
+    """The text of each list file of the policy that was chosen, by the file's name."""
+    lines = list_lines(result)
+    files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in result.policy.lists}
+    return files | word_files(result.policy.to_dict())
+
+
+def _heading(result: TuneResult, cast: ListName) -> str:
+    """What holds for the whole list, as comments."""
+    low = dtype_name(result.policy.dtype)
+    said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
+    said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
+    ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose tensors for backward are packed ({result.policy.saved_recipe})"
+    best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
+    found = [f"loss {percent(best.loss_change)}"]
+    if best.metric_change is not None:
+        found.append(f"metric {percent(-best.metric_change)}")
+    if best.ratio is not None:
+        found.append(f"{best.ratio:.2f} of the time")
+    base = result.trials[0].saved_bytes if result.trials else 0
+    if base:
+        found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
+    steps = f", {count(result.steps, 'step')}" if result.steps else ""
+    moved = ", then moved products to FP8" if best.fp8 else ""
+    if cast == "fp8":
+        found.append(f"{result.share_in_fp8:.0%} of the products' work in FP8")
+    heading = (
+        f"{ops}; written by hmp tune, which made {objective} small{moved}.",
+        f"Tolerance: {str(result.tolerance) or 'none'}.",
+        f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
+        f"Behind each name: {_columns(result, cast)}.",
+    )
+    return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
+
+
+def _columns(result: TuneResult, cast: ListName) -> str:
+    """What the columns of the comments are."""
+    if cast == "saved":
+        return "bytes of a step before and after | relative error | reason"
+    gained = "bytes fewer" if result.objective == "memory" else "time less"
+    return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low dtype'} | change of the loss | reason"
+
+
+def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:
+    width = max((len(name) for name, _ in lines if len(name) <= _WIDEST), default=0)
+    return "".join(f"{name:<{width}}  # {' '.join(str(reason).split())}\n" for name, reason in lines)
+
+
+def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
+    """By list: each name as it is spelled and the reason beside it, what was decided first and what gains most before all."""
+    belongs = units_by_line(result)
+    found: dict[ListName, list[tuple[str, Reason]]] = {}
+    for cast in _of_casts(result):
+        names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
+        names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
+        found[cast] = [(name, _reason(cast, name, belongs.get((cast, name), []), result)) for name in names]
+    if "saved" in result.policy.lists:
+        found["saved"] = [(name, reason_packed(name, result)) for name in result.policy.entries("saved")]
+    return found
+
+
+def _of_casts(result: TuneResult) -> list[ListName]:
+    """The lists that say what ops run in."""
+    return [cast for cast in result.policy.lists if cast != "saved"]
+
+
+def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, bool, float, str]:
+    return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
+
+
+def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
+    """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
+    ops: dict[str, tuple[ListName, str]] = {}
+    for cast in _of_casts(result):
+        names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
+        names |= {name: name for name in getattr(result.policy, cast)}
+        for op, name in names.items():
+            ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
+    found: dict[tuple[ListName, str], list[Unit]] = {}
+    for unit in result.units:
+        rule = _scoped(unit, [rule for rule in result.policy.scoped if rule.cast != "saved"])
+        place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
+        if place is not None:
+            found.setdefault(place, []).append(unit)
+    return found
+
+
+def list_by_unit(result: TuneResult) -> dict[str, ListName]:
+    """The list that decides each unit, by the unit's name; units of no list are left out."""
+    return {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
+
+
+def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
+    """The scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
+    parts = (unit.module or "").split(".")
+    for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
+        matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]
+        if matching:
+            return max(matching, key=lambda rule: exactness(str(rule.scope)))
+    return None
+
+
+def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> Reason:
+    if name == EVERY_OP:
+        return Reason(why="every op that no list names")
+    if result.best.low is None:
+        return reason("bf16", units, result)._replace(why=f"as in {result.best.name}")
+    taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
+    if not units:
+        return Reason(why=f"not decided; as in {taken}")
+    return reason(cast, units, result) if cast in ("fp8", "bf16", "fp32") else Reason(why=f"as in {taken}")

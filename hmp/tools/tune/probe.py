@@ -1,0 +1,371 @@
+"""What each op of a step costs in float32 and in the low dtype, and what its rounding does to the loss: one watched step in float32.
+
+An observer stands around every decided op of a step that runs in float32. At each call it also runs the op in the low dtype on the
+same inputs: the difference, times the gradient that backward brings, is the first-order change of the loss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...core.active import disable_casts
+from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
+from ...core.convert import Observer, Op, OpRule, observed_by, op_wrap
+from ...core.fp8 import PRODUCTS, RECIPES, why_not
+from ...core.observing import Modules
+from ...core.policy import plain_path
+from ...core.rules import rules, writes
+from ...core.torch_private import functorch_level
+from ...core.uncompiled import running_uncompiled
+from ..benchmark.memory import saved_by
+from ..benchmark.snapshot import random_state_kept
+from ..benchmark.timing import least_seconds
+from .decisions import Decisions, Key
+from .task import Task
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_REPEATS = 5
+
+
+@dataclass
+class Rounding:
+    """What running in one dtype does to a unit's results, and so to the loss: sums over its calls. `unseen`: of some nothing is known."""
+
+    errors: float = 0.0
+    norms: float = 0.0
+    loss_change: float = 0.0
+    loss_variance: float = 0.0
+    has_gradient: bool = False
+    cannot: str = ""
+    unseen: bool = False
+
+    @property
+    def error(self) -> float:
+        """The relative error of all calls together."""
+        return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
+
+    def sensitivity(self, loss: float) -> float | None:
+        """The relative change of the loss; None where no gradient came back to tell."""
+        if self.cannot:
+            return math.inf
+        if not self.has_gradient:
+            return None if self.errors or self.unseen else 0.0
+        return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
+
+    def note(self, got: Tensor, wanted: Tensor) -> list[Any]:
+        """Adds the error of one result beside float32's. Gives the hooks hung on the latter for what the error does to the loss."""
+        if not wanted.is_floating_point() or wanted.layout is not torch.strided:
+            return []
+        reference = wanted.detach()
+        error = got.to(torch.float32) - reference
+        finite = torch.isfinite(reference)
+        if not bool(torch.isfinite(error)[finite].all()):
+            self.cannot = "gives NaN or Inf"
+            return []
+        error = torch.where(finite, error, 0.0)
+        self.errors += float(error.double().square().sum())
+        self.norms += float(torch.where(finite, reference, 0.0).double().square().sum())
+        return [wanted.register_hook(self._first_order(error))] if wanted.requires_grad else []
+
+    def _first_order(self, error: Tensor) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            with disable_casts(), torch.no_grad():
+                product = gradient.to(torch.float32) * error
+                self.has_gradient = True
+                self.loss_change += float(product.double().sum())
+                self.loss_variance += float(product.double().square().sum())
+
+        return hook
+
+
+@dataclass
+class Measured:
+    """Sums over the calls of one unit in a step; `work` is floating-point operations of its products, `work_fp8` of those FP8 can take."""
+
+    calls: int = 0
+    low: Rounding = field(default_factory=Rounding)
+    fp8: Rounding = field(default_factory=Rounding)
+    seconds_float32: float = 0.0
+    seconds_low: float = 0.0
+    cast_seconds: float = 0.0
+    saved_bytes: int = 0
+    work: int = 0
+    work_fp8: int = 0
+
+
+@dataclass
+class Measurements:
+    """What a watched step gave: the loss, and the measurements of each unit."""
+
+    units: dict[Key, Measured] = field(default_factory=dict)
+    loss: float = 0.0
+
+
+def probe(task: Task, decisions: Decisions) -> Measurements:
+    """The measurements of one step on the first batch, from the task's state. The step's results are float32's."""
+    task.from_the_start()
+    probing = Probe(task, decisions)
+    policy = decisions.policy(())
+    try:
+        with running_uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
+            loss = task.loss(task.batches[0])
+            probing.measurements.loss = float(loss.detach())
+            if loss.requires_grad:
+                loss.backward()
+    finally:
+        for hook in probing.hooks:
+            hook.remove()  # what an op gives may be a parameter itself, which would keep it
+    return probing.measurements
+
+
+class _Casts(Observer):
+    """Notes which tensors are cast."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Tensor] = {}  # holds them, so that no other gets the same id
+
+    def clear(self) -> None:
+        self.seen.clear()
+
+    def casting(self, caster: Caster) -> Caster:
+        def noting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            if tensor.dtype is not dtype:
+                self.seen[id(tensor)] = tensor
+            return caster(tensor, dtype)
+
+        return noting
+
+
+@dataclass
+class _Op:
+    """A function of torch, as the probe calls it: in float32, in the low dtype, that once more so that its casts are noted, and in FP8
+    where it is a product and FP8 a level."""
+
+    name: str
+    rule: OpRule
+    full: Op
+    low: Op
+    casts: _Casts
+    telling: Op
+    fp8: Op | None
+
+
+class Probe(Observer):
+    """The observer. Calls of other threads than its own, and of ops inside ops, go on unwatched."""
+
+    def __init__(self, task: Task, decisions: Decisions) -> None:
+        self.measurements = Measurements()
+        self.modules = Modules()
+        self._task = task
+        self._decisions = decisions
+        self._paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
+        self.hooks: list[Any] = []
+        self._op: Op | None = None
+        self._busy = False
+        self._thread = threading.get_ident()
+        self._timed: dict[Any, tuple[float, float, int]] = {}
+        self._cast_seconds: dict[int, float] = {}
+
+    def calling(self, op: Op, rule: OpRule) -> Op:
+        """`op` itself; `around` is told of its wrapper next."""
+        self._op = op
+        return op
+
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
+        """`wrapper`, beside which the op runs in both dtypes."""
+        inner, decided = self._op, self._decisions.op_of(rule.op)
+        if rule.kind is not rules.FP32_LIST or inner is None or decided is None:
+            return wrapper
+        op = self._in_each_dtype(decided, rule, wrapper, inner)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._busy or threading.get_ident() != self._thread or writes(args, kwargs, rule):
+                return wrapper(*args, **kwargs)
+            if functorch_level() is not None:
+                measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
+                measured.calls, measured.low.unseen = measured.calls + 1, True
+                return wrapper(*args, **kwargs)
+            self._busy = True
+            try:
+                with disable_casts():
+                    call = _as_given(args, kwargs)
+                    draws = self._draws()
+                    result = wrapper(*args, **kwargs)
+                    self._measure(op, call, result, not torch.equal(draws, self._draws()))
+                return result
+            finally:
+                self._busy = False
+
+        return watched
+
+    def _in_each_dtype(self, name: str, rule: OpRule, wrapper: Op, inner: Op) -> _Op:
+        casts, in_low = _Casts(), rule._replace(kind=rules.BF16_LIST)
+        fp8 = None
+        if self._decisions.in_fp8 and rule.op in PRODUCTS:
+            start = self._decisions.start
+            fp8 = op_wrap(inner, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
+        return _Op(name, rule, wrapper, op_wrap(inner, in_low), casts, op_wrap(inner, in_low, casts), fp8)
+
+    def _draws(self) -> Tensor:
+        """The state of the random numbers that the op may draw."""
+        if self._task.device.type == "cpu":
+            return torch.get_rng_state()
+        found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
+        return found
+
+    def _unit(self, op: _Op) -> Measured:
+        key = self._decisions.key(op.name, self._paths.get(id(self.modules.innermost), ""))
+        return self.measurements.units.setdefault(key, Measured())
+
+    def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
+        measured = self._unit(op)
+        measured.calls += 1
+        try:
+            # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
+            with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
+                taken = self._compare(measured, op, call, result, drew)
+                if taken:
+                    self._time(measured, op, call, taken)
+        except Exception as error:  # torch refuses, or numpy in a function that the user registered
+            measured.low.cannot = str(error).partition("\n")[0] or type(error).__name__
+            return
+        # what is computed may come in the low dtype: only parameters and batches are sure to need a cast
+        measured.cast_seconds += sum(self._cast_of(t) for at, t in enumerate(each_tensor(call)) if at in taken and t.is_leaf)
+
+    def _compare(self, measured: Measured, op: _Op, call: Call, result: Any, drew: bool) -> frozenset[int]:
+        """Notes the error of the op alone, and hangs on its result a hook for what that does to the loss. Gives the positions, among
+        the tensors of the call, of those that are cast."""
+        results = list(each_castable((result,)))
+        with torch.no_grad():
+            args, kwargs = _copied(call, detach=True)
+            op.casts.clear()
+            lows = list(each_castable((op.telling(*args, **kwargs),)))
+        taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.casts.seen)
+        if drew:
+            lows = [t.detach().to(self._decisions.low) for t in results]  # other draws are no error: what is left is rounding
+        for got, wanted in zip(lows, results, strict=True):
+            self.hooks += measured.low.note(got, wanted)
+        if op.fp8 is not None:
+            self._compare_in_fp8(measured, op, call, lows[0], results[0])
+        return taken
+
+    def _compare_in_fp8(self, measured: Measured, op: _Op, call: Call, low: Tensor, result: Tensor) -> None:
+        """Notes the product's work, and the error of FP8, which is that of the low dtype where the call cannot run in FP8."""
+        assert op.fp8 is not None
+        args, kwargs = _copied(call, detach=True)
+        work = _work(op.full, (args, kwargs))
+        measured.work += work
+        start = self._decisions.start
+        if not why_not(op.rule.op, args, kwargs, RECIPES[start.fp8_recipe], start.dtype):
+            measured.work_fp8 += work
+            try:
+                with torch.no_grad():
+                    low = op.fp8(*args, **kwargs)
+            except Exception as error:  # a device's kernel refuses; the low dtype is none the worse for it
+                measured.fp8.cannot = str(error).partition("\n")[0] or type(error).__name__
+                return
+        self.hooks += measured.fp8.note(low, result)
+
+    def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
+        """Notes seconds and saved bytes in both dtypes; measured once for calls of the same form."""
+        form = (op.rule, _form(call))
+        if form not in self._timed:
+            wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
+            self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call, self._decisions.low, taken))
+        wide, narrow, saved = self._timed[form]
+        measured.seconds_float32 += wide
+        measured.seconds_low += narrow
+        measured.saved_bytes += saved
+
+    def _seconds(self, *runs: tuple[Op, Call]) -> list[float]:
+        """Seconds of forward and backward of each of these, in turns, the least of a few."""
+        steps = [partial(_there_and_back, *run, [t for t in each_tensor(run[1]) if t.requires_grad]) for run in runs]
+        return least_seconds(steps, _REPEATS, self._task.device)
+
+    def _cast_of(self, tensor: Tensor) -> float:
+        """Seconds of a cast of so many elements, with the one back that its gradient needs."""
+        size = 1 << max(tensor.numel() - 1, 0).bit_length()
+        if size not in self._cast_seconds:
+            sample = torch.zeros(tensor.numel(), dtype=torch.float32, device=tensor.device)
+            there_and_back = partial(_cast_there_and_back, sample, self._decisions.low)
+            with disable_casts(), torch.no_grad():
+                (self._cast_seconds[size],) = least_seconds([there_and_back], _REPEATS, self._task.device)
+        return self._cast_seconds[size] if tensor.requires_grad else self._cast_seconds[size] / 2
+
+
+def _there_and_back(function: Op, call: Call, leaves: list[Tensor]) -> None:
+    """Forward and backward of an op, down to `leaves`."""
+    args, kwargs = call
+    outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
+    if outs and leaves:
+        torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+
+
+def _cast_there_and_back(sample: Tensor, low: torch.dtype) -> None:
+    sample.to(low).to(torch.float32)
+
+
+def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The arguments as they are before the call; what the op may write (running statistics) is copied."""
+    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
+    return found
+
+
+def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozenset(), dtype: torch.dtype | None = None) -> Call:
+    """The call with tensors of its own, with or without gradients; those at the positions `cast` in `dtype`."""
+    at = itertools.count()
+
+    def copy(tensor: Tensor) -> Tensor:
+        low = dtype is not None and next(at) in cast
+        fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
+        return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
+
+    found: Call = map_tensors(call, copy)
+    return found
+
+
+def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: frozenset[int] = frozenset()) -> int:
+    """The bytes that the op keeps for backward, its parameters left out and their copies counted. What is computed and at a position of
+    `cast` comes in `low`."""
+    at = itertools.count()
+
+    def fresh(tensor: Tensor) -> Tensor:
+        position = next(at)
+        copy = tensor.detach().clone()
+        if not tensor.requires_grad:
+            return copy
+        copy.requires_grad_()
+        if tensor.is_leaf:
+            return copy
+        return copy.to(low) if low is not None and position in cast else copy.clone()
+
+    args, kwargs = map_tensors(call, fresh)
+    return saved_by(partial(function, *args, **kwargs))
+
+
+def _work(function: Op, call: Call) -> int:
+    """The floating-point operations of the products that the call makes."""
+    args, kwargs = call
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    return int(counter.get_total_flops())
+
+
+def _form(value: Any) -> Any:
+    """What tells calls of one form from those of another."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.requires_grad, value.is_leaf, value.is_contiguous()
+    if isinstance(value, (list, tuple)):
+        return tuple(_form(each) for each in value)
+    return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__

@@ -1,0 +1,226 @@
+"""A recipe: a Python file that says how a model, its batches and its loss are made, or what one step is."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import inspect
+import itertools
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import HmpError, is_interrupt
+from ..benchmark.runner import misfit
+
+_MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
+_TRAINED = f"{_MADE}, {_LOSS} and, if it is to train, optimizer(model)"
+# A command → what it takes of a recipe.
+FORMS = {
+    "benchmark": f"a recipe for hmp benchmark defines {_TRAINED}; or step() alone",
+    "compare": f"a recipe for hmp compare defines {_MADE} and {_LOSS}",
+    "summary": f"a recipe for hmp summary defines {_MADE} and {_LOSS}",
+    "tune": f"a recipe for hmp tune defines {_TRAINED}, and, if one is to be watched, metric(model) -> a number, the larger the better",
+}
+MOST_BATCHES = 16
+# name → how many arguments it is called with
+_PIECES = {"model": 0, "batches": 0, "loss": 2, "optimizer": 1, "metric": 1, "step": 0}
+_NEEDED = ("model", "batches", "loss")
+_MODULE = "hmp_recipe"
+
+
+class RecipeError(HmpError):
+    """A recipe that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The functions of a recipe file: `model`, `batches` and `loss`, maybe `optimizer` and `metric`; or `step` alone."""
+
+    path: str
+    model: Callable[[], Any] | None = None
+    batches: Callable[[], Iterable[Any]] | None = None
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[Any], Any] | None = None
+    metric: Callable[[Any], Any] | None = None
+    step: Callable[[], Any] | None = None
+
+    def make_step(self) -> Step:
+        """A step to run; model, batches and optimizer are made by the recipe's functions. RecipeError where they make no such thing."""
+        if self.step is not None:
+            return Step(self.step)
+        model, batches = self.make_model_and_batches()
+        optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
+        if self.optimizer is not None:
+            stepping(optimizer, self._error)
+        return _training_step(self, model, optimizer, batches)
+
+    def make_model_and_batches(self, most: int = MOST_BATCHES) -> tuple[torch.nn.Module, list[Any]]:
+        """What model() and batches() give, of the latter the first `most`. RecipeError where that is no module, or no batch."""
+        if self.model is None or self.batches is None:
+            raise RecipeError(f"{self.path}: defines step() alone; this needs model(), batches() and loss(model, batch)")
+        model = self._call("model", self.model)
+        if not isinstance(model, torch.nn.Module):
+            raise RecipeError(f"{self.path}: model() returned an object of type {type(model).__name__}; return a torch.nn.Module")
+        made = self._call("batches", self.batches)
+        if not isinstance(made, Iterable):
+            raise RecipeError(
+                f"{self.path}: batches() returned an object of type {type(made).__name__}; return an iterable, such as a list"
+            )
+        batches = self._call("batches", lambda: list(itertools.islice(made, most)))
+        if not batches:
+            raise RecipeError(f"{self.path}: batches() returned no batch; return at least one")
+        return model, batches
+
+    def _error(self, message: str) -> RecipeError:
+        return RecipeError(f"{self.path}: {message}")
+
+    def _call(self, name: str, function: Any, *arguments: Any) -> Any:
+        """What one of the functions returns."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            if is_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise RecipeError(f"{_place(self.path, error)}: {_listed([name])} raised {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a recipe as a function without arguments, the objects whose state it changes, and the batches that it takes in turn."""
+
+    run: Callable[[], Any]
+    model: torch.nn.Module | None = None
+    optimizer: Any = None
+    state: tuple[Any, ...] = ()
+    batches: Sequence[Any] = ()
+
+
+class LossAsModel(torch.nn.Module):
+    """A recipe's loss as a module: the model is called by the recipe."""
+
+    def __init__(self, model: torch.nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def _get_name(self) -> str:
+        return str(self.model._get_name())  # what pages call it
+
+    def forward(self, batch: Any) -> Any:
+        """The loss of the batch."""
+        return self._loss(self.model, batch)
+
+
+def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
+    """What loss(model, batch) returned, a tensor with one element. Raises `error` of what it is instead, and of the remedy."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
+    raise error(f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
+
+
+def stepping(optimizer: Any, error: Callable[[str], HmpError]) -> Any:
+    """What optimizer(model) returned, which can step. Raises `error` of what it is instead, and of the remedy."""
+    if all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad")):
+        return optimizer
+    raise error(f"optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer")
+
+
+class _Position:
+    """Which batch is next; a state that can be put back like an optimizer's."""
+
+    def __init__(self) -> None:
+        self.index = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"index": self.index}
+
+    def load_state_dict(self, values: dict[str, int]) -> None:
+        self.index = values["index"]
+
+
+def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batches: list[Any]) -> Step:
+    """Forward, backward and update on the next batch; no update without an optimizer, no backward where no gradient is asked for."""
+    position, of = _Position(), recipe.loss
+    assert of is not None
+
+    def step() -> torch.Tensor:
+        batch = batches[position.index % len(batches)]
+        position.index += 1
+        (model if optimizer is None else optimizer).zero_grad()
+        loss = scalar(of(model, batch), recipe._error)
+        if loss.requires_grad:
+            loss.backward()
+            if optimizer is not None:
+                optimizer.step()
+        return loss.detach()
+
+    return Step(step, model, optimizer, (position,), batches)
+
+
+def load(path: str | Path, command: str = "benchmark") -> Recipe:
+    """The recipe in a file, which is run once, as a module beside its own folder. RecipeError says what it lacks for that command."""
+    file, form = Path(path), FORMS[command]
+    if not file.is_file():
+        raise RecipeError(f"{path}: no such file; give a Python file: {form}")
+    module = _run(file)
+    found = {name: getattr(module, name) for name in _PIECES if hasattr(module, name)}
+    if "step" in found and any(name in found for name in _NEEDED):
+        raise RecipeError(f"{path}: defines step() and also {_listed([n for n in _NEEDED if n in found])}; keep one of the two: {form}")
+    if "step" in found and command != "benchmark":
+        raise RecipeError(f"{path}: defines step() alone, which is for hmp benchmark; {form}")
+    missing = [] if "step" in found else [name for name in _NEEDED if name not in found]
+    if missing:
+        raise RecipeError(f"{path}: lacks {_listed(missing)}; {form}")
+    for name, piece in found.items():
+        _check(path, name, piece)
+    return Recipe(str(path), **found)
+
+
+def _run(file: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(_MODULE, file, loader=importlib.machinery.SourceFileLoader(_MODULE, str(file)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.resolve().parent)
+    sys.modules[_MODULE] = module  # dataclasses and pickles look their module up
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python recipe.py` does; it stays for what the functions import later
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        if is_interrupt(error):  # Ctrl-C in an import comes out as an ImportError
+            raise KeyboardInterrupt from error
+        cause = f"{type(error).__name__}: {error}"
+        raise RecipeError(f"{_place(file, error)}: cannot be run, {cause}; it must run by itself: python {file}") from error
+    return module
+
+
+def _place(path: str | Path, error: BaseException) -> str:
+    """The file, with the line in it where the error arose."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else lines[-1] if lines else None
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _check(path: str | Path, name: str, piece: Any) -> None:
+    arguments = ", ".join(("model", "batch")[: _PIECES[name]])
+    if not callable(piece):
+        raise RecipeError(
+            f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
+        )
+    if misfit(piece, _PIECES[name]):
+        signature = inspect.signature(piece)
+        raise RecipeError(f"{path}: {name}{signature} is called as {name}({arguments}); write def {name}({arguments}): ...")
+
+
+def _listed(names: list[str]) -> str:
+    calls = [f"{name}({', '.join(('model', 'batch')[: _PIECES[name]])})" for name in names]
+    return " and ".join(filter(None, (", ".join(calls[:-1]), calls[-1])))

@@ -1,0 +1,216 @@
+"""What a search measures and finds: units, trials of policies, and the result with the policy that was chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ...core.formatting import json_values, json_written, of_json, versioned, written
+from ...core.policy import Policy
+from ..printers import printer
+from .decisions import Key
+from .tolerance import Tolerance
+
+Objective = Literal["time", "memory"]
+Stopped = Literal["solved", "budget", "interrupted"]
+# Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is decided at once: an op, or an op in one module, and what was measured of it in one step in float32.
+
+    `module` is None where the op is decided for all modules together, "" for calls outside every module. `error` is the relative error
+    ||low - float32|| / ||float32|| of the op alone on the same inputs, over all its calls; `sensitivity` the relative change of the loss
+    that this error makes, to first order. Seconds are forward and backward of all calls of a step without casts; `cast_seconds` those of
+    the casts of parameters and batches that the low dtype needs. `saved_bytes` is how many bytes fewer it keeps for backward in the low
+    dtype. Infinite where the op cannot run in the low dtype, or gives NaN or Inf there.
+
+    Where FP8 is one of the levels, `work` is the floating-point operations of its matrix products in forward, `work_fp8` of those that
+    can run in FP8, and `error_fp8` and `sensitivity_fp8` are what the other two are, in FP8.
+    """
+
+    op: str
+    module: str | None
+    calls: int
+    error: float
+    sensitivity: float
+    seconds_float32: float
+    seconds_low: float
+    cast_seconds: float
+    saved_bytes: int
+    work: int = 0
+    work_fp8: int = 0
+    error_fp8: float = math.inf
+    sensitivity_fp8: float = math.inf
+
+    @property
+    def name(self) -> str:
+        """As a list spells it."""
+        return str(Key(self.op, self.module))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What is packed at once: what an op keeps for backward, everywhere (`module` None) or in one module, and what was measured of it in
+    one step with all that can be packed on the saved list.
+
+    `nbytes` were kept and `left` of them are, for the first op that keeps a tensor; `error` is what packing changed, relative to it.
+    """
+
+    op: str
+    module: str | None
+    nbytes: int = 0
+    left: int = 0
+    error: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As a list spells it."""
+        return str(Key(self.op, self.module))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One policy that the model was really trained or evaluated under.
+
+    `low` holds the units that ran in the low dtype, None for a policy that was taken as it is. `loss_change` and `metric_change` are
+    relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
+    one vector against float32's.
+    `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
+    a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
+    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
+    the units that ran in FP8, `saved` those that kept packed what they keep for backward.
+    """
+
+    name: str
+    policy: Policy
+    low: tuple[str, ...] | None
+    loss: float
+    loss_change: float
+    metric: float | None
+    metric_change: float | None
+    gradient_cosine: float | None
+    seconds: float
+    saved_bytes: int
+    fits: bool
+    why: str = ""
+    ratio: float | None = None
+    led: bool = False
+    left: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is within the tolerance, and why not."""
+        return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
+
+
+def least_gain(reference: Trial, objective: Objective) -> float:
+    """The least that is a gain beside float32's trial, in bytes or seconds of a step."""
+    return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
+
+
+def trial_values(trial: Trial) -> dict[str, Any]:
+    """The trial as plain values."""
+    return {**vars(trial), "policy": trial.policy.to_dict()}
+
+
+def trial_of(values: Mapping[str, Any]) -> Trial:
+    """The trial that `trial_values()` described."""
+    return replace(of_json(Trial, values), policy=Policy.from_dict(values["policy"]))
+
+
+_NESTED = ("policy", "best", "trials", "units", "packed")
+
+
+@dataclass(frozen=True, repr=False)
+class TuneResult:
+    """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
+
+    `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
+    `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json, part by part. `model`
+    is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was measured
+    of units whose tensors can be packed, and `objective` is "memory".
+    """
+
+    policy: Policy
+    best: Trial
+    trials: tuple[Trial, ...]
+    units: tuple[Unit, ...]
+    tolerance: Tolerance
+    objective: Objective
+    stopped: Stopped
+    start: str
+    seed: int
+    steps: int
+    device: str
+    torch: str
+    notes: tuple[str, ...] = ()
+    folder: str | None = None
+    key: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    date: str = ""
+    hmp: str = ""
+    packed: tuple[Packed, ...] = ()
+
+    def __getitem__(self, name: str) -> Trial:
+        for trial in self.trials:
+            if trial.name == name:
+                return trial
+        raise KeyError(f"no trial {name!r}; there are {', '.join(trial.name for trial in self.trials)}")
+
+    @property
+    def share_in_fp8(self) -> float:
+        """The share of the products' work (floating-point operations in forward) that runs in FP8 under `policy`."""
+        work = sum(unit.work for unit in self.units)
+        return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
+
+    def __str__(self) -> str:
+        return str(printer("TuneResult.__str__")(self))
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
+        values["policy"] = self.policy.to_dict()
+        values["best"] = self.best.name
+        values["tolerance"] = asdict(self.tolerance)
+        values["units"] = [asdict(unit) for unit in self.units]
+        values["packed"] = [asdict(unit) for unit in self.packed]
+        values["trials"] = [trial_values(trial) for trial in self.trials]
+        plain: dict[str, Any] = json_values(versioned(values))
+        return plain
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` into the file `path`, which is returned."""
+        return json_written(path, self.to_dict)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
+        return written(path, lambda: printer("TuneResult.to_html")(self))
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the lists, each name with a comment that says why, and tune.json into `folder`, which is made and returned."""
+        saved: Path = printer("TuneResult.save")(self, Path(folder))
+        return saved
+
+
+def result_of(values: Mapping[str, Any]) -> TuneResult:
+    """The result that `to_dict()` described."""
+    trials = tuple(map(trial_of, values["trials"]))
+    return replace(
+        of_json(TuneResult, {"packed": (), **values}),
+        policy=Policy.from_dict(values["policy"]),
+        best=next(trial for trial in trials if trial.name == values["best"]),
+        trials=trials,
+        units=tuple(of_json(Unit, each) for each in values["units"]),
+        packed=tuple(of_json(Packed, each) for each in values.get("packed", ())),
+        tolerance=Tolerance(**values["tolerance"]),
+    )

@@ -1,0 +1,348 @@
+"""The search: measure each unit, search level by level, verify by really running, and keep the cheapest that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...core.formatting import provenance
+from ...core.policy import LISTS, Policy, as_policy, scopes
+from ...errors import HmpError, NonFiniteError
+from ..benchmark.variants import in_force
+from ..numerics.nonfinite import detect_nonfinite
+from . import files
+from .decisions import Decisions, Key
+from .journal import Journal, search_key
+from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
+from .probe import Measured, probe
+from .progress import Progress
+from .result import Objective, Packed, Stopped, Trial, TuneResult, Unit
+from .task import Task
+from .tolerance import Tolerance, as_tolerance
+from .trials import NOISE, Budget, Over, Trials
+
+__all__ = ["Budget", "Task", "as_tolerance", "decided", "run"]
+
+MOST_FLIPS = 16
+
+
+def decided(
+    model: torch.nn.Module,
+    start: str | Path | Policy,
+    *,
+    ops: Collection[str] | None,
+    per_module: bool,
+    levels: Collection[str],
+    objective: str,
+) -> Decisions:
+    """Return what tune() decides. HmpError for what cannot be searched, and for a policy with lists that a search writes."""
+    if objective not in ("time", "memory", "bytes"):
+        raise HmpError(
+            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (kept for backward) or "bytes" (kept, with packing)'
+        )
+    if isinstance(levels, str) or set(levels) not in ({"bf16", "fp32"}, {"fp8", "bf16", "fp32"}):
+        raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
+    policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
+    besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
+    for lists, has, remedy in (
+        ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
+        ("scoped lines", policy.scoped, 'such as "autocast"'),
+        ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
+    ):
+        if has:
+            raise HmpError(f"policy {policy.name!r} has {lists}, which tune() writes; give one without as start=, {remedy}")
+    shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
+    return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
+
+
+def run(
+    decisions: Decisions,
+    budget: Budget,
+    tolerance: Tolerance,
+    task: Task,
+    *,
+    objective: Objective,
+    folder: Path | None,
+    resume: bool,
+    progress: bool | None,
+) -> TuneResult:
+    """Search, or go on with the search in the folder, and return what was found."""
+    if folder is not None and not (folder / files.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
+        raise HmpError(f"{folder}: holds lists that tune() did not write and would replace; name another folder")
+    key = _key(task, decisions, tolerance, objective)
+    shows, journal = Progress(progress), Journal(folder, key, resume)
+    try:
+        with task.prepared(), in_force(decisions.start):
+            if journal.result is not None and folder is not None:
+                journal.check(journal.result.trials[0].loss, task.run(None).loss)
+                result = replace(journal.result, folder=str(folder))
+                files.write(result, folder)  # the lists may be gone, or changed
+                return result
+            search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
+            stopped: Stopped = "solved"
+            try:
+                search.go()
+            except Over:
+                stopped = "budget"
+        return search.end(stopped)
+    finally:
+        shows.close()
+
+
+def _key(task: Task, decisions: Decisions, tolerance: Tolerance, objective: Objective) -> dict[str, str]:
+    start = decisions.start
+    levels = f"fp8 ({start.fp8_recipe}, {start.fp8_kernel}), bf16, fp32" if decisions.in_fp8 else "bf16, fp32"
+    settings = {"tolerance": tolerance, "objective": "bytes" if decisions.packs else objective, "levels": levels, "seed": task.seed}
+    settings |= {"start": f"{start.name} {start.fingerprint}", "per_module": decisions.per_module}
+    return search_key(task, settings | {"choice of ops": ", ".join(sorted(decisions.ops))})
+
+
+class Search:
+    """One search. `go()` makes trials until there is nothing left to try; what is known by then is in `result()` at any time."""
+
+    def __init__(
+        self,
+        task: Task,
+        decisions: Decisions,
+        trials: Trials,
+        journal: Journal,
+        progress: Progress,
+        key: dict[str, str],
+        folder: Path | None,
+    ) -> None:
+        self._task = task
+        self._decisions = decisions
+        self._trials = trials
+        self._journal = journal
+        self._progress = progress
+        self._key = key
+        self._folder = folder
+        self._units: dict[Key, Unit] = {}
+        self._packed: tuple[Packed, ...] = ()
+        self._notes: list[str] = []
+        self._expected = 8
+
+    def go(self) -> None:
+        """Makes the trials. Over where the budget is spent."""
+        self._progress.stage("float32 and the policies that there are")
+        self._trials.tell = self._tell
+        self._trials.begin()
+        self._progress.stage("measuring each op in both precisions")
+        self._measure()
+        self._try(frozenset(), "nothing low")
+        start = self._decisions.start
+        self._trials.of(start.name, start)
+        if self._decisions.all:  # these say what is done with ops that are not decided, too
+            devices = as_policy("autocast", self._task.model).replace(dtype=start.dtype)
+            self._trials.of(devices.name, devices)
+            if self._trials.objective == "time":  # where nothing is cast no op need be looked at
+                self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
+        self._progress.stage("searching for ops in the low dtype")
+        self._search_low()
+        self._progress.stage("trying single ops")
+        self._flip()
+        self._trials.run_off()
+        if self._decisions.in_fp8:
+            self._progress.stage("moving products to FP8")
+            search_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
+        best = self._trials.best
+        if self._decisions.packs and best is not None:
+            self._progress.stage("packing what is kept for backward")
+            packed = measure_packing(self._task, self._decisions, best.policy)
+            self._packed = tuple(packed.values())
+            search_packing(self._trials, self._notes, packed, best)
+
+    def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
+        """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
+        return self._trials.of(name, self._decisions.policy(low, name, left), low, left)
+
+    def _tell(self) -> None:
+        """Writes down what is known, and says it."""
+        best, made = self._trials.best, len(self._trials.made)
+        if self._folder is not None and best is not None:
+            files.write(self.result("interrupted"), self._folder)
+        told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
+        self._progress.step(made, max(self._expected, made + 1), told)
+
+    # --- what is known of the units ---
+
+    def _measure(self) -> None:
+        if self._journal.units:
+            self._units = {Key(unit.op, unit.module): unit for unit in self._journal.units}
+        else:
+            found = probe(self._task, self._decisions)
+            self._decisions.found({key: measured.calls for key, measured in found.units.items()})
+            self._units = {key: self._unit(key, measured, found.loss) for key, measured in found.units.items()}
+        self._decisions.found({key: unit.calls for key, unit in self._units.items()})
+
+    def _unit(self, key: Key, measured: Measured, loss: float) -> Unit:
+        in_low, in_fp8 = measured.low.sensitivity(loss), measured.fp8.sensitivity(loss)
+        unit = Unit(
+            op=key.op,
+            module=key.module,
+            calls=measured.calls,
+            error=measured.low.error,
+            sensitivity=self._tried(self._decisions.policy((key,)), loss) if in_low is None else in_low,
+            seconds_float32=measured.seconds_float32,
+            seconds_low=measured.seconds_low,
+            cast_seconds=measured.cast_seconds,
+            saved_bytes=measured.saved_bytes,
+            work=measured.work,
+        )
+        if not measured.work_fp8:
+            return unit
+        if in_fp8 is None:
+            in_fp8 = self._tried(self._decisions.policy((), fp8=(key,)), loss)
+        return replace(unit, work_fp8=measured.work_fp8, error_fp8=measured.fp8.error, sensitivity_fp8=in_fp8)
+
+    def _tried(self, policy: Policy, loss: float) -> float:
+        """The relative change of the first batch's loss under the policy, which has one unit in few bits: where no gradient tells."""
+        self._task.from_the_start()
+        try:
+            with self._task.under(policy), torch.no_grad():
+                changed = float(self._task.loss(self._task.batches[0]))
+        except Exception:  # whatever torch or the user's code says of what the low dtype gives
+            return math.inf
+        return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
+
+    # --- the search ---
+
+    def _search_low(self) -> None:
+        """Find the units for the low dtype: without those that make NaN, then by bisection."""
+        changes = {key: unit.sensitivity for key, unit in self._units.items()}
+        order = greedy_order(_gains(self._units, self._trials.objective, self._trials.least_gain), changes)
+        self._expected += 2 * len(order).bit_length() + min(len(self._units), MOST_FLIPS)
+
+        def fits(units: frozenset[Key], last: Key | None) -> bool:
+            name = f"{len(units)} of {len(order)} low" + (f", {last}" if last is not None else "")
+            return self._try(units, name).fits
+
+        while order:
+            trial = self._try(frozenset(order), f"{len(order)} low")
+            culprits = frozenset() if trial.fits or "finite" not in trial.why else self._makers_of_nan(frozenset(order))
+            if not culprits:
+                break
+            self._bar(culprits, "makes NaN or Inf in the low dtype")
+            order = [key for key in order if key not in culprits]
+        search_level(
+            order,
+            changes,
+            self._trials.tolerance.first_order,
+            fits,
+            lambda key: self._bar({key}, "found by bisection: with it the tolerance is left"),
+        )
+
+    def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
+        """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
+        self._trials.budget.take()
+        try:
+            with detect_nonfinite():
+                self._task.run(self._decisions.policy(low))
+        except NonFiniteError as error:
+            op = self._decisions.op_of(error.finding.op)
+            keys = {key for key in low if key.op == op}
+            found = f".{scopes.plain_path(error.finding.module)}"
+            inside = {key for key in keys if key.module and found.endswith(f".{key.module}")}
+            return frozenset(inside or keys)
+        except Exception:
+            return frozenset()
+        return frozenset()
+
+    def _bar(self, keys: Iterable[Key], why: str) -> None:
+        self._notes += [f"{key}: {why}" for key in sorted(keys, key=str)]
+
+    def _flip(self) -> None:
+        """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
+        need not add up, nor errors. What is on none of the start's lists may also be left to run in what its inputs come in."""
+        is_time = self._trials.objective == "time"
+        order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
+        free = self._decisions.left_of(self._decisions.start, self._units)
+        low, _ = self._choice()
+        self._try(low, f"{len(low)} low, others as in {self._decisions.start.name}", free - {key.op for key in low})
+        before = None
+        while before is not self._trials.best:
+            before = self._trials.best
+            for key in order[:MOST_FLIPS]:
+                low, left = self._choice()
+                if key in low or math.isfinite(self._units[key].sensitivity):
+                    changed = low ^ {key}
+                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low", left - {key.op})
+                low, left = self._choice()
+                if key.op in free and key not in low:
+                    verb = "casting" if key.op in left else "leaving"
+                    self._try(low, f"{verb} {key.op}, {len(low)} low", left ^ {key.op})
+
+    def _choice(self) -> tuple[frozenset[Key], frozenset[str]]:
+        """The units that are low in the best, and the ops that it leaves."""
+        best = self._trials.best
+        if best is None:
+            return frozenset(), frozenset()
+        low = self._low(best)
+        left = frozenset(best.left) if best.low is not None else self._decisions.left_of(best.policy, self._units)
+        return low, left - {key.op for key in low}
+
+    def _low(self, trial: Trial) -> frozenset[Key]:
+        """The units that ran in the low dtype."""
+        if trial.low is None:
+            return self._decisions.low_of(trial.policy, self._units)
+        return frozenset(key for key in self._units if str(key) in trial.low)
+
+    # --- the end ---
+
+    def end(self, stopped: Stopped) -> TuneResult:
+        """The result, written into the folder. HmpError where nothing was within the tolerance."""
+        if self._trials.best is None:
+            lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
+            nothing = self._trials.made.get("nothing low")
+            also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
+            raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
+        if stopped == "budget" and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
+            self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
+        if stopped == "budget" and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
+            self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
+        result = self.result(stopped)
+        if self._folder is not None:
+            files.write(result, self._folder)
+        return result
+
+    def result(self, stopped: Stopped) -> TuneResult:
+        """What is known now."""
+        best = self._trials.best
+        assert best is not None
+        return TuneResult(
+            policy=best.policy.replace(name="tuned"),
+            best=best,
+            trials=tuple(self._trials.made.values()),
+            units=tuple(self._units.values()),
+            packed=self._packed,
+            tolerance=self._trials.tolerance,
+            objective=self._trials.objective,
+            stopped=stopped,
+            start=self._decisions.start.name,
+            seed=self._task.seed,
+            steps=self._task.steps if self._task.trains else 0,
+            device=str(self._task.device),
+            notes=tuple(self._notes),
+            folder=None if self._folder is None else str(self._folder),
+            key=self._key,
+            model=self._task.model._get_name(),
+            **provenance(),
+        )
+
+
+def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
+    """Return what each unit gains in the low dtype, in seconds or bytes of a step; less than `least` in all modules together is nothing."""
+    gains = {key: float(unit.saved_bytes) if objective == "memory" else _seconds(unit) for key, unit in units.items()}
+    by_op: dict[str, float] = {}
+    for key, gain in gains.items():
+        by_op[key.op] = by_op.get(key.op, 0.0) + max(gain, 0.0)
+    return {key: gain if by_op[key.op] >= least else 0.0 for key, gain in gains.items()}
+
+
+def _seconds(unit: Unit) -> float:
+    """Return the seconds that the unit gains in the low dtype; a gain within the noise is none."""
+    return unit.seconds_float32 * (1 - NOISE) - unit.seconds_low - unit.cast_seconds

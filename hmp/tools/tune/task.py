@@ -1,0 +1,319 @@
+"""The user's task: train or evaluate from the same state and seed under any policy, and say how it went."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...core.active import disable_casts
+from ...core.casting import each_tensor
+from ...core.convert import applied_policy
+from ...core.policy import Policy
+from ...core.torch_private import dynamo
+from ...errors import HmpError
+from ..benchmark.saved_bytes import SavedBytes
+from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
+from ..benchmark.timing import seconds_of
+from ..benchmark.variants import in_force
+from ..numerics.calling import compiled_in
+from .recipe import scalar, stepping
+
+MOST_BATCHES = 1_000
+LEAST_STEPS = 20
+# The gradient and what is kept for backward are looked at on so many batches.
+LOOKED_AT = 2
+_TIMED_SECONDS = 0.15
+# More than any search compiles one function.
+_RECOMPILATIONS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one policy: mean loss, metric, gradient (None where none is computed), seconds and saved bytes of a step."""
+
+    loss: float
+    metric: float | None
+    gradient: tuple[torch.Tensor, ...] | None
+    seconds: float
+    saved_bytes: int
+    failure: str = ""
+
+
+def failed(why: str) -> Outcome:
+    """What comes of a policy under which nothing ran to its end."""
+    return Outcome(math.nan, None, None, math.nan, 0, why)
+
+
+class Task:
+    """Model, batches and loss, and how they are run. HmpError for what cannot be run."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        batches: Iterable[Any],
+        loss: Callable[[Any, Any], Any],
+        metric: Callable[[Any], Any] | None,
+        optimizer: Callable[[Any], Any] | None,
+        steps: int | None,
+        seed: int,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise HmpError(f"tune() takes a torch.nn.Module; {type(model).__name__} is none")
+        applied = applied_policy(model)
+        if applied is not None:
+            raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
+        for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
+            if given is not None and not callable(given):
+                raise HmpError(f"{name}= takes a function, not an object of type {type(given).__name__}")
+        if any(map(torch.nn.parameter.is_lazy, itertools.chain(model.parameters(), model.buffers()))):
+            raise HmpError("the model has lazy parameters, which get their shape in its first call; call it once before tune()")
+        if not isinstance(batches, Iterable):
+            raise HmpError(f"batches is an object of type {type(batches).__name__}; give an iterable, such as a list or a DataLoader")
+        first = next(itertools.chain(model.parameters(), model.buffers()), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self.model = model
+        with random_state_kept(self.device):  # a DataLoader draws
+            self.batches = list(itertools.islice(batches, MOST_BATCHES))
+        if not self.batches:
+            raise HmpError("batches is empty; give at least one batch")
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise HmpError(f"steps={steps!r} is no number of training steps; give 1 or more")
+        self._loss, self._metric, self._optimizer = loss, metric, optimizer
+        self.trains = optimizer is not None
+        self.steps = steps or max(len(self.batches), LEAST_STEPS)
+        self.seed = seed
+        self._snapshot = Snapshot(model, None, (), None)
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """A stretch after which model and random state are as they were."""
+        with random_state_kept(self.device), compiled_anew(self.model):
+            try:
+                self._made_optimizer()  # what cannot be one is said before anything runs
+                yield
+            finally:
+                self._snapshot.restore()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Return the user's loss of one batch, of a mapping a copy: losses take out entries. HmpError if it is no scalar tensor."""
+        return scalar(self._loss(self.model, copy.copy(batch) if isinstance(batch, Mapping) else batch), HmpError)
+
+    def batch_versions(self) -> list[int]:
+        """Return how often each tensor of the batches was written to."""
+        return [tensor._version for tensor in each_tensor(self.batches) if not tensor.is_inference()]
+
+    def from_the_start(self) -> None:
+        """Puts model and random state where every run begins."""
+        self._snapshot.restore()
+        seed_all(self.seed)
+        self.model.zero_grad()
+
+    def run(self, policy: Policy | None) -> Outcome:
+        """What comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
+        with self.under(policy):
+            looked, gradient, saved = self._look()
+            if gradient is not None and not all(bool(torch.isfinite(g).all()) for g in gradient):
+                why = "the gradient is not finite" if math.isfinite(looked) else "the loss is not finite"
+                return Outcome(math.nan, None, gradient, math.nan, saved, why)
+            self.from_the_start()
+            loss, seconds = self._train() if self.trains else self._evaluate()
+            if not math.isfinite(loss):
+                return Outcome(loss, None, gradient, seconds, saved, "the loss is not finite")
+            metric = None
+            if self._metric is not None:
+                metric = _number(self._metric(self.model))
+            return Outcome(loss, metric, gradient, seconds, saved)
+
+    def gradient(self) -> tuple[torch.Tensor, ...] | None:
+        """float32's gradient over the first batches, None where none is computed."""
+        with self.under(None):
+            return self._look()[1]
+
+    def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
+        """A region in which `policy` is in force for the process, None for no casts."""
+        return disable_casts() if policy is None else in_force(policy, self.model)
+
+    def timer(self, policy: Policy | None) -> Callable[[], float]:
+        """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
+        count = 0
+
+        def sample() -> float:
+            nonlocal count
+            self.from_the_start()  # no further into training than the trial was: there it may diverge
+            step = self._stepper()
+            with self.under(policy):
+                first, _ = seconds_of(step, 1, self.device)
+                if not count:
+                    count = max(min(math.ceil(_TIMED_SECONDS / max(first, 1e-9)), self.steps - 1), 1)
+                return seconds_of(step, count, self.device)[0]
+
+        return sample
+
+    def _stepper(self) -> Callable[[], None]:
+        optimizer = self._made_optimizer()
+        batches = itertools.cycle(self.batches)
+
+        def step() -> None:
+            self._step(next(batches), optimizer)
+
+        return step
+
+    def _made_optimizer(self) -> Any:
+        """A new optimizer over the model's parameters, None where the task does not train."""
+        make = self._optimizer
+        if make is None:
+            return None
+        try:
+            made = make(self.model)
+        except TypeError as error:
+            kind = getattr(make, "func", make)  # of a partial
+            if not inspect.isclass(kind):
+                raise
+            raise HmpError(
+                f"optimizer= is called with the model, and {kind.__name__} cannot be ({error}); "
+                f"give a function: lambda model: {kind.__name__}(model.parameters(), ...)"
+            ) from error
+        return stepping(made, HmpError)
+
+    def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
+        if optimizer is not None and _wants_closure(optimizer):
+            found: torch.Tensor = optimizer.step(lambda: self._backward(batch, optimizer))
+            return found.detach()
+        loss = self._backward(batch, optimizer)
+        if optimizer is not None:
+            optimizer.step()
+        return loss.detach()
+
+    def _backward(self, batch: Any, optimizer: Any) -> torch.Tensor:
+        if optimizer is None:
+            self.model.zero_grad()
+        else:
+            optimizer.zero_grad()
+        loss = self.loss(batch)
+        if loss.requires_grad:
+            loss.backward()
+        elif optimizer is not None:
+            raise HmpError("optimizer= is to train the model, and loss(model, batch) has no gradient; leave optimizer= out to evaluate")
+        return loss
+
+    def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
+        """The loss over the first batches, its gradient, and the bytes that the first keeps for backward."""
+        self.from_the_start()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        total, saved, has_gradient = 0.0, 0, False
+        for at, batch in enumerate(self.batches[:LOOKED_AT]):
+            if at == 0:
+                loss, saved = self._watched(batch)
+            else:
+                loss = self.loss(batch)
+            total += float(loss.detach())
+            if loss.requires_grad:
+                loss.backward()
+                has_gradient = True
+        if not has_gradient or not parameters:
+            return total, None, saved
+        # a parameter that no batch reached has its place, for another policy may reach it
+        return total, tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
+
+    def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
+        """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
+        try:
+            with SavedBytes(self._snapshot.tensors).watch() as saved:
+                return self.loss(batch), saved.bytes
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+        self.from_the_start()
+        return self.loss(batch), 0
+
+    def _train(self) -> tuple[float, float]:
+        """The mean loss of the last pass over the batches, and the median seconds of a step."""
+        optimizer = self._made_optimizer()
+        losses, seconds = [], []
+        for at in range(self.steps):
+            took, loss = seconds_of(partial(self._step, self.batches[at % len(self.batches)], optimizer), 1, self.device)
+            seconds.append(took)
+            losses.append(float(loss))
+            if not math.isfinite(losses[-1]):
+                return losses[-1], statistics.median(seconds)
+        last = losses[-min(len(self.batches), max(self.steps // 2, 1)) :]
+        return statistics.fmean(last), statistics.median(seconds[1:] or seconds)
+
+    def _evaluate(self) -> tuple[float, float]:
+        """The mean loss over the batches, and the median seconds of a step."""
+        losses, seconds = [], []
+        for batch in self.batches:
+            took, loss = seconds_of(partial(self._step, batch, None), 1, self.device)
+            seconds.append(took)
+            losses.append(float(loss))
+        return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
+
+
+@contextmanager
+def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
+    """A stretch in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
+
+    Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
+    """
+    imported = dynamo()
+    if imported is None or all(compiled_in(module) is None for module in model.modules()):
+        yield
+        return
+    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
+    config = imported.config
+    limits = {name: _RECOMPILATIONS for name in names if hasattr(config, name)}
+    try:
+        with config.patch(limits):
+            yield
+    finally:
+        imported.reset()
+
+
+def _number(found: Any) -> float:
+    """What metric(model) returned, as a number. HmpError where it is none."""
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(found).__name__
+        raise HmpError(
+            f"metric(model) returned an object of type {kind}; return a number, the larger the better, such as an accuracy"
+        ) from None
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of the gradient in which all elements are: that of a sparse embedding can neither be looked through nor multiplied."""
+    return gradient.detach().clone() if gradient.layout is torch.strided else gradient.detach().to_dense()
+
+
+def _wants_closure(optimizer: Any) -> bool:
+    """Whether its step() has to be given what computes loss and gradient, as that of LBFGS."""
+    try:
+        parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    except ValueError:
+        return False
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
+    """The cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
+    if gradient is None or reference is None or len(gradient) != len(reference):
+        return None
+    products = [torch.zeros((), dtype=torch.float64) for _ in range(3)]
+    for a, b in zip(gradient, reference, strict=True):
+        a, b = a.to(torch.float64).flatten(), b.to(torch.float64).flatten()
+        for at, (x, y) in enumerate(((a, b), (a, a), (b, b))):
+            products[at] = products[at] + torch.dot(x, y).cpu()
+    dot, of_a, of_b = map(float, products)
+    if of_a == 0.0 and of_b == 0.0:
+        return 1.0
+    return dot / math.sqrt(of_a * of_b) if of_a * of_b else (0.0 if math.isfinite(of_a + of_b) else math.nan)
