@@ -118,7 +118,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tmp_path / "mypkg_of_the_user"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    (folder / "core/torch_ops.py").write_text(
+    (folder / "ops.py").write_text(
         "def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n"
         "class Kernels:\n    @staticmethod\n    def static(q):\n        return q.dtype\n"
     )

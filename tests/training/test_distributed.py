@@ -108,7 +108,7 @@ def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path
 
 @pytest.mark.slow
 def test_each_of_two_ranks_is_compared_and_watched(tmp_path: Path) -> None:
-    ranks = launched(tmp_path, "tools/numerics.py", ["ddp", "fsdp2"], seconds=120)
+    ranks = launched(tmp_path, "numerics.py", ["ddp", "fsdp2"], seconds=120)
     output, by_hand = ranks[0]["tensor parallel"]
     assert output == pytest.approx(by_hand, rel=1e-2)
     for mode in ("ddp", "fsdp2"):
@@ -131,7 +131,7 @@ def test_each_of_two_ranks_is_compared_and_watched(tmp_path: Path) -> None:
 def test_a_rank_with_a_nan_says_so_and_torchrun_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match="NonFiniteError: rank 1: `div` made NaN out of finite inputs"):
-        launched(tmp_path, "tools/numerics.py", [], ["ddp"], seconds=120)
+        launched(tmp_path, "numerics.py", [], ["ddp"], seconds=120)
     assert time.monotonic() - began < 100
 
 
