@@ -82,10 +82,10 @@ def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) ->
 @pytest.mark.slow
 def test_importing_hmp_waits_for_nothing_and_brings_torch_and_the_standard_library_alone() -> None:
     script = """if True:
-        import pickle, sys, types
+        import sys, types
         import hmp
         assert "torch" not in sys.modules
-        assert pickle.loads(pickle.dumps(hmp)) is hmp and hmp.HmpError and "torch" not in sys.modules
+        assert hmp.HmpError and "torch" not in sys.modules
         import torch
         before = set(sys.modules)
         hmp.convert

@@ -58,7 +58,7 @@ except hmp.ViolationError as error:
 COMMANDS = """
 explain softmax
 lists
-lists habana
+check habana
 check my_lists
 diff habana bert
 doctor

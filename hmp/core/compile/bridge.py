@@ -24,7 +24,7 @@ from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator, p
 from ..fp8 import on_gpu
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
-from ..torch_private import reset_dynamo
+from ..torch_private import reset_dynamo, without_dispatch_modes
 from ..uncompiled import run_compiled, run_uncompiled
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
@@ -114,7 +114,8 @@ def _patch_dynamo() -> None:
 def _fill_tables() -> None:
     """Have Dynamo make its tables of torch's functions, and hold torch's own in them (R19)."""
     populate = dynamo.populate_builtin_to_tensor_fn_map
-    state.call_without_casts(populate)
+    with without_dispatch_modes():  # the first convert() may be inside one
+        state.call_without_casts(populate)
     tables = [table for name, table in populate.__globals__.items() if isinstance(table, dict) and not name.startswith("__")]
     for table in (*tables, dynamo.TorchInGraphFunctionVariable._get_handlers()):
         for key in [key for key, value in table.items() if innermost(key) is not key or innermost(value) is not value]:
