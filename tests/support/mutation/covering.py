@@ -17,7 +17,11 @@ from .mutants import package_of
 
 MOST = 120  # tests for one mutant
 # File of tests that are run without coverage, whose tracing ends where a test sets another trace function → the package that is its own.
-UNTRACED = {"tests/rules/test_r18_threads.py": "caches"}
+UNTRACED = {"tests/rules/test_r18_threads.py": "cast_cache"}
+# Package → the folder of its tests, where that has another name.
+FOLDERS = {
+    "active": "context", "cast_cache": "caches", "compile": "torch_compile", "convert": "session", "policy": "lists", "rules": "wrapping",
+}  # fmt: skip
 
 
 class _Durations:
@@ -67,15 +71,16 @@ class Choice:
     def tests(self, mutation: Any, budget: float) -> list[str]:
         """Those of the package's own folder and others in turn, the quickest of each file first, until they take so many seconds."""
         file, package = str(mutation.module_path), package_of(str(mutation.module_path))
+        folder = f"tests/{FOLDERS.get(package, package)}/"
         covering = self._running(mutation) or {self.names[test] for tests in self.lines.get(file, {}).values() for test in tests}
         if not covering:
-            covering = {test for test in self.names if test.startswith((f"tests/{package}/", "tests/properties/", "tests/unit/"))}
+            covering = {test for test in self.names if test.startswith((folder, "tests/properties/", "tests/unit/"))}
         spent: dict[str, float] = defaultdict(float)
         ranked: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
         for test in sorted(covering, key=lambda test: (self.seconds[test], test)):
             name = test.partition("::")[0]
             spent[name] += self.seconds[test]  # so that the first few are unlike one another
-            ranked[name.startswith(f"tests/{package}/")].append((spent[name], test))
+            ranked[name.startswith(folder)].append((spent[name], test))
         own, others = (sorted(each) for each in ranked.values())
         chosen: list[str] = []
         for test in (test for pair in zip_longest(own, others) for _, test in filter(None, pair)):

@@ -54,8 +54,9 @@ class _WithoutHints(ast.NodeTransformer):
 
 
 def package_of(file: str) -> str:
-    """The package of hmp that the file belongs to; "hmp" for a module in none."""
-    return Path(file).parent.name
+    """The package of hmp's core that the file belongs to; "hmp" for a module in none."""
+    name = Path(file).parent.name
+    return "hmp" if name == "core" else name
 
 
 def _seen(source: str) -> str:
