@@ -38,12 +38,12 @@ def without_memory() -> AbstractContextManager[Any]:
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
 _AUTOCAST_KEYS = tuple(name for name in dir(torch._C.DispatchKey) if name.startswith("Autocast") and name != "AutocastFunctionality")
-_OF_TORCH = ("aten", "prim", "prims")
+_OF_TORCH = ("aten::", "prim::", "prims::")
 
 
 def is_of_library(name: str) -> bool:
     """Return True for "torchvision::nms", False for an op of torch's own."""
-    return name.partition("::")[0] not in _OF_TORCH
+    return not name.startswith(_OF_TORCH)
 
 
 def has_autocast_kernel(op: Any, device: str = "") -> bool:
@@ -70,8 +70,7 @@ def library_ops() -> Iterator[Any]:
     names: set[str] = set()
     for key in _AUTOCAST_KEYS:
         names.update(torch._C._dispatch_get_registrations_for_dispatch_key(key))
-    torchs = tuple(f"{namespace}::" for namespace in _OF_TORCH)
-    for name in {name.partition(".")[0] for name in names if not name.startswith(torchs)}:
+    for name in {name.partition(".")[0] for name in names if not name.startswith(_OF_TORCH)}:
         namespace, _, op = name.partition("::")
         packet = getattr(vars(torch.ops).get(namespace), "__dict__", {}).get(op)
         if isinstance(packet, OpOverloadPacket):

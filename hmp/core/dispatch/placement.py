@@ -9,7 +9,7 @@ from typing import Any
 from ..patching import PatchedOp, patches, references, unpatched_op
 from ..torch_ops import Site
 from ..torch_patches import autocast, late_imports, override_tables
-from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo, variable_functions
+from ..torch_private import BUILTIN_FINDER, IN_VARIABLE_FUNCTIONS, builtin_table, reset_dynamo
 from .active_ops import ActiveBody, ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
 
 _ops: dict[int, PatchedOp] = {}  # by the id of torch's builtin
@@ -47,7 +47,7 @@ def _made(site: Site) -> PatchedOp:
         is_method = hasattr(original, "__get__")
         kind = ActiveOp if not is_method else ActiveOperator if site.attribute.startswith("__") else ActiveMethod
         return kind(original, original, "torch", f"Tensor.{site.attribute}")
-    is_in_class = hasattr(type(variable_functions), getattr(original, "__name__", ""))
+    is_in_class = getattr(original, "__name__", "") in IN_VARIABLE_FUNCTIONS
     return (ActiveFunction if is_in_class else ActiveOp)(original, original, site.where, site.attribute)
 
 

@@ -124,7 +124,6 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
     return found
 
 
-_OF_VF = {name: function for name, function in vars(type(torch_private.variable_functions)).items() if name in torch_private.CALLED_IN_VF}
 # Attributes that getattr() finds on every class.
 _OF_OBJECTS = frozenset(dir(object))
 
@@ -134,8 +133,8 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     # dictionaries first: most names are not there, and a getattr() that fails is slow
     if isinstance(owner, types.ModuleType):
         found = owner.__dict__.get(attribute)
-        if found is None and owner is torch_private.vf and attribute in _OF_VF:
-            found = getattr(torch_private.variable_functions, attribute)
+        if found is None and owner is torch_private.vf and attribute in torch_private.CALLED_IN_VF:
+            found = getattr(torch_private.variable_functions, attribute, None)
     elif attribute in owner.__dict__ or attribute in TensorBase.__dict__:
         found = getattr(owner, attribute, None)
     else:
@@ -156,7 +155,7 @@ def _names(namespace: str) -> frozenset[str]:
     names = {name for owner in owners for name in vars(owner)}
     if torch.Tensor in owners:
         names |= vars(TensorBase).keys() | _dunders_by_op().keys()
-    return frozenset(names | _OF_VF.keys() if torch_private.vf in owners else names)
+    return frozenset(names | torch_private.CALLED_IN_VF if torch_private.vf in owners else names)
 
 
 @cache.cached
@@ -311,7 +310,7 @@ def stands() -> list[Any]:
     """The objects that torch's ops consist of, all that is read to find them: the same ones again where nobody has patched torch since."""
     owners = [owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)]
     found: list[Any] = []
-    todo = [dict(names) for names in (*map(vars, owners), vars(TensorBase), _OF_VF)]
+    todo = [dict(names) for names in (*map(vars, owners), vars(TensorBase))]
     done: set[int] = set()
     while todo:
         names = todo.pop()
