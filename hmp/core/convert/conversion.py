@@ -214,7 +214,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
             _refuse_tracing()
         compiled: CompiledPolicy = _uncompiled(made)()
         if not _regions_entered:
-            _uncompiled(compiled_policies.construct_without_casts)()
+            compiled_policies.construct_without_casts()
             _regions_entered = True
         return compiled
 

@@ -103,6 +103,11 @@ def rebind(owner: Any, name: str, value: Any) -> None:
         raise
 
 
+def rebound(owner: Any, name: str) -> bool:
+    """Whether `owner.name` is rebound."""
+    return (id(owner), name) in _rebound
+
+
 def on_restore(undo: Callable[[], None]) -> None:
     """Has `restore()` call `undo`: for what is neither a swap nor a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)

@@ -48,7 +48,7 @@ def install() -> None:
 
 def is_in_classes() -> bool:
     """Return True after `install_in_classes()`."""
-    return isinstance(vars(torch.nn.Linear)["__init__"], InitWithoutCasts)
+    return patches.rebound(torch.nn.Module, "__init_subclass__")  # the last step
 
 
 def install_in_classes() -> None:
