@@ -9,7 +9,7 @@ from typing import Any
 _FORMS = {
     "report.json": ("A recording", "`report.to_json(path)`, `hmp run --report FILE.json`"),
     "comparison.json": ("A comparison with float32", "`comparison.to_json(path)`, `hmp compare --json FILE`"),
-    "captures.json": ("Two programs beside each other", "`comparison.to_json(path)`, `hmp diff A.capture B.capture --json FILE`"),
+    "captures.json": ("Two programs compared", "`comparison.to_json(path)`, `hmp diff A.capture B.capture --json FILE`"),
     "tuning.json": ("A search for lists", "`result.to_json(path)`"),
     "benchmark.json": ("A benchmark", "`result.to_json(path)`, `hmp benchmark --json FILE`"),
     "summary.json": ("A summary of layers", "`hmp summary --json FILE`"),

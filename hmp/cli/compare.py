@@ -24,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset or a folder of list files (default autocast)")
-    parser.add_argument("--against", metavar="NAME", help="another policy, whose errors are columns beside the first one's")
+    parser.add_argument("--against", metavar="NAME", help="another policy, whose errors are columns next to the first one's")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write a page")

@@ -63,7 +63,7 @@ def compare(
         model: The module. It is called itself, and left as it is.
         batch: What it is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
         policy: What it runs under, the loss too. Default: the policy in force here, else what hmp.apply() gave the model, else "autocast".
-        against: Another policy, compared with float32 in the same way; its errors are columns beside the first one's.
+        against: Another policy, compared with float32 in the same way; its errors are columns next to the first one's.
         loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; where there is none, or under
             `torch.no_grad()`, only the forward is compared.
         shift: Whether the logits at one place are of the label at the next one, as in causal language models (`Comparison.tokens`).
