@@ -50,9 +50,9 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     from ..core.observing import speaks  # here, as what is next: it imports torch
 
     if is_in_use:
-        from ..core.convert import any_compiled
+        from ..core.convert import any_policy_used
 
-        if any_compiled():
+        if any_policy_used():
             return
 
     target = f"-m {script}" if options.is_module else script

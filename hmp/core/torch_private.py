@@ -259,14 +259,14 @@ is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_func
 run_backward: types.FunctionType = _required("torch.autograd.graph._engine_run_backward")
 ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
-# Returns the (pack, unpack) hooks in force in this thread or None; with the argument True inside a trace as well. The function itself is
+# Returns the (pack, unpack) hooks active in this thread or None; with the argument True inside a trace as well. The function itself is
 # None where torch lacks it (2.7).
 saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
 are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autograd._saved_tensors_hooks_is_enabled")
 push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
 pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
 
-# What a node of autograd's graph saved, as the hook in force left it; None where torch does not tell (2.9).
+# What a node of autograd's graph saved, as the hook active left it; None where torch does not tell (2.9).
 packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)
 
 

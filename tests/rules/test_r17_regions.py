@@ -217,7 +217,7 @@ def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, aro
     place = f"{__file__}:{opener.__code__.co_firstlineno + 1}"
     assert said == (
         f"Model runs inside torch.autocast(enabled=False), opened at {place}, which switches hmp's casts off: nothing that policy 'low' "
-        "lists is cast there. Leave that region away, or put the policy in force inside it: hmp.casts()"
+        "lists is cast there. Leave that region away, or enter hmp.casts() inside it"
     )
 
 

@@ -54,7 +54,7 @@ def _in_child(function: Callable[[], bool]) -> int:
 
 @pytest.mark.parametrize(
     ("name", "released"),
-    [("hmp.core.convert.compiled_policies.lock", True), ("hmp.core.cast_cache.weight_cache._lock", False)],
+    [("hmp.core.convert.policy_tables.lock", True), ("hmp.core.cast_cache.weight_cache._lock", False)],
     ids=["in time", "held on"],
 )
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(

@@ -26,7 +26,7 @@ NEEDS_REFERENCE = pytest.mark.skipif(TORCH < (2, 8), reason="torch 2.7 has no sc
 
 def gradients(op: str, args: tuple[torch.Tensor, ...], recipe: str, low: torch.dtype, kernel: str) -> list[torch.Tensor]:
     leaves = [each.clone().requires_grad_() for each in args]
-    y = PRODUCTS[op](*leaves, recipe=RECIPES[recipe], low=low, kernel=kernel)
+    y = PRODUCTS[op](*leaves, recipe=RECIPES[recipe], low_dtype=low, kernel=kernel)
     torch.manual_seed(1)
     y.backward(torch.randn(y.shape).to(low))
     return [y.detach(), *(leaf.grad for leaf in leaves)]
@@ -68,7 +68,7 @@ def test_the_real_product_is_asked_for_as_torch_wants_it_on_a_gpu(
     how = RECIPES[recipe]
     with FakeTensorMode(), torch.no_grad():  # autograd asks for a real GPU's streams
         x, w = torch.empty(shape, device="cuda"), torch.empty(160, shape[1], device="cuda")
-        y = PRODUCTS["linear"](x, w, recipe=how, low=BF16, kernel="real")
+        y = PRODUCTS["linear"](x, w, recipe=how, low_dtype=BF16, kernel="real")
         # the operands of backward, laid out as kernels take them: no copy can be made on a GPU that is none
         grad, grad_t = torch.empty(shape[0], 160, device="cuda", dtype=BF16), torch.empty(160, shape[0], device="cuda", dtype=BF16)
         along_outer = quantise(grad, Layout(how.gradient, how.scaling, how.power_of_two))
@@ -122,7 +122,7 @@ def test_a_cpu_emulates(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "scaled_mm", lambda *args, **kwargs: pytest.fail("torch's kernel was called"))
     x, w = torch.randn(16, 32), torch.randn(16, 32)
     left, right = quantise(x, Layout()), quantise(w, Layout())
-    found = PRODUCTS["linear"](x, w, recipe=RECIPES["tensorwise"], low=BF16, kernel=kernel)
+    found = PRODUCTS["linear"](x, w, recipe=RECIPES["tensorwise"], low_dtype=BF16, kernel=kernel)
     wanted = (left.data.double() * left.scale.double()) @ (right.data.double() * right.scale.double()).T
     assert roundings(found, wanted, 1e3) <= 0.51
 

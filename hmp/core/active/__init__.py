@@ -1,14 +1,14 @@
-"""The policy in force in this thread or asyncio task, and the regions that change it."""
+"""The policy active in this thread or asyncio task, and the regions that change it."""
 
 from . import loading, regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
-    CompiledPolicy,
     ContextValue,
     EnteredRegion,
     InBackward,
     Off,
+    PolicyTable,
     Replacements,
     UnderCapturedState,
     call_without_casts,
@@ -20,11 +20,11 @@ from .suspensions import Suspension
 
 __all__ = [
     "PROCESS",
-    "CompiledPolicy",
     "ContextValue",
     "EnteredRegion",
     "InBackward",
     "Off",
+    "PolicyTable",
     "Region",
     "Replacements",
     "Suspension",

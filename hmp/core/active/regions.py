@@ -11,9 +11,10 @@ import torch
 
 from ...errors import HmpError
 from .state import (
-    CompiledPolicy,
     EnteredRegion,
     Off,
+    PolicyTable,
+    active_state,
     began_here,
     begin,
     call_in,
@@ -21,7 +22,6 @@ from .state import (
     end,
     entered_region,
     get,
-    in_force,
     is_traced_unpatched,
     put,
 )
@@ -34,14 +34,14 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class Region:
-    """A context manager and decorator: inside it `choose(state)` is in force in this thread or task, for the `state` in force around it.
+    """A context manager and decorator: inside it `choose(state)` is active in this thread or task, for the `state` active around it.
 
     It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, by an
-    exception too, the state around it is in force again. `brings_casts` is whether it puts a policy in force: one that may not have been in
+    exception too, the state around it is active again. `brings_casts` is whether it activates a policy: one that may not have been in
     force before, inside which the regions of torch.autocast around it are off (R17).
     """
 
-    def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
+    def __init__(self, name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off], brings_casts: bool = False) -> None:
         self._name = name
         self._choose = choose
         self.brings_casts = brings_casts
@@ -178,7 +178,7 @@ class _EmptyRegion(Region):
         pass
 
 
-def _region(name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Callable[P, R] | None) -> Any:
+def _region(name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off], function: Callable[P, R] | None) -> Any:
     region = (_EmptyRegion if is_traced_unpatched() else Region)(name, choose)
     return region if function is None else region(function)
 
@@ -189,7 +189,7 @@ def disable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def enable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region that undoes `disable_casts()` around it: the policy that was in force outside that one is in force again."""
+    """A region that undoes `disable_casts()` around it: the policy that was active outside that one is active again."""
     return _region("enable_casts()", lambda state: state.on, function)
 
 
@@ -201,7 +201,7 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
     def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
         # call_without_casts() without an EnteredRegion: torch's Python functions are called through this, and start no asyncio task
         before = get()
-        off = (before.now or in_force(before)).off
+        off = (before.now or active_state(before)).off
         try:
             put(off)
             return function(*args, **kwargs)

@@ -2,8 +2,8 @@
 
 It is one of four:
 
-- PROCESS: the policy of `convert()`, which is in force for the whole process. It has no policy before the first `convert()`.
-- another `CompiledPolicy`: the policy of a `casts()` region, or of a module that `apply()` was called on.
+- PROCESS: the policy of `convert()`, which is active for the whole process. It has no policy before the first `convert()`.
+- another `PolicyTable`: the policy of a `casts()` region, or of a module that `apply()` was called on.
 - the `Off` of one of these: nothing is cast. It knows the policy that `enable_casts()` brings back.
 - the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
 
@@ -62,9 +62,9 @@ class Off:
     user_policy = None
     disabled = True
 
-    def __init__(self, on: CompiledPolicy) -> None:
+    def __init__(self, on: PolicyTable) -> None:
         self.on = on
-        self.now: CompiledPolicy | Off | None = self  # None in a subclass whose `in_force()` is to be called
+        self.now: PolicyTable | Off | None = self  # None in a subclass whose `active_state()` is to be called
 
     @property
     def scope_id(self) -> int:
@@ -75,8 +75,8 @@ class Off:
     def off(self) -> Off:
         return self
 
-    def in_force(self) -> CompiledPolicy | Off:
-        """The state in force where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
+    def active_state(self) -> PolicyTable | Off:
+        """The state active where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
         return self
 
     @property
@@ -104,8 +104,8 @@ class InBackward(Off):
         return self
 
 
-class CompiledPolicy:
-    """A policy made ready to run, and the state in which it is in force.
+class PolicyTable:
+    """A policy made ready to run, and the state in which it is active.
 
     `replacements` maps a torch function to the wrapper that is called in its place; `policy` is the policy that they were made of, None
     after revert().
@@ -134,27 +134,27 @@ class CompiledPolicy:
         self.in_backward: Off = InBackward(self)
 
     @property
-    def on(self) -> CompiledPolicy:
+    def on(self) -> PolicyTable:
         return self
 
 
 # The `replacements` of every `InBackward`: wrappers for ops that torch may refuse to run; empty while torch is not patched.
 DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
 # One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
-PROCESS = CompiledPolicy(NO_REPLACEMENTS, None)
+PROCESS = PolicyTable(NO_REPLACEMENTS, None)
 
 
 class EnteredRegion:
-    """One entering of a region: `state` is in force in this thread or task until it ends. `now` is that state, None once it has ended.
+    """One entering of a region: `state` is active in this thread or task until it ends. `now` is that state, None once it has ended.
 
     `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
     in one may be closed, by the garbage collector too, while the thread is inside another. So where the ContextVar holds one that has
-    ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays in force.
+    ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays active.
     """
 
     __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
-    now: CompiledPolicy | Off | None
-    state: CompiledPolicy | Off
+    now: PolicyTable | Off | None
+    state: PolicyTable | Off
     before: ContextValue
     key: object  # the Region object, which the user may enter many times
     token: Token[ContextValue] | None
@@ -173,12 +173,12 @@ class CallersState(Unset):
 
     __slots__ = ("state", "task")
 
-    def __init__(self, state: CompiledPolicy | Off, task: int) -> None:
+    def __init__(self, state: PolicyTable | Off, task: int) -> None:
         self.state = state
         self.task = task
 
 
-ContextValue: TypeAlias = "CompiledPolicy | Off | EnteredRegion | Unset"
+ContextValue: TypeAlias = "PolicyTable | Off | EnteredRegion | Unset"
 UNSET = Unset()
 _current: ContextVar[ContextValue] = ContextVar("hmp_casts", default=UNSET)
 
@@ -186,15 +186,15 @@ get = _current.get
 put = _current.set
 
 
-def entered_region(state: CompiledPolicy | Off, key: object = None) -> EnteredRegion:
-    """An EnteredRegion of `state`, which `begin` puts in force."""
+def entered_region(state: PolicyTable | Off, key: object = None) -> EnteredRegion:
+    """An EnteredRegion of `state`, which `begin` makes active."""
     made: EnteredRegion = EnteredRegion()
     made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
     return made
 
 
 def begin(new: EnteredRegion) -> None:
-    """Puts the region's state in force in this thread or task."""
+    """Makes the region's state active in this thread or task."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
@@ -215,7 +215,7 @@ class OffUntil(Off):
     __slots__ = ("_before",)
 
     def __init__(self, before: ContextValue) -> None:
-        super().__init__((before.now or in_force(before)).on)
+        super().__init__((before.now or active_state(before)).on)
         self.now = None
         self._before = before
 
@@ -223,31 +223,31 @@ class OffUntil(Off):
         """Return True if casts are no longer off."""
         raise NotImplementedError
 
-    def in_force(self) -> CompiledPolicy | Off:
+    def active_state(self) -> PolicyTable | Off:
         """Return the `Off` until it is over, the state before from then on."""
         if not self.is_over():
             return self.on.off
         if get() is self:
             put(self._before)
-        return self._before.now or in_force(self._before)
+        return self._before.now or active_state(self._before)
 
 
-def in_force(value: ContextValue) -> CompiledPolicy | Off:
-    """The state in force in this context, whose ContextVar holds `value`."""
+def active_state(value: ContextValue) -> PolicyTable | Off:
+    """The state active in this context, whose ContextVar holds `value`."""
     if isinstance(value, Off):
-        return value.in_force()
-    if isinstance(value, CompiledPolicy):
+        return value.active_state()
+    if isinstance(value, PolicyTable):
         return value
     return inherit_from_caller() if isinstance(value, Unset) else value.now or _state_around(value)
 
 
-def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
-    """The state in force after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
+def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
+    """The active state after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
     top = get()
     below: ContextValue = ended
     while isinstance(below, EnteredRegion) and below.now is None:
         if not began_here(below):
-            # this context is a copy of the one in which the region ended; here its state stays in force
+            # this context is a copy of the one in which the region ended; here its state stays active
             copied = entered_region(below.state)
             copied.before, copied.now = below.before, copied.state
             copied.token = put(copied)
@@ -255,7 +255,7 @@ def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
         else:
             below = below.before
     put(below if top is ended else top)
-    return in_force(below)
+    return active_state(below)
 
 
 def began_here(entered: EnteredRegion) -> bool:
@@ -285,8 +285,8 @@ def _only_state_in_backward() -> Off | None:
     return found.pop() if len(found) == 1 else None
 
 
-def inherit_from_caller() -> CompiledPolicy | Off:
-    """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is in force where
+def inherit_from_caller() -> PolicyTable | Off:
+    """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is active where
     backward() was called."""
     task, noted = _graph_task(), get()
     if task == -1:
@@ -303,23 +303,23 @@ def inherit_from_caller() -> CompiledPolicy | Off:
     return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
 
 
-def current_state() -> CompiledPolicy | Off:
-    """The state in force in the calling thread or task."""
+def current_state() -> PolicyTable | Off:
+    """The state active in the calling thread or task."""
     value = get()
-    return value.now or in_force(value)
+    return value.now or active_state(value)
 
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def is_traced_unpatched() -> bool:
-    """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is in force
+    """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is active
     then. Once torch is patched, torch_compile makes Dynamo take this function for the constant False."""
     return _compiling()
 
 
 def current_policy() -> Any:
-    """The policy in force for the calling thread or task, None where nothing is cast."""
+    """The policy active for the calling thread or task, None where nothing is cast."""
     return None if _compiling() else current_state().policy
 
 
@@ -328,13 +328,13 @@ def casts_enabled() -> bool:
     return not _compiling() and current_state().policy is not None
 
 
-def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while `state` is in force."""
+def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, called while `state` is active."""
     return call_in(state, None, function, args, kwargs)
 
 
-def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """The result of `function`, called while `state` is in force; `key` is the region that brings it, None where hmp does."""
+def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
+    """The result of `function`, called while `state` is active; `key` is the region that brings it, None where hmp does."""
     called = EnteredRegion()  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.key = key
@@ -349,7 +349,7 @@ def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R]
 
 
 def is_by_user() -> bool:
-    """Whether the state in force was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
+    """Whether the active state was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
     current_state()  # which takes regions that have ended out of the way
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
@@ -384,7 +384,7 @@ def keep_callers() -> None:
 
 
 class UnderCapturedState:
-    """Calls `function` under the state that was in force when this object was made, in whatever thread it is called.
+    """Calls `function` under the state that was active when this object was made, in whatever thread it is called.
 
     For checkpoints and for closures of optimizers. HmpError if the policy has changed since: a checkpoint's recomputation would give other
     numbers than its forward (R14).

@@ -1,4 +1,4 @@
-"""R17, the innermost wins: regions of torch.autocast are off in this thread while a policy that came into force inside them lasts.
+"""R17, the innermost wins: regions of torch.autocast are off in this thread while a policy that became active inside them lasts.
 
 torch keeps for each thread whether torch.autocast is enabled, by device type, and a region remembers what it found. Suspensions and regions
 need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the region around it, and end inside another one.
@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import torch_private
-from .state import CompiledPolicy, Off, call_in, current_state
+from .state import Off, PolicyTable, call_in, current_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +134,7 @@ def _take_out(position: int) -> None:
 
 
 def end_all() -> None:
-    """Ends every suspension, because no policy is in force any more; those of other threads once they come past hmp's code."""
+    """Ends every suspension, because no policy is active any more; those of other threads once they come past hmp's code."""
     for each in list(_alive):
         each.ended = True
     _alive.clear()
@@ -170,7 +170,7 @@ def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, 
 
 
 def suspend() -> Suspension | None:
-    """A Suspension, to be ended where the policy that comes into force ends; None where this thread is in no region of torch.autocast.
+    """A Suspension, to be ended where the policy that becomes active ends; None where this thread is in no region of torch.autocast.
 
     In a disabled region there is nothing to switch off yet, but the policy may outlive it.
     """
@@ -189,15 +189,15 @@ def _is_in_region() -> bool:
         _unnest()
 
 
-def is_same_policy(state: CompiledPolicy | Off) -> bool:
-    """Whether `state` belongs, by its scope id, to the policy that is in force here already."""
+def is_same_policy(state: PolicyTable | Off) -> bool:
+    """Whether `state` belongs, by its scope id, to the policy that is active here already."""
     return state.scope_id != 0 and state.scope_id == current_state().scope_id
 
 
-def call_innermost(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while `state` is in force and the regions of torch.autocast around the call are off.
+def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, called while `state` is active and the regions of torch.autocast around the call are off.
 
-    Not off where `state` is what the policy in force here gives other modules, by its scoped lines: no policy comes into force then.
+    Not off where `state` is what the policy active here gives other modules, by its scoped lines: no policy becomes active then.
     """
     suspension = None if (not _alive and not _any_enabled()) or is_same_policy(state) else suspend()
     if suspension is None:

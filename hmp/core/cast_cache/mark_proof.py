@@ -93,7 +93,7 @@ def captures(device_type: str) -> bool:
 
 # on Gaudi: memory of "hpu" takes torch's mark as the CPU's does, or the tries below find out that it does not; then no copy is kept.
 def _tried(device: torch.device) -> str:
-    """The result of all tries, made in a thread of their own, where no mode and no region is in force."""
+    """The result of all tries, made in a thread of their own, where no mode and no region is active."""
     if _copy_on_write is None or device.type == "meta":
         return "this torch has no such mark" if _copy_on_write is None else "there is no memory"
     results: list[str] = []

@@ -25,12 +25,12 @@ Wrapper = Callable[..., Any] | None
 
 
 def op(*args: Any, **kwargs: Any) -> Any:
-    """What wrappers made for compiled code call in place of torch's function: the Call in force adds the op to the graph."""
+    """What wrappers made for compiled code call in place of torch's function: the active Call adds the op to the graph."""
     return handle_torch_function(op, (), *args, **kwargs)
 
 
 def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
-    """What such wrappers call in place of a Python function of hmp's: the Call in force has the compiler trace it like user code."""
+    """What such wrappers call in place of a Python function of hmp's: the active Call has the compiler trace it like user code."""
     return handle_torch_function(inlined, (), function, *args, **kwargs)
 
 

@@ -44,7 +44,7 @@ def variables() -> types.SimpleNamespace:
         def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
             if not isinstance(fn, dynamo.TorchHigherOrderOperatorVariable):
                 return call(tx, fn, list(args), dict(kwargs))
-            # the functions among its arguments are user code, and traced with this mode in force
+            # the functions among its arguments are user code, and traced with this mode active
             with trace_of(tx).under(trace_of(tx).here):
                 return fn._call_function(tx, list(args), dict(kwargs))
 

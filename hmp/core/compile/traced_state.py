@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..active import CompiledPolicy, InBackward, Off, state
+from ..active import InBackward, Off, PolicyTable, state
 from ..dispatch import user_functions
 from ..policy import Policy
 from ..torch_patches import autocast, module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo
 
-State = CompiledPolicy | Off
+State = PolicyTable | Off
 
 
 class Compiling(Off):
@@ -41,7 +41,7 @@ def state_of_program() -> State:
 
 
 def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `function`, a compiler of Dynamo's, run without casts; what it traces has the casts in force where it is called."""
+    """Have `function`, a compiler of Dynamo's, run without casts; what it traces has the casts that are active where it is called."""
     return lambda *args, **kwargs: state.call_under(Compiling(state_of_program()), function, *args, **kwargs)
 
 
@@ -51,7 +51,7 @@ class _Around:
 
     @property
     def key(self) -> str:
-        """The state in force, and how often functions were registered and modules marked. Equal for equal policies."""
+        """The active state, and how often functions were registered and modules marked. Equal for equal policies."""
         here = state_of_program()
         kind = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
         policy = here.on.policy
@@ -76,7 +76,7 @@ def _number(policy: Policy | None) -> int:
 
 
 class _Mark(TorchFunctionMode):
-    """The value that the variable of hmp's mode stands for, because Dynamo asks for one. It is never in force."""
+    """The value that the variable of hmp's mode stands for, because Dynamo asks for one. It is never active."""
 
 
 class Trace:
@@ -86,7 +86,7 @@ class Trace:
     seen by all that runs after a graph break, and would not know of a state that ends by itself, or in another task.
 
     Attributes:
-        here: The state in force at the point that the trace has reached.
+        here: The active state at the point that the trace has reached.
         of_forward: In the backward of an autograd.Function the state that its torch.amp.custom_bwd brings back, else None.
     """
 

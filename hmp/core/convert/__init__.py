@@ -1,11 +1,11 @@
-"""Puts policies in force: convert() for the process, casts() for a region, apply() for a module's calls."""
+"""Activates policies: convert() for the process, casts() for a region, apply() for a module's calls."""
 
 from ..rules import Observer, Op, OpRule, op_wrap
 from ..torch_patches import applied_policy, in_dtype
 from .applied_models import apply, remove
 from .called_modules import convert_script
-from .compiled_policies import any_compiled
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
+from .policy_tables import any_policy_used
 from .unreachable_names import Unreachable, unreachable
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "OpRule",
     "Unreachable",
     "any_applied",
-    "any_compiled",
+    "any_policy_used",
     "applied_policy",
     "apply",
     "casts",

@@ -17,10 +17,10 @@ from ...errors import HmpError
 from ..patching import patches
 from ..policy import DEFAULT, Policy, as_policy
 from ..torch_patches import applied_policy, as_dtype, module_calls
-from . import compiled_policies
-from .compiled_policies import lock
+from . import policy_tables
 from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .log_observer import announce
+from .policy_tables import lock
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -54,9 +54,9 @@ def apply(
     others = _others(marked, methods)
     with lock:
         follow_others()
-        compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
+        table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
         module_calls.unmark(marked)
-        module_calls.mark(marked, compiled, dtype, others)
+        module_calls.mark(marked, table, dtype, others)
         _send_with_policy(marked)
     if verbose:
         announce(chosen)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from ..active import PROCESS, CompiledPolicy
+from ..active import PROCESS, PolicyTable
 from ..patching import patches
 from ..policy import ListEntry, Policy, scopes
 from ..torch_patches import around_models, module_calls
 from ..torch_private import dynamo
-from . import compiled_policies
-from .conversion import choose_policy, convert, in_force
+from . import policy_tables
+from .conversion import activate, choose_policy, convert
 
 
 def convert_script(opt_level: str, policy: Policy | str | Path | None, files: tuple[str, ...], is_verbose: bool) -> CalledModules | None:
@@ -23,10 +23,10 @@ def convert_script(opt_level: str, policy: Policy | str | Path | None, files: tu
     if not chosen.scoped:
         convert(policy=chosen, verbose=is_verbose)
         return None
-    with compiled_policies.lock:
+    with policy_tables.lock:
         was_patched = patches.installed()
         found = CalledModules(chosen, is_verbose)
-        in_force(chosen, found.outside, was_patched, is_verbose)
+        activate(chosen, found.outside, was_patched, is_verbose)
     module_calls.look_at_calls(found.look_at)
     return found
 
@@ -41,8 +41,8 @@ class CalledModules:
         # by id: what a WeakSet does for a look is Python code, which torch.compile would compile
         self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
-        self._by_policy: dict[Policy, CompiledPolicy] = {}
-        self.outside = compiled_policies.compile_for_scope(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
+        self._by_policy: dict[Policy, PolicyTable] = {}
+        self.outside = policy_tables.scoped_table(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
 
     @property
     def unmatched(self) -> tuple[ListEntry, ...]:
@@ -62,20 +62,20 @@ class CalledModules:
         return True
 
     def _resolve(self, module: torch.nn.Module) -> None:
-        with compiled_policies.lock:
+        with policy_tables.lock:
             self.classes.add(type(module_calls.inside_compiled(module)).__name__)
             for entry in scopes.matched(self._policy, module):
                 self._unmatched.pop(entry, None)
             policies = scopes.resolve(self._policy, module, may_match_nothing=True)
             for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
-                module_calls.mark_scoped(each, self._compiled(own))
+                module_calls.mark_scoped(each, self._table(own))
             for each in module.modules():
                 _remember(self._inside, each)
             _remember(self._outermost, module)
 
-    def _compiled(self, own: Policy) -> CompiledPolicy:
+    def _table(self, own: Policy) -> PolicyTable:
         if own not in self._by_policy:
-            self._by_policy[own] = compiled_policies.compile_for_scope(self._policy, own, self.outside.scope_id, self._verbose)
+            self._by_policy[own] = policy_tables.scoped_table(self._policy, own, self.outside.scope_id, self._verbose)
         return self._by_policy[own]
 
 

@@ -1,4 +1,4 @@
-"""Waits, before a policy comes into force, for calls that are in progress in other threads.
+"""Waits, before a policy becomes active, for calls that are in progress in other threads.
 
 A torch function that is written in Python is one op: its wrapper calls it with casts off (R8). A call that began before the policy was in
 force was made by no wrapper, and what remains of it would be cast.

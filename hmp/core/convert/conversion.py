@@ -1,4 +1,4 @@
-"""convert() and casts(): put a policy in force for the process or in a region."""
+"""convert() and casts(): activates a policy for the process or in a region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from ...errors import HmpError
 from .. import low_kernels
-from ..active import PROCESS, CompiledPolicy, Region, Replacements, state, without_casts
+from ..active import PROCESS, PolicyTable, Region, Replacements, state, without_casts
 from ..compile import bridge
 from ..dispatch import deciding, placement, user_functions
 from ..patching import alone, patches, references
@@ -24,17 +24,17 @@ from ..rules import Observer
 from ..torch_ops import sites
 from ..torch_patches import autocast, late_imports, module_calls, never_cast
 from ..torch_private import dynamo
-from . import calls_in_flight, compiled_policies
-from .compiled_policies import lock as _lock
+from . import calls_in_flight, policy_tables
 from .log_observer import announce
+from .policy_tables import lock as _lock
 from .unreachable_names import tell_unreachable
 
 
 class Handle:
-    """What `convert()` returns: at the end of its `with`, or by `.revert()`, the policy from before the conversion is in force again."""
+    """What `convert()` returns: at the end of its `with`, or by `.revert()`, the policy from before the conversion is active again."""
 
-    def __init__(self, compiled: CompiledPolicy) -> None:
-        self._compiled = compiled
+    def __init__(self, table: PolicyTable) -> None:
+        self._table = table
 
     def revert(self) -> None:
         """Undoes this conversion and all later ones; a second call does nothing."""
@@ -44,9 +44,9 @@ class Handle:
             ended = _converted[_converted.index(self) :]
             del _converted[-len(ended) :]
             for each in ended:
-                module_calls.unmark_scope(each._compiled.scope_id)
+                module_calls.unmark_scope(each._table.scope_id)
             if not revert_if_unused():
-                _put_in_force()
+                _activate_latest()
 
     def __enter__(self) -> Handle:
         return self
@@ -55,7 +55,7 @@ class Handle:
         self.revert()
 
 
-# The conversions that have not been reverted, latest last: its policy is in force.
+# The conversions that have not been reverted, latest last: its policy is active.
 _converted: list[Handle] = []
 _regions_entered = False
 
@@ -74,7 +74,7 @@ def convert(  # noqa: PLR0913
     verbose: bool | None = None,
     model: torch.nn.Module | None = None,
 ) -> Handle:
-    """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
+    """Activates a policy for the whole process. Returns a handle that restores the policy from before.
 
     "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs
     matrix products and convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named.
@@ -87,7 +87,7 @@ def convert(  # noqa: PLR0913
     """
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
-    with compiled_policies.gc_paused():
+    with policy_tables.gc_paused():
         chosen = choose_policy(
             opt_level, policy, model, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
         )
@@ -100,28 +100,28 @@ def convert(  # noqa: PLR0913
 def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
     was_patched = patches.installed()
     follow_others()
-    # whatever fails, fails before anything is in force
+    # whatever fails, fails before anything is active
     _check_model(model, chosen, "convert(model=...)")
     if model is not None and chosen.scoped:
-        compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+        table = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
-        compiled = compiled_policies.compile_policy(chosen, is_verbose)
-    return in_force(chosen, compiled, was_patched, is_verbose)
+        table = policy_tables.table_of(chosen, is_verbose)
+    return activate(chosen, table, was_patched, is_verbose)
 
 
-def in_force(chosen: Policy, compiled: CompiledPolicy, was_patched: bool, is_verbose: bool) -> Handle:
-    """Put `compiled` in force for the process, as the latest conversion."""
+def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: bool) -> Handle:
+    """Make `table` active for the process, as the latest conversion."""
     try:
-        compiled_policies.construct_without_casts()
+        policy_tables.construct_without_casts()
     except BaseException:
         if not was_patched:
             revert()
         raise
     if not was_patched:
         calls_in_flight.wait_for(never_cast.codes())
-    handle = Handle(compiled)
+    handle = Handle(table)
     _converted.append(handle)
-    _put_in_force()
+    _activate_latest()
     autocast.say_if_enabled()
     if is_verbose:
         announce(chosen)
@@ -155,12 +155,12 @@ def choose_policy(
 
 
 def revert() -> None:
-    """Undoes every convert(), casts() and apply(): no policy is in force, nothing of torch is patched. Does nothing without one."""
+    """Undoes every convert(), casts() and apply(): no policy is active, nothing of torch is patched. Does nothing without one."""
     global _regions_entered
     with _lock:
         _converted.clear()
-        _move_process_to(CompiledPolicy(state.NO_REPLACEMENTS, None))
-        compiled_policies.empty_all()
+        _move_process_to(PolicyTable(state.NO_REPLACEMENTS, None))
+        policy_tables.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
         replaced_by = placement.patched_ops()
@@ -169,7 +169,7 @@ def revert() -> None:
 
 
 def revert_if_unused() -> bool:
-    """Undoes what hmp has patched and returns True where no policy can be in force again by itself: nothing is converted, no model has a
+    """Undoes what hmp has patched and returns True where no policy can be active again by itself: nothing is converted, no model has a
     policy, and no `casts()` was entered. To be called with the lock."""
     if _converted or module_calls.any_marked() or _regions_entered:
         return False
@@ -178,12 +178,12 @@ def revert_if_unused() -> bool:
 
 
 def is_converted() -> bool:
-    """Whether a process-wide policy is in force."""
+    """Whether a process-wide policy is active."""
     return PROCESS.policy is not None
 
 
 def is_in_place() -> bool:
-    """Whether torch is patched: from the first policy on until `revert()`, also while no policy is in force."""
+    """Whether torch is patched: from the first policy on until `revert()`, also while no policy is active."""
     return patches.installed()
 
 
@@ -193,7 +193,7 @@ def any_applied() -> bool:
 
 
 def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
-    """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
+    """A region of the calling thread or task in which `policy` is active: context manager and decorator; nests.
 
     Without a policy: "autocast", torch.autocast's own lists for the device that `model` is on, without one for the device in use.
 
@@ -206,17 +206,17 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         return casts()(policy)
     chosen = _uncompiled(as_policy)(policy, model)
     _check_model(model, chosen, "casts(model=...)")
-    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.compile_policy(chosen)
+    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: policy_tables.table_of(chosen)
 
-    def choose(_: object) -> CompiledPolicy:
+    def choose(_: object) -> PolicyTable:
         global _regions_entered
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        compiled: CompiledPolicy = _uncompiled(made)()
+        table: PolicyTable = _uncompiled(made)()
         if not _regions_entered:
-            compiled_policies.construct_without_casts()
+            policy_tables.construct_without_casts()
             _regions_entered = True
-        return compiled
+        return table
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
@@ -225,27 +225,27 @@ bridge.entering.append(casts)
 
 
 class _CastsIn:
-    """Returns, when called, the compiled policy for a region whose policy has scoped lines for a model. HmpError once the model is gone.
+    """Returns, when called, the policy table for a region whose policy has scoped lines for a model. HmpError once the model is gone.
 
     The first call marks the model's modules; when this object is garbage, the marks are removed."""
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
         scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
         self._policy, self._model = policy, weakref.ref(model)
-        self._compiled: CompiledPolicy | None = None
+        self._table: PolicyTable | None = None
 
-    def __call__(self) -> CompiledPolicy:
-        compiled = self._compiled
-        if compiled is not None and compiled.policy is not None:
-            return compiled
+    def __call__(self) -> PolicyTable:
+        table = self._table
+        if table is not None and table.policy is not None:
+            return table
         with _lock:
             model = self._model()
             if model is None:
                 raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
-            if self._compiled is None or self._compiled.policy is None:
-                self._compiled = resolved(self._policy, model, self._policy.unscoped)
-                weakref.finalize(self, module_calls.unmark_scope, self._compiled.scope_id).atexit = False
-            return self._compiled
+            if self._table is None or self._table.policy is None:
+                self._table = resolved(self._policy, model, self._policy.unscoped)
+                weakref.finalize(self, module_calls.unmark_scope, self._table.scope_id).atexit = False
+            return self._table
 
 
 def _refuse_tracing() -> None:
@@ -283,17 +283,17 @@ def unscripted(model: Any, where: str) -> torch.nn.Module:
     return module
 
 
-def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled policy for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
+def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> PolicyTable:
+    """The policy table for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
 
-    Marks those modules with compiled policies of their own."""
+    Marks those modules with policy tables of their own."""
     policies = scopes.resolve(policy, model)
     outside = outside or policies[module_calls.inside_compiled(model)]
     scope_id = module_calls.new_scope_id()
-    by_policy: dict[int, CompiledPolicy] = {}
+    by_policy: dict[int, PolicyTable] = {}
     for each in (outside, *policies.values()):
         if id(each) not in by_policy:
-            by_policy[id(each)] = compiled_policies.compile_for_scope(policy, each, scope_id, is_verbose)
+            by_policy[id(each)] = policy_tables.scoped_table(policy, each, scope_id, is_verbose)
     try:
         for module, own in scopes.differing(policies, model, outside).items():
             module_calls.mark_scoped(module, by_policy[id(own)])
@@ -307,7 +307,7 @@ def register(owner: Any, name: str, cast: ListName) -> None:
     """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
     with _lock:
         user_functions.add(owner, name, cast)
-        _recompile_all()
+        _rebuild_all()
 
 
 def set_low_kernels(choice: str) -> str:
@@ -337,7 +337,7 @@ def set_low_kernels(choice: str) -> str:
         before = low_kernels.choose(choice)
         if low_kernels.computed_in_float32() != computed_before and patches.installed():
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
-            _recompile_all()
+            _rebuild_all()
             bridge.forget_wrappers()
         return before
 
@@ -346,22 +346,22 @@ def set_low_kernels(choice: str) -> str:
 def observed_by(observer: Observer) -> Iterator[None]:
     """Context manager in which `observer` is told of every decision, of every policy and in every thread. Outside it costs nothing."""
     with _lock:
-        compiled_policies.observers.append(observer)
-        _recompile_all()
+        policy_tables.observers.append(observer)
+        _rebuild_all()
     try:
         yield
     finally:
         with _lock:
-            compiled_policies.observers.remove(observer)
-            _recompile_all()
+            policy_tables.observers.remove(observer)
+            _rebuild_all()
 
 
-def _recompile_all() -> None:
+def _rebuild_all() -> None:
     """Compiles every policy in use again, after a change of the registered functions or of the observers."""
     if patches.installed():
-        with compiled_policies.gc_paused():
-            compiled_policies.recompile_all()
-            _put_in_force()
+        with policy_tables.gc_paused():
+            policy_tables.rebuild_all()
+            _activate_latest()
 
 
 def follow_others() -> None:
@@ -370,7 +370,7 @@ def follow_others() -> None:
         if patches.installed() and sites.look_again():
             deciding.forget()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
-            _recompile_all()
+            _rebuild_all()
             bridge.forget_wrappers()
 
 
@@ -393,16 +393,16 @@ def _follow_library() -> None:
     patches.rebind(cls, method, replacing)
 
 
-compiled_policies.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
+policy_tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
 
 
-def _put_in_force() -> None:
-    """Puts the latest conversion's policy in force for the process; no policy where there is no conversion."""
-    _move_process_to(_converted[-1]._compiled if _converted else CompiledPolicy(state.NO_REPLACEMENTS, None))
+def _activate_latest() -> None:
+    """Makes the latest conversion's policy active for the process; no policy where there is no conversion."""
+    _move_process_to(_converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None))
 
 
-def _move_process_to(compiled: CompiledPolicy) -> None:
-    """Puts `compiled` in force for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
+def _move_process_to(table: PolicyTable) -> None:
+    """Makes `table` active for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
 
     A call of a builtin always does. A torch function written in Python calls many builtins, and is one op because its wrapper calls it with
     casts off (R8). So while there are other threads, those functions that only one of the two policies changes have, until the change is
@@ -410,21 +410,21 @@ def _move_process_to(compiled: CompiledPolicy) -> None:
     """
     old = PROCESS
     if not alone():
-        single = _as_single_ops(compiled.replacements.functions - old.replacements.functions)
+        single = _as_single_ops(table.replacements.functions - old.replacements.functions)
         if single:
             _set_process_policy(_and(old, single))
             calls_in_flight.wait_for({patches.code_of(function) for function in single})
-        single = _as_single_ops(old.replacements.functions - compiled.replacements.functions)
+        single = _as_single_ops(old.replacements.functions - table.replacements.functions)
         if single:
-            _set_process_policy(_and(compiled, single))
-    _set_process_policy(compiled)
+            _set_process_policy(_and(table, single))
+    _set_process_policy(table)
 
 
-def _and(compiled: CompiledPolicy, single: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
-    """`compiled`, with those in the places of functions that it leaves as they are."""
-    own = compiled.replacements
+def _and(table: PolicyTable, single: Mapping[Any, Callable[..., Any]]) -> PolicyTable:
+    """`table`, with those in the places of functions that it leaves as they are."""
+    own = table.replacements
     both = Replacements(own.functions | single.keys(), lambda function: single.get(function) or own[function])
-    return CompiledPolicy(both, compiled.policy, compiled.user_policy, compiled.scope_id)
+    return PolicyTable(both, table.policy, table.user_policy, table.scope_id)
 
 
 def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -432,6 +432,6 @@ def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
-def _set_process_policy(compiled: CompiledPolicy) -> None:
-    PROCESS.replacements, PROCESS.policy = compiled.replacements, compiled.policy
-    PROCESS.user_policy, PROCESS.scope_id = compiled.user_policy, compiled.scope_id
+def _set_process_policy(table: PolicyTable) -> None:
+    PROCESS.replacements, PROCESS.policy = table.replacements, table.policy
+    PROCESS.user_policy, PROCESS.scope_id = table.user_policy, table.scope_id

@@ -18,7 +18,7 @@ from ..rules import Observer, OpRule, rules
 
 
 def announce(policy: Policy) -> None:
-    """Logs the policy that has come into force; gives the logger a handler on stderr if it has none."""
+    """Logs the policy that has become active; gives the logger a handler on stderr if it has none."""
     if not speaks():
         return
     if not log.hasHandlers():

@@ -12,7 +12,7 @@ from .. import torch_private
 from ..active import state
 from ..patching import PatchedMethod, PatchedOp
 
-_get, _in_force = state.get, state.in_force
+_get, _active_state = state.get, state.active_state
 _SEQUENCES = frozenset({list, tuple})
 
 
@@ -25,7 +25,7 @@ class ActiveOp(PatchedOp):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
-        wrapper = (value.now or _in_force(value)).replacements[self.original]
+        wrapper = (value.now or _active_state(value)).replacements[self.original]
         if wrapper is None:
             return self.call(*args, **kwargs)
         if (
@@ -76,7 +76,7 @@ class ActiveBody(PatchedOp):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
-        wrapper = (value.now or _in_force(value)).replacements[self.original]
+        wrapper = (value.now or _active_state(value)).replacements[self.original]
         return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""torch.fx graphs are cast under the policy in force where they run, whether their generated code runs or an Interpreter."""
+"""torch.fx graphs are cast under the policy active where they run, whether their generated code runs or an Interpreter."""
 
 from __future__ import annotations
 

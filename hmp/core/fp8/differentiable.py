@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     op: str
     recipe: Recipe
-    low: torch.dtype
+    low_dtype: torch.dtype
     real: bool
     observer: Observer | None
     quantiser: Quantiser
@@ -41,7 +41,7 @@ def product(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
     if not _compiling() and not in_plain_autograd():
         raise HmpError(
             f"{settings.op} in FP8 has no rule for function transforms (torch.func), forward-mode differentiation and torch.jit.trace: "
-            f"run it in the low dtype there, {dtype_name(settings.low)}"
+            f"run it in the low dtype there, {dtype_name(settings.low_dtype)}"
         )
     if _grad_enabled() and (left.requires_grad or right.requires_grad):
         result: Tensor = _Product.apply(left, right, settings)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def _inner_of_right(settings: Settings) -> int:
 
 def _multiplied(left: Quantised, right: Quantised, settings: Settings) -> Tensor:
     inner_by_outer = transposed(right) if settings.right_is_transposed else right
-    return multiply(left, inner_by_outer, settings.low, real=settings.real, fast=True)
+    return multiply(left, inner_by_outer, settings.low_dtype, real=settings.real, fast=True)
 
 
 class _Product(torch.autograd.Function):
@@ -96,7 +96,7 @@ class _Product(torch.autograd.Function):
             for_left = in_fp8[1] if recipe.scaling == "tensor" else _observed("weight", right, layout, settings)
         if ctx.needs_input_grad[1] and not recipe.right_gradient_low:
             for_right = in_fp8[0] if recipe.scaling == "tensor" else _observed("input", left, _layout(settings, -2), settings)
-        low_left = cast(left, settings.low) if ctx.needs_input_grad[1] and recipe.right_gradient_low else None
+        low_left = cast(left, settings.low_dtype) if ctx.needs_input_grad[1] and recipe.right_gradient_low else None
         ctx.save_for_backward(*_parts(for_left), *_parts(for_right), low_left)
         return _multiplied(*in_fp8, settings)
 
@@ -143,13 +143,13 @@ def _copy(data: Tensor, scale: Tensor, scaling: str, axis: int) -> Quantised:
 
 def _gradient_of_left(gradient: Quantised, right: Quantised, settings: Settings) -> Tensor:
     outer_by_inner = right if settings.right_is_transposed else transposed(right)
-    return multiply(gradient, outer_by_inner, settings.low, real=settings.real)
+    return multiply(gradient, outer_by_inner, settings.low_dtype, real=settings.real)
 
 
 def _gradient_of_right(gradient: Quantised, left: Quantised, settings: Settings) -> Tensor:
     """In the layout that right was given in."""
     first, second = (gradient, left) if settings.right_is_transposed else (left, gradient)
-    return multiply(transposed(first), second, settings.low, real=settings.real)
+    return multiply(transposed(first), second, settings.low_dtype, real=settings.real)
 
 
 def _low_gradient_of_right(gradient: Tensor, left: Tensor, settings: Settings) -> Tensor:

@@ -46,18 +46,18 @@ def is_real(kernel: str, device: torch.device, recipe: Recipe) -> bool:
     return (kernel_for(device, recipe) if kernel == "auto" else kernel) == "real"
 
 
-def multiply(left: Quantised, right: Quantised, low: torch.dtype, *, real: bool, fast: bool = False) -> Tensor:
-    """`left @ right`, matrices or batches of them, summed in float32 and rounded to `low` once.
+def multiply(left: Quantised, right: Quantised, low_dtype: torch.dtype, *, real: bool, fast: bool = False) -> Tensor:
+    """`left @ right`, matrices or batches of them, summed in float32 and rounded to `low_dtype` once.
 
     The inner axis of `left` is its last and that of `right` its last but one. `fast` lets a real kernel keep fewer bits of the sums.
     """
     if not real:
-        return cast(matmul_as_given(values(left), values(right)), low)
+        return cast(matmul_as_given(values(left), values(right)), low_dtype)
     if left.data.dim() == 2:
-        return _scaled_product(left, right, low, fast)
+        return _scaled_product(left, right, low_dtype, fast)
     # torch has no kernel for batches that all recipes and GPUs share
     pairs = ((_matrix(left, i), _matrix(right, i)) for i in range(left.data.shape[0]))
-    return _stack([_scaled_product(one, other, low, fast) for one, other in pairs])
+    return _stack([_scaled_product(one, other, low_dtype, fast) for one, other in pairs])
 
 
 def matmul_as_given(left: Tensor, right: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def _matrix(batch: Quantised, i: int) -> Quantised:
     return Quantised(_select(batch.data, 0, i), batch.scale if batch.axis is None else _select(batch.scale, 0, i), batch.axis)
 
 
-def _scaled_product(left: Quantised, right: Quantised, low: torch.dtype, fast: bool) -> Tensor:
+def _scaled_product(left: Quantised, right: Quantised, low_dtype: torch.dtype, fast: bool) -> Tensor:
     """The product of two matrices by torch's kernel."""
     assert scaled_mm is not None, "without such a kernel FP8 is emulated"
     # kernels take a row-major left and a column-major right matrix, and an inner dimension that is a multiple of 16: zeros add nothing
@@ -84,15 +84,15 @@ def _scaled_product(left: Quantised, right: Quantised, low: torch.dtype, fast: b
     columns = _transpose(_with_whole_inner(on_gpu.row_major(_transpose(right.data, 0, 1))), 0, 1)
     run = functools.partial(scaled_mm, rows, columns, use_fast_accum=fast)
     if left.scale.dtype is not torch.float32:
-        return run(_swizzled(left.scale), _swizzled(_transpose(right.scale, 0, 1)), out_dtype=low)
+        return run(_swizzled(left.scale), _swizzled(_transpose(right.scale, 0, 1)), out_dtype=low_dtype)
     if left.axis is None and right.axis is None:
-        return run(left.scale, right.scale, out_dtype=low)
+        return run(left.scale, right.scale, out_dtype=low_dtype)
     row_scale, column_scale = _expand(left.scale, (rows.shape[0], 1)), _expand(right.scale, (1, columns.shape[1]))
-    if fast and low is torch.bfloat16:
-        return run(_contiguous(row_scale), _contiguous(column_scale), out_dtype=low)
+    if fast and low_dtype is torch.bfloat16:
+        return run(_contiguous(row_scale), _contiguous(column_scale), out_dtype=low_dtype)
     # the kernel for scales of rows gives bfloat16 only, and is slow where its sums are exact
     one = _ones((), device=rows.device)
-    return on_gpu.cast_product(run(one, one, out_dtype=torch.float32), row_scale, column_scale, low)
+    return on_gpu.cast_product(run(one, one, out_dtype=torch.float32), row_scale, column_scale, low_dtype)
 
 
 def _with_whole_inner(matrix: Tensor) -> Tensor:

@@ -38,16 +38,16 @@ def fused(function: Callable[..., Any], tensor: Tensor, *how: Any) -> Any:
         return _compiled(function)(_detach(tensor), *how)
 
 
-def cast_product(product: Tensor, row_scale: Tensor, column_scale: Tensor, low: torch.dtype) -> Tensor:
+def cast_product(product: Tensor, row_scale: Tensor, column_scale: Tensor, low_dtype: torch.dtype) -> Tensor:
     """A product in float32, times the scales of its rows and columns, in the low dtype."""
     if fuses(product):
-        found: Tensor = fused(_scaled_and_cast, product, row_scale, column_scale, low)
+        found: Tensor = fused(_scaled_and_cast, product, row_scale, column_scale, low_dtype)
         return found
-    return _scaled_and_cast(product, row_scale, column_scale, low)
+    return _scaled_and_cast(product, row_scale, column_scale, low_dtype)
 
 
-def _scaled_and_cast(product: Tensor, row_scale: Tensor, column_scale: Tensor, low: torch.dtype) -> Tensor:
-    return _to(_mul(_mul(product, row_scale), column_scale), low)
+def _scaled_and_cast(product: Tensor, row_scale: Tensor, column_scale: Tensor, low_dtype: torch.dtype) -> Tensor:
+    return _to(_mul(_mul(product, row_scale), column_scale), low_dtype)
 
 
 def row_major(data: Tensor) -> Tensor:

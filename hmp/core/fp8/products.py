@@ -29,7 +29,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any
     """torch.nn.functional.linear, for an input of any number of dimensions."""
     rows = _reshape(input, (-1, input.shape[-1]))
     result = _shaped(_product("linear", rows, weight, right_is_transposed=True, **how), (*input.shape[:-1], weight.shape[0]))
-    return result if bias is None else _add(result, cast(bias, how["low"]))
+    return result if bias is None else _add(result, cast(bias, how["low_dtype"]))
 
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, **how: Any) -> Tensor:
@@ -80,7 +80,7 @@ def addbmm(
     return _given(_sum(input, beta, _product("addbmm", side_by_side, one_below_other, **how), alpha), out)
 
 
-# By op. Each takes as well, by keyword: `recipe`, `low` (the dtype of the result), `kernel` ("auto", "emulate", "real"), `observer` (called
+# By op. Each takes as well, by keyword: `recipe`, `low_dtype` (of the result), `kernel` ("auto", "emulate", "real"), `observer` (called
 # with Statistics of each tensor that is quantised; None costs nothing) and `quantiser` (called instead of `quantise` for the operands, as
 # they were given: what keeps the copies of weights).
 PRODUCTS: dict[str, Callable[..., Tensor]] = {
@@ -106,12 +106,12 @@ def _settings(
     right_is_transposed: bool,
     *,
     recipe: Recipe,
-    low: torch.dtype,
+    low_dtype: torch.dtype,
     kernel: str = "auto",
     observer: Observer | None = None,
     quantiser: Quantiser = quantise,
 ) -> Settings:
-    return Settings(op, recipe, low, is_real(kernel, device, recipe), observer, quantiser, right_is_transposed)
+    return Settings(op, recipe, low_dtype, is_real(kernel, device, recipe), observer, quantiser, right_is_transposed)
 
 
 def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:

@@ -81,7 +81,7 @@ _CALLS: dict[str, Callable[..., _Call]] = {
 }
 
 
-def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe, low: torch.dtype) -> str:
+def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe, low_dtype: torch.dtype) -> str:
     """Why PRODUCTS[op] cannot take the call, in few words; "" where it can.
 
     It reads shapes, dtypes and the like, never values. There are few different answers, so that they can be counted.
@@ -91,7 +91,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: R
     except TypeError:
         return "arguments that FP8 products do not take"
     tensors = [each for each in (call.left, call.right, call.added) if each is not None]
-    return _of_tensors(tensors) or _of_shapes(op, call, recipe) or _of_the_rest(call, tensors, low)
+    return _of_tensors(tensors) or _of_shapes(op, call, recipe) or _of_the_rest(call, tensors, low_dtype)
 
 
 def _of_tensors(tensors: list[Any]) -> str:
@@ -151,7 +151,7 @@ def _can_be_added(op: str, call: _Call, outer: int) -> bool:
     return len(given) <= len(shape) and all(size in (1, needed) for size, needed in zip(reversed(given), reversed(shape), strict=False))
 
 
-def _of_the_rest(call: _Call, tensors: list[Tensor], low: torch.dtype) -> str:
+def _of_the_rest(call: _Call, tensors: list[Tensor], low_dtype: torch.dtype) -> str:
     if call.out_dtype is not None:
         return "out_dtype is given"
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):
@@ -164,6 +164,6 @@ def _of_the_rest(call: _Call, tensors: list[Tensor], low: torch.dtype) -> str:
         return "beta=0 beside an input that needs a gradient"  # which is 0, where FP8 would give none
     if call.out is None:
         return ""
-    if not isinstance(call.out, Tensor) or call.out.dtype not in (low, tensors[0].dtype) or call.out.layout is not torch.strided:
+    if not isinstance(call.out, Tensor) or call.out.dtype not in (low_dtype, tensors[0].dtype) or call.out.layout is not torch.strided:
         return "out= of another kind"
     return "out= where a gradient is needed" if needs_gradient or call.out.requires_grad else ""

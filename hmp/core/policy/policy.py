@@ -40,7 +40,7 @@ from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
 from .presets import meaning, policies
 
 DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
-HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
+HABANA = "habana"  # what convert() makes active, and what stands in for list files that are not given
 
 
 @dataclass(frozen=True)

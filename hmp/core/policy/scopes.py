@@ -57,13 +57,13 @@ def refuse_without_model(policy: Policy) -> None:
         first = policy.scoped[0]
         at = f"{first.place}: " if first.path else ""
         raise HmpError(
-            f"{at}{first.text!r} speaks of the modules of a model, and policy {policy.name!r} is to be in force without one; "
+            f"{at}{first.text!r} speaks of the modules of a model, and policy {policy.name!r} is to be active without one; "
             "use hmp.apply(model, policy) or hmp.convert(policy=policy, model=model), or policy.unscoped, which leaves such lines out"
         )
 
 
 def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
-    """Each module of `model` → the policy in force in it, an unscoped one; the model itself comes first.
+    """Each module of `model` → the policy active in it, an unscoped one; the model itself comes first.
 
     A scoped entry holds in the modules whose path its glob matches and in all modules inside them. It wins over the unscoped lists for its
     ops and for those that follow them. Of several entries for one op, the one whose glob matches the nearest module wins; at equal distance
@@ -99,8 +99,8 @@ def of_user(policy: Policy) -> list[ListEntry]:
 
 
 def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
-    """Those of `policies` (module → policy) whose module may be called while another policy is in force: that of a module that contains it,
-    or `outside`, the one in force around the model.
+    """Those of `policies` (module → policy) whose module may be called while another policy is active: that of a module that contains it,
+    or `outside`, the one active around the model.
 
     Every module that contains it counts, not its parent alone: a ModuleList is never called, and code may call a module of a module.
     """

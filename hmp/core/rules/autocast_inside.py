@@ -131,9 +131,12 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
             cached = is_cell or shared_cast.can_make_nodes()
             given = _with_low_weights(args, rule, caster) if cached else args
         elif is_sparse_product and reaches_sparse(args, kwargs, tensors):
-            given, named = tuple(_cast(each, rule.low, caster) for each in args), {k: _cast(v, rule.low, caster) for k, v in kwargs.items()}
+            given, named = (
+                tuple(_cast(each, rule.low_dtype, caster) for each in args),
+                {k: _cast(v, rule.low_dtype, caster) for k, v in kwargs.items()},
+            )
         try:
-            with make(device, rule.low) if cached else Region(device, rule.low, cached=False):
+            with make(device, rule.low_dtype) if cached else Region(device, rule.low_dtype, cached=False):
                 return inside(*given, **named)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
@@ -152,11 +155,11 @@ def reaches_sparse(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
 def _with_low_weights(args: tuple[Any, ...], rule: OpRule, caster: Caster) -> tuple[Any, ...]:
     """The positional arguments of a recurrent op with its weights cast: all behind a cell's state, the last list of other ops."""
     if rule.op in op_facts.CELLS:
-        return *args[:2], *(_cast(each, rule.low, caster) for each in args[2:])
+        return *args[:2], *(_cast(each, rule.low_dtype, caster) for each in args[2:])
     at = max((i for i, each in enumerate(args) if isinstance(each, (list, tuple))), default=None)
     if at is None:
         return args
-    return *args[:at], [_cast(each, rule.low, caster) for each in args[at]], *args[at + 1 :]
+    return *args[:at], [_cast(each, rule.low_dtype, caster) for each in args[at]], *args[at + 1 :]
 
 
 def _cast(value: Any, dtype: torch.dtype, caster: Caster) -> Any:

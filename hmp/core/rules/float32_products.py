@@ -73,26 +73,26 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
         return op
     slow = low_kernels.computed_in_float32()
     may_be_wide = as_autocast and rule.op in op_facts.WIDE_UNDER_AUTOCAST | {"lstm"}
-    low_of = functools.partial(_low_of, slow=slow, beside=frozenset({torch.float32}) if may_be_wide else frozenset())
+    low_dtype_of = functools.partial(_low_dtype_of, slow=slow, beside=frozenset({torch.float32}) if may_be_wide else frozenset())
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        low = low_of(args, kwargs)
+        low_dtype = low_dtype_of(args, kwargs)
         # a region of torch.autocast has the last word (R17), in a dtype of its own
-        if low is None or (rule.facts.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
+        if low_dtype is None or (rule.facts.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
             return op(*args, **kwargs)
         out = kwargs.get("out")
         if out is not None:
-            if not isinstance(out, Tensor) or out.dtype is not low or (_grad_enabled() and _any_needs_grad((args, kwargs))):
+            if not isinstance(out, Tensor) or out.dtype is not low_dtype or (_grad_enabled() and _any_needs_grad((args, kwargs))):
                 return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd, and has the inputs' dtype
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-        if low not in _logged and not _compiling():
-            _log(low)
-        if out is None and _recomputes(rule, args, kwargs, low):
+        if low_dtype not in _logged and not _compiling():
+            _log(low_dtype)
+        if out is None and _recomputes(rule, args, kwargs, low_dtype):
             tensors = each_tensor((args, kwargs))
-            result = _Recomputed.apply(_Plan(rule, op, args, kwargs, low), *tensors)  # type: ignore[no-untyped-call]
+            result = _Recomputed.apply(_Plan(rule, op, args, kwargs, low_dtype), *tensors)  # type: ignore[no-untyped-call]
         else:
             try:
-                call = _Call(op, args, kwargs, low, rule)
+                call = _Call(op, args, kwargs, low_dtype, rule)
             except refusals.OF_CASTS as error:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
@@ -101,10 +101,10 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
                 return _written(call, op, args, kwargs)
             result = call.run()
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
-            result = tensor_casts.cast(result, low) if type(result) is Tensor else _rounded(result, low)
+            result = tensor_casts.cast(result, low_dtype) if type(result) is Tensor else _rounded(result, low_dtype)
         return result if out is None else deliver(result, out)
 
-    computed.computes_in_float32 = low_of  # type: ignore[attr-defined]  # for reports
+    computed.computes_in_float32 = low_dtype_of  # type: ignore[attr-defined]  # for reports
     return computed
 
 
@@ -123,7 +123,7 @@ def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
     """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a region of the user's."""
     if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
-    return rule.facts.needs_instructions and rule.low in low_kernels.computed_in_float32()
+    return rule.facts.needs_instructions and rule.low_dtype in low_kernels.computed_in_float32()
 
 
 def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -133,7 +133,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     """
     if not _applies(rule):
         return by_autocast
-    cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
+    cast = functools.partial(tensor_casts.cast_within, dtype=rule.low_dtype, caster=caster)
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule) or []
@@ -174,7 +174,7 @@ def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
     return rule.op in op_facts.WIDE_UNDER_AUTOCAST or (rule.op == "lstm" and len(args) > 3 and type(args[3]) in _CONTAINERS)
 
 
-def _low_of(
+def _low_dtype_of(
     args: Iterable[Any], kwargs: Mapping[str, Any], *, slow: frozenset[torch.dtype], beside: frozenset[torch.dtype]
 ) -> torch.dtype | None:
     """Return the low dtype, one of `slow`, that a call's CPU tensors have; None where they have another floating dtype that is not in
@@ -209,17 +209,17 @@ def _any_needs_grad(values: Iterable[Any]) -> bool:
     return any(t.requires_grad for t in each_tensor(values))
 
 
-def _rounded(result: Any, low: torch.dtype) -> Any:
-    return map_tensors(result, lambda t: tensor_casts.cast(t, low) if t.dtype is torch.float32 else t)
+def _rounded(result: Any, low_dtype: torch.dtype) -> Any:
+    return map_tensors(result, lambda t: tensor_casts.cast(t, low_dtype) if t.dtype is torch.float32 else t)
 
 
 class _Call:
-    """A call of an op whose tensors of the dtype `low` are widened to float32."""
+    """A call of an op whose tensors of the dtype `low_dtype` are widened to float32."""
 
-    __slots__ = ("_low", "_op", "_pairs", "_rule", "args", "kwargs")
+    __slots__ = ("_low_dtype", "_op", "_pairs", "_rule", "args", "kwargs")
 
-    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype, rule: OpRule) -> None:
-        self._op, self._low, self._rule = op, low, rule
+    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype, rule: OpRule) -> None:
+        self._op, self._low_dtype, self._rule = op, low_dtype, rule
         self._pairs: Pairs = {}
         self.args = [self._widened(value) for value in args]
         self.kwargs = {name: self._widened(value) for name, value in kwargs.items()} if kwargs else kwargs
@@ -228,7 +228,7 @@ class _Call:
         return map_tensors(value, self._wide) if isinstance(value, (Tensor, *_CONTAINERS)) else value
 
     def _wide(self, tensor: Tensor) -> Tensor:
-        if tensor.dtype is not self._low:
+        if tensor.dtype is not self._low_dtype:
             return tensor
         wide = weight_cache.in_float32(tensor, self._rule.op not in op_facts.USES_INPUTS_AGAIN)
         self._pairs[id(wide)] = wide, tensor
@@ -239,7 +239,7 @@ class _Call:
         op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
             return op(*args, **kwargs)
-        keeping = _Keeping(self._rule, self._low, self._pairs)
+        keeping = _Keeping(self._rule, self._low_dtype, self._pairs)
         pack, unpack = keeping.pack, keeping.unpack
         try:  # an interrupt may come behind any call
             push_saved_tensors_hooks(pack, unpack)
@@ -251,7 +251,7 @@ class _Call:
     def _keeps_for_backward(self) -> bool:
         if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs.values()):
             return False
-        # without the function that names the hooks in force (torch 2.7) those of a checkpoint would be passed over
+        # without the function that names the active hooks (torch 2.7) those of a checkpoint would be passed over
         allowed = saved_tensors_hooks is not None and are_saved_tensors_hooks_allowed()
         return allowed and not dispatch_modes() and in_plain_autograd()
 
@@ -259,20 +259,20 @@ class _Call:
 class _Keeping:
     """The hooks for saved tensors of one call, by which float32 tensors are kept in the low dtype.
 
-    An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were in force before (a checkpoint's, the
+    An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were active before (a checkpoint's, the
     user's) get the low-precision tensors, as from torch's own kernel, and the others as they are.
     """
 
-    __slots__ = ("_around", "_low", "_pairs", "_rule")
+    __slots__ = ("_around", "_low_dtype", "_pairs", "_rule")
 
-    def __init__(self, rule: OpRule, low: torch.dtype, pairs: Pairs) -> None:
-        self._rule, self._low, self._pairs = rule, low, pairs
+    def __init__(self, rule: OpRule, low_dtype: torch.dtype, pairs: Pairs) -> None:
+        self._rule, self._low_dtype, self._pairs = rule, low_dtype, pairs
         self._around = _hooks_around()
 
     def pack(self, tensor: Tensor) -> _Packed:
         """Return what the graph holds in the place of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
-            low = _in_low(tensor, self._pairs, self._low)
+            low = _in_low(tensor, self._pairs, self._low_dtype)
         kept, source = (tensor, tensor) if low is None else low
         if self._around is not None:
             return _Packed(self._around[0](kept), low is not None)
@@ -300,7 +300,7 @@ class _Packed(NamedTuple):
 
 
 def _hooks_around() -> Any:
-    """Return the pack and unpack hooks in force around an op, None where there are none.
+    """Return the pack and unpack hooks active around an op, None where there are none.
 
     Where a function mode or a tensor's class hands a call on, its op is decided a second time: those of the first time are passed over.
     """
@@ -311,7 +311,7 @@ def _hooks_around() -> Any:
     return found
 
 
-def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype) -> tuple[Tensor, Tensor] | None:
+def _in_low(tensor: Tensor, pairs: Pairs, low_dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """Return the tensor in the low dtype, with the tensor whose writes are to be noticed: the input that it is, a view of one, or a rounded
     copy. None if rounding changes it."""
     if tensor.dtype is not torch.float32:
@@ -323,7 +323,7 @@ def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype) -> tuple[Tensor, Ten
     if tensor.layout is not torch.strided or tensor.numel() < _LARGE or not tensor_casts.has_values(tensor):
         return None
     exact = _detach(tensor)
-    rounded = tensor_casts.cast(exact, low)
+    rounded = tensor_casts.cast(exact, low_dtype)
     return (rounded, rounded) if _equal(tensor_casts.cast(rounded, torch.float32), exact) else None
 
 
@@ -339,12 +339,12 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
 # --- ops that keep more than their inputs ---------------------------------------------------------------------------------
 
 
-def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> bool:
+def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> bool:
     """Return True if the op is to be computed again in backward: it keeps more than its inputs, and they are large enough to pay."""
     if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling() or trace_here() is not None:
         return False
     tensors = list(each_tensor((args, kwargs)))
-    if not any(t.requires_grad for t in tensors if t.dtype is low) or all(t.numel() < _LARGE for t in tensors):
+    if not any(t.requires_grad for t in tensors if t.dtype is low_dtype) or all(t.numel() < _LARGE for t in tensors):
         return False
     if any(t.is_inference() for t in tensors):  # such as a mask: autograd keeps none
         return False
@@ -357,11 +357,11 @@ class _Plan:
     Random numbers and torch's choice of kernels (torch.nn.attention.sdpa_kernel) are those of forward both times.
     """
 
-    __slots__ = ("_is_used_once", "_leaves", "_low", "_op", "_places", "_spec", "_state", "_switches")
+    __slots__ = ("_is_used_once", "_leaves", "_low_dtype", "_op", "_places", "_spec", "_state", "_switches")
 
-    def __init__(self, rule: OpRule, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
+    def __init__(self, rule: OpRule, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> None:
         leaves, self._spec = tree_flatten((args, dict(kwargs)))
-        self._op, self._low, self._is_used_once = op, low, rule.op not in op_facts.USES_INPUTS_AGAIN
+        self._op, self._low_dtype, self._is_used_once = op, low_dtype, rule.op not in op_facts.USES_INPUTS_AGAIN
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._state = _random_state() if rule.op in op_facts.RANDOM else None
@@ -410,7 +410,7 @@ class _Plan:
     def _called(self, tensors: Sequence[Tensor]) -> Any:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = weight_cache.in_float32(tensor, self._is_used_once) if tensor.dtype is self._low else tensor
+            leaves[place] = weight_cache.in_float32(tensor, self._is_used_once) if tensor.dtype is self._low_dtype else tensor
         args, kwargs = tree_unflatten(leaves, self._spec)
         return self._op(*args, **kwargs)
 
@@ -450,18 +450,18 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _switch(before: list[bool], wanted: list[bool]) -> None:
-    """Have torch choose among kernels by these switches: sdpa_kernel() and the like may have been in force in forward alone."""
+    """Have torch choose among kernels by these switches: sdpa_kernel() and the like may have been active in forward alone."""
     for was, is_on, (_, put) in zip(before, wanted, kernel_switches, strict=True):
         if was != is_on:
             put(is_on)
 
 
-def _log(low: torch.dtype) -> None:
+def _log(low_dtype: torch.dtype) -> None:
     """Say once in a process that products compute in float32, and how to have torch's kernels."""
-    _logged.add(low)
+    _logged.add(low_dtype)
     if speaks():
         log.info(
             "matrix products, convolutions and recurrent ops in %s compute in float32 on the CPU and are rounded: %s; "
             "HMP_LOW_KERNELS=native or hmp.set_low_kernels('native') has them use torch's kernels (see rule R11)",
-            str(low).removeprefix("torch."), low_kernels.why(low),
+            str(low_dtype).removeprefix("torch."), low_kernels.why(low_dtype),
         )  # fmt: skip

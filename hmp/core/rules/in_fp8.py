@@ -20,9 +20,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _counted = threading.local()  # the ops whose calls, counted as not in FP8, are running in this thread
 
 
-def product(op: str, recipe: str, low: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
+def product(op: str, recipe: str, low_dtype: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
     """The product of `op` in FP8, with the op's own arguments behind what it is computed with. All of that are constants to a compiler."""
-    return PRODUCTS[op](*args, recipe=RECIPES[recipe], low=low, kernel=kernel, **kwargs)
+    return PRODUCTS[op](*args, recipe=RECIPES[recipe], low_dtype=low_dtype, kernel=kernel, **kwargs)
 
 
 def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
@@ -32,7 +32,7 @@ def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
     `inlined` has the compiler trace it as it traces user code, with its autograd.Function; else its steps would be differentiated.
     """
     run = without_casts(product) if inlined is None else functools.partial(inlined, product)
-    made = functools.partial(run, rule.op, rule.fp8[0], rule.low, rule.fp8[1])
+    made = functools.partial(run, rule.op, rule.fp8[0], rule.low_dtype, rule.fp8[1])
     made.computes = E4M3  # type: ignore[attr-defined]  # of both inputs, under every recipe; for reports, they arrive in another dtype
     return made
 
@@ -44,7 +44,7 @@ def fp8_product_wrapper(op: Op, rule: OpRule, caster: Caster, in_fp8: Op) -> Op:
     recipe = RECIPES[rule.fp8[0]]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        reason = why_not(rule.op, args, kwargs, recipe, rule.low)
+        reason = why_not(rule.op, args, kwargs, recipe, rule.low_dtype)
         if not reason:
             return in_fp8(*args, **kwargs)
         if _compiling():

@@ -29,7 +29,7 @@ class Case(NamedTuple):
     line: tuple[str, ...]  # it and all that it follows
     in_place: bool  # every call writes into the first input
     list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts (R5)
-    low: torch.dtype
+    low_dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,7 +68,7 @@ class OpRule(NamedTuple):
     op: str  # its id
     kind: CastRule
     facts: OpFacts
-    low: torch.dtype = torch.bfloat16
+    low_dtype: torch.dtype = torch.bfloat16
     fp8: tuple[str, str] = ("", "")  # on the FP8 list: the policy's recipe and kernel
     saved: str = ""  # the recipe by which what it keeps for backward is packed (R22)
     unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
@@ -76,7 +76,7 @@ class OpRule(NamedTuple):
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
-        return None if self.kind.dtype is None else self.kind.dtype(self.low)
+        return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
 
 
 class Observer:

@@ -109,7 +109,7 @@ def saves_before_raising(run: Callable[[], Any]) -> bool:
 
 
 def users_python_sees(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op of `tensors` would call the user's Python: saved-tensor hooks, modes in force or a tensor's class."""
+    """Whether an op of `tensors` would call the user's Python: saved-tensor hooks, modes active or a tensor's class."""
     tensors = list(tensors)
     return hooks_see(tensors) or any(map(_is_users, _modes())) or any(_is_users(t) for t in tensors if _answers(t))
 
@@ -133,7 +133,7 @@ def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tens
 
 
 def _modes() -> list[Any]:
-    """The torch function and torch dispatch modes in force in this thread."""
+    """The torch function and torch dispatch modes active in this thread."""
     found: list[Any] = []
     if _function_modes():
         found += torch_private.function_mode_stack()

@@ -84,7 +84,7 @@ def _is_promoted(case: Case) -> bool:
 def _is_guarded(case: Case) -> bool:
     if case.in_place:
         return case.base in op_facts.GUARDED_ARITHMETIC
-    return case.op in op_facts.GUARDED_ARITHMETIC or (case.low is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
+    return case.op in op_facts.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
 
 
 def _may_lack_a_kernel(case: Case) -> bool:
@@ -133,7 +133,7 @@ FP8_LIST = CastRule(
     holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
     calls=_torchs_and_in_fp8,
     is_list=True,
-    dtype=lambda low: low,
+    dtype=lambda low_dtype: low_dtype,
 )
 BF16_LIST = CastRule(
     "BF16_LIST",
@@ -143,7 +143,7 @@ BF16_LIST = CastRule(
     make=_cast_inputs,
     holds=lambda case: case.list in ("bf16", "fp8"),
     is_list=True,
-    dtype=lambda low: low,
+    dtype=lambda low_dtype: low_dtype,
 )
 FP32_LIST = CastRule(
     "FP32_LIST",
@@ -153,7 +153,7 @@ FP32_LIST = CastRule(
     make=_cast_inputs,
     holds=lambda case: case.list == "fp32",
     is_list=True,
-    dtype=lambda low: torch.float32,
+    dtype=lambda low_dtype: torch.float32,
 )
 PROMOTE = CastRule(
     "PROMOTE",
@@ -252,11 +252,11 @@ def of_list(cast: str) -> CastRule:
 # --- which rule an op has -------------------------------------------------------------------------------------------------
 
 
-def rule_for(op: str, entry: ListEntry | None, low: torch.dtype) -> CastRule | None:
+def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRule | None:
     """The rule of an op that has this entry of a list, or none; None where the op is left to torch."""
     in_place = sites.writes_first(op)
     on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
-    case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low)
+    case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
     for rule in RULES:
         if rule.holds(case):
             return rule
@@ -264,13 +264,13 @@ def rule_for(op: str, entry: ListEntry | None, low: torch.dtype) -> CastRule | N
 
 
 @cache.cached
-def op_rule(site: Site, kind: CastRule, low: torch.dtype) -> OpRule:
+def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
     """The op of `site` under a rule."""
-    alone = rule_for(site.op, None, low) if kind is AUTOCAST else None
+    alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
     facts = facts_of(site, with_order=kind is FIRST_INPUT or site.op in norms_and_lookups.BUILDERS)
-    return OpRule(site.op, kind, facts, low, unlisted=None if alone is None else op_rule(site, alone, low))
+    return OpRule(site.op, kind, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
-def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
+def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpRule:
     """A user's own function under the rule of the list `cast`."""
-    return OpRule(op, of_list(cast), facts_of_users(function), low)
+    return OpRule(op, of_list(cast), facts_of_users(function), low_dtype)

@@ -126,10 +126,10 @@ def _any_large(values: Iterable[Any]) -> bool:
 
 
 def check_torch() -> None:
-    """Raises HmpError where torch does not say whose hooks for saved tensors are in force: a checkpoint's would be passed over."""
+    """Raises HmpError where torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
     if saved_tensors_hooks is None:
         raise HmpError(
-            f"torch {torch.__version__} does not say whose hooks for saved tensors are in force, so nothing can be packed of what ops keep "
+            f"torch {torch.__version__} does not say whose saved-tensor hooks are active, so nothing can be packed of what ops keep "
             "for backward; leave the saved list out, or use a newer torch"
         )
 
@@ -139,7 +139,7 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
     if hooks is not None and not counts(hooks[0]):
-        return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
+        return "saved-tensor hooks are active (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"
     if dispatch_modes() or not in_plain_autograd():

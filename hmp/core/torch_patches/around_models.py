@@ -1,7 +1,7 @@
 """R17: what is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
 
 accelerate gives a model another `forward`, which opens a region and calls the model's own; Fabric and DeepSpeed put the model into a
-wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy comes into force in the model's own forward.
+wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy becomes active in the model's own forward.
 A wrapper that asks for torch.autocast's state does so in order to open such a region, and not to build an island: it gets torch's answer.
 """
 

@@ -26,7 +26,7 @@ from weakref import ReferenceType, WeakSet, ref
 import torch
 from torch.amp import autocast_mode
 
-from ..active import CompiledPolicy, EnteredRegion, Off, Replacements, Suspension, state, suspensions
+from ..active import EnteredRegion, Off, PolicyTable, Replacements, Suspension, state, suspensions
 from ..casting import each_tensor
 from ..observing import caller as opener
 from ..observing import log, speaks
@@ -70,9 +70,9 @@ class _Entered(NamedTuple):
     """One entering of a region of torch.autocast."""
 
     region: Any  # torch's object, which may be entered many times
-    # hmp's region, where the state inside is another one: what is in force here keeps it alive, until it has ended, seen or unseen
+    # hmp's region, where the state inside is another one: what is active here keeps it alive, until it has ended, seen or unseen
     changed: ReferenceType[EnteredRegion] | None
-    suspension: Suspension | None  # where the region counts as outside of the policy in force
+    suspension: Suspension | None  # where the region counts as outside of the active policy
     place: str  # file and line of the code that entered it
 
 
@@ -94,7 +94,7 @@ class Paused(Off):
 
     __slots__ = ("_installation", "look")
 
-    def __init__(self, on: CompiledPolicy) -> None:
+    def __init__(self, on: PolicyTable) -> None:
         super().__init__(on)
         self._installation = _installation
         self.look: whole_models.Look | None = None
@@ -109,7 +109,7 @@ class Paused(Off):
         """As outside the region, where a gradient may have another dtype than a weight, too."""
         return self.on.in_backward
 
-    def _now(self) -> CompiledPolicy | Off:
+    def _now(self) -> PolicyTable | Off:
         return self.on.off if self._installation is _installation else self.on
 
     @property
@@ -242,7 +242,7 @@ def answers() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `original`, `torch.is_autocast_enabled` or the like, is to return to the user's code where `policy` is in force."""
+    """What `original`, `torch.is_autocast_enabled` or the like, is to return to the user's code where `policy` is active."""
     if original.__name__ in _QUESTIONS:
         return True
     device_type = _DTYPES[original.__name__]
@@ -250,8 +250,8 @@ def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any)
     return original(*args, **kwargs) if really else policy.dtype
 
 
-def inside(current: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
-    """The state inside a region of torch.autocast that is entered where `current` is in force."""
+def inside(current: PolicyTable | Off, enabled: bool) -> PolicyTable | Off:
+    """The state inside a region of torch.autocast that is entered where `current` is active."""
     return _resumed(current) if enabled else _paused(current)
 
 
@@ -316,17 +316,17 @@ def opened_at(enabled: bool) -> str:
     return next((each.place for each in asked if each.suspension is None), "")
 
 
-def _paused(current: CompiledPolicy | Off) -> CompiledPolicy | Off:
+def _paused(current: PolicyTable | Off) -> PolicyTable | Off:
     if not current.disabled:
         return Paused(current.on)
     return current if isinstance(current, Paused) else current.off
 
 
-def _resumed(current: CompiledPolicy | Off) -> CompiledPolicy | Off:
+def _resumed(current: PolicyTable | Off) -> PolicyTable | Off:
     return current.on if isinstance(current, Paused) else current
 
 
-def _of_forward(frame: types.FrameType) -> CompiledPolicy | None:
+def _of_forward(frame: types.FrameType) -> PolicyTable | None:
     """The policy under which the forward of this torch.amp.custom_bwd ran; None for none, and after a change of the policy."""
     ctx = frame.f_locals["args"][0]
     compiled, policy = getattr(ctx, "_hmp_forward", (None, None))
@@ -367,7 +367,7 @@ def _say_once(place: str) -> None:
     if not _said and speaks():
         log.warning(
             "a region of torch.autocast, opened at %s, is enabled where hmp casts: hmp casts first, the region has the last word on the "
-            "ops of torch's lists. A policy that is to have it comes into force inside: hmp.casts() or a call of an applied model",
+            "ops of torch's lists. A policy that is to have it becomes active inside: hmp.casts() or a call of an applied model",
             place,
         )
     _said = True

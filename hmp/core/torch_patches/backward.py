@@ -30,7 +30,7 @@ def install() -> None:
 
     def transform(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            # made anew at each call: the user's function runs under what is in force there
+            # made anew at each call: the user's function runs under what is active there
             return functools.wraps(func)(
                 lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
             )
@@ -38,7 +38,7 @@ def install() -> None:
         return make
 
     def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Attaches a callback that runs under the state in force now, in whatever thread: DDP's communication hooks run as in backward."""
+        """Attaches a callback that runs under the state active now, in whatever thread: DDP's communication hooks run as in backward."""
 
         @functools.wraps(original)
         def attach(self: Any, callback: Callable[..., Any]) -> Any:

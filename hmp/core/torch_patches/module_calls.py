@@ -1,4 +1,4 @@
-"""Modules whose calls put a policy in force: a Mark in the module's `__dict__`, and a `_call_impl` on its class that reads it.
+"""Modules whose calls activates a policy: a Mark in the module's `__dict__`, and a `_call_impl` on its class that reads it.
 
 Replicas and copies of a module have its mark too. A pickle has none, so that it can be loaded where hmp is not installed; loading warns.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from ..active import CompiledPolicy, Off, state, suspensions
+from ..active import Off, PolicyTable, state, suspensions
 from ..patching import patches
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import late_imports
@@ -26,10 +26,10 @@ MARK = "_hmp_applied"
 
 
 class Mark:
-    """The policies that calls of a module put in force.
+    """The policies that calls of a module activate.
 
-    `applied` is the policy of `apply()`, which every call of the module puts in force. Where it is None, `scoped` has by scope id the
-    policies that scoped lines (`softmax @ decoder.*`) give the module: a call puts one in force if the policy in force around the call has
+    `applied` is the policy of `apply()`, which every call of the module activates. Where it is None, `scoped` has by scope id the
+    policies that scoped lines (`softmax @ decoder.*`) give the module: a call activates one if the policy active around the call has
     its scope id.
     """
 
@@ -38,16 +38,16 @@ class Mark:
     def __init__(
         self,
         module: torch.nn.Module,
-        applied: CompiledPolicy | None,
-        scoped: dict[int, CompiledPolicy],
+        applied: PolicyTable | None,
+        scoped: dict[int, PolicyTable],
         outputs: torch.dtype | None = None,
         methods: tuple[str, ...] = (),
     ) -> None:
         self.applied = applied
         self.outputs = outputs  # the dtype of what a call returns; None as it is
-        self.methods = methods  # calls of these put `applied` in force too
+        self.methods = methods  # calls of these activate `applied` too
         self.scoped = scoped
-        # what code of torch.compile's is guarded on: modules with equal keys put the same policies in force
+        # what code of torch.compile's is guarded on: modules with equal keys activate the same policies
         self.key = (
             _number(applied),
             outputs,
@@ -62,7 +62,7 @@ class Mark:
         copied = memo.get(id(self.module()))
         return None if copied is None else self.of(copied)
 
-    def of(self, module: torch.nn.Module, scoped: dict[int, CompiledPolicy] | None = None) -> Mark:
+    def of(self, module: torch.nn.Module, scoped: dict[int, PolicyTable] | None = None) -> Mark:
         """Return a mark of `module` with the same policies, those of scoped lines replaced by `scoped` where it is given."""
         return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods)
 
@@ -72,19 +72,19 @@ class Mark:
         # Python's own function, which returns None: the file may be loaded where hmp is not
         return warnings.warn, (
             f"the policy {self.applied.user_policy.name!r} was applied to this model by hmp.apply() when it was saved, and is not in the "
-            "file: hmp.apply(model, policy) puts it in force again",
+            "file: hmp.apply(model, policy) applies it again",
         )
 
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
-_numbers: weakref.WeakKeyDictionary[CompiledPolicy, int] = weakref.WeakKeyDictionary()  # of the policies of marks, from 1
+_numbers: weakref.WeakKeyDictionary[PolicyTable, int] = weakref.WeakKeyDictionary()  # of the policies of marks, from 1
 _next_number = functools.partial(next, itertools.count(1))
 _changes = 0
 # Returns a new scope id; each model for which a policy's scoped lines are resolved has one.
 new_scope_id = functools.partial(next, itertools.count(1))
 
 
-def _number(compiled: CompiledPolicy | None) -> int:
+def _number(compiled: PolicyTable | None) -> int:
     return 0 if compiled is None else _numbers.setdefault(compiled, _next_number())
 
 
@@ -93,8 +93,8 @@ def _count_change() -> None:
     _changes += 1
 
 
-def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
-    """Marks `module`: `compiled` is in force during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
+def mark(module: torch.nn.Module, compiled: PolicyTable, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
+    """Marks `module`: `compiled` is active during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
     _follow_marks(module)
     for name in methods:
         patches.rebind(type(module), name, _following_marks(getattr(type(module), name), name))
@@ -102,8 +102,8 @@ def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype
     _put(module, Mark(module, compiled, {} if found is None else found.scoped, outputs, methods))
 
 
-def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
-    """Marks `module`: `compiled` is in force during those calls of it that are made where a policy of the same scope id is in force."""
+def mark_scoped(module: torch.nn.Module, compiled: PolicyTable) -> None:
+    """Marks `module`: `compiled` is active during those calls of it that are made where a policy of the same scope id is active."""
     _follow_marks(module)
     found = vars(module).get(MARK) or Mark(module, None, {})
     _put(module, found.of(module, {**found.scoped, compiled.scope_id: compiled}))
@@ -244,13 +244,13 @@ def any_marked() -> bool:
     return any(each.applied is not None for each in list(_marks))  # a shallow copy may hold the mark of a module that is gone
 
 
-def policy_of_call_now(module: torch.nn.Module) -> CompiledPolicy | None:
-    """The policy that a call of `module` in this thread or task puts in force; None where it changes nothing."""
+def policy_of_call_now(module: torch.nn.Module) -> PolicyTable | None:
+    """The policy that a call of `module` in this thread or task makes active; None where it changes nothing."""
     return policy_of_call(module, state.current_state()) if MARK in module.__dict__ else None
 
 
-def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> CompiledPolicy | None:
-    """The policy that a call of `module` puts in force where `current` is in force; None where it changes nothing."""
+def policy_of_call(module: torch.nn.Module, current: PolicyTable | Off) -> PolicyTable | None:
+    """The policy that a call of `module` makes active where `current` is active; None where it changes nothing."""
     found: Mark | None = module.__dict__.get(MARK)
     if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
@@ -263,7 +263,7 @@ def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> Co
 
 
 def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
-    """The dtype of what a call of `module`, in which its policy is in force, returns; None as it is."""
+    """The dtype of what a call of `module`, in which its policy is active, returns; None as it is."""
     found: Mark | None = module.__dict__.get(MARK)
     return None if found is None else found.outputs
 
@@ -274,7 +274,7 @@ def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
 
 
 def has_method(module: torch.nn.Module, name: str) -> bool:
-    """Return True if calls of the module's method put the policy in force that is applied to the module."""
+    """Return True if calls of the module's method activate the policy that is applied to the module."""
     found: Mark | None = module.__dict__.get(MARK)
     return found is not None and name in found.methods
 
@@ -295,19 +295,19 @@ def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
-    """The policy in whose place `off` is in force, inside calls of the modules `running`, outermost first; None for none.
+    """The policy in whose place `off` is active, inside calls of the modules `running`, outermost first; None for none.
 
-    Calls inside `off` put no policy in force: it may be that of one of these modules.
+    Calls inside `off` activate no policy: it may be that of one of these modules.
     """
     return _policy_in(off.on, running)
 
 
 def policy_inside(model: torch.nn.Module, running: Iterable[torch.nn.Module]) -> Any:
-    """The policy that a call of the applied `model` puts in force in calls of the modules `running`, outermost first."""
+    """The policy that a call of the applied `model` makes active in calls of the modules `running`, outermost first."""
     return _policy_in(vars(model)[MARK].applied, running)
 
 
-def _policy_in(compiled: CompiledPolicy, running: Iterable[torch.nn.Module]) -> Any:
+def _policy_in(compiled: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
     is_around = compiled.policy is None  # outside of all policies
     for module in running:
         found: Mark | None = module.__dict__.get(MARK)
@@ -359,7 +359,7 @@ def changes() -> int:
 def _following_marks(
     call_impl: Callable[..., Any], method: str = "", *, own_call: bool = False, inside_call: bool = False
 ) -> Callable[..., Any]:
-    """`call_impl`, or the `method` of that name, which puts the policy of its module's mark in force. What is called `inside_call`, by a
+    """`call_impl`, or the `method` of that name, which activates the policy of its module's mark. What is called `inside_call`, by a
     class's `own_call` that does so, leaves it at that: a region in between has the last word."""
     if getattr(call_impl, "hmp_follows_marks", False):
         return call_impl  # a base class's
@@ -380,7 +380,7 @@ def _following_marks(
     return _call_impl
 
 
-# The code of every function that puts the policy of a module's mark in force; its local variable `self` is the module.
+# The code of every function that activates the policy of a module's mark; its local variable `self` is the module.
 CALL: types.CodeType = next(
     constant
     for constant in _following_marks.__code__.co_consts

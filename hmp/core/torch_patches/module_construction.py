@@ -54,7 +54,7 @@ def is_in_classes() -> bool:
 def install_in_classes() -> None:
     """Turns casts off in the whole construction of every module, of classes made later too, until patches.restore().
 
-    For policies that are in force outside of the calls of models.
+    For policies that are active outside of the calls of models.
     """
     for cls in subclasses(torch.nn.Module):
         _patch_construction(cls)

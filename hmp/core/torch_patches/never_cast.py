@@ -62,7 +62,7 @@ def _functions() -> Iterator[types.FunctionType]:
 
 def codes() -> set[types.CodeType]:
     """The code objects of all functions that are swapped, such as those above, and of backward: calls of them that began before install()
-    must end before a policy comes into force.
+    must end before a policy becomes active.
 
     Not of data loading, in which a thread may wait for any time.
     """

@@ -12,7 +12,7 @@ import types
 
 import torch
 
-from ..active import CompiledPolicy
+from ..active import PolicyTable
 from ..observing import log, speaks
 from ..policy import unwrapped
 from .around_models import CALLS, frames, running
@@ -31,9 +31,9 @@ class Look:
         self.around = around
         self.place = place
 
-    def is_done(self, policy: CompiledPolicy) -> bool:
+    def is_done(self, policy: PolicyTable) -> bool:
         """Whether it is known by now, where an op is called in the region, if a whole model runs in it. Says so if one does, and `policy`
-        or one that is applied to the model would be in force."""
+        or one that is applied to the model would be active."""
         modules = _running(sys._getframe(1))
         inside = modules[self.around :]
         model = next((each for each in inside if next(each.parameters(), None) is not None), None)
@@ -80,7 +80,7 @@ def _say(model: torch.nn.Module, place: str, name: str) -> None:
     if speaks():
         log.warning(
             "%s runs inside torch.autocast(enabled=False), opened at %s, which switches hmp's casts off: nothing that policy %r lists is "
-            "cast there. Leave that region away, or put the policy in force inside it: hmp.casts()",
+            "cast there. Leave that region away, or enter hmp.casts() inside it",
             type(unwrapped(model)[1]).__name__,
             place,
             name,

@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import fork_safe
-from ...core.active import CompiledPolicy, Off, state
+from ...core.active import Off, PolicyTable, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
 from ...core.observing import PACKAGES, Modules
@@ -94,14 +94,14 @@ class LastWord:
             return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
 
     def decided(
-        self, here: CompiledPolicy | Off, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
+        self, here: PolicyTable | Off, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
     ) -> None:
         """A call of an op that hmp decided by `rule`, which computed in the dtypes `got`, in float32 where it `lacked` a kernel."""
         policy, given_by_user = here.policy, here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and rule.kind.is_list:
-            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
+            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
             if rule.kind is rules.FP32_LIST:
                 self._look_at_inputs(policy, rule.op, given, result)

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...core import fork_safe
-from ...core.active import CompiledPolicy, Off, state
+from ...core.active import Off, PolicyTable, state
 from ...core.cast_cache import hits_here as casts_saved
 from ...core.casting import Caster, Tensor, castable, each_castable, each_tensor
 from ...core.convert import Observer, Op, OpRule
@@ -149,7 +149,7 @@ class Recorder(Observer):
             # what runs inside is not seen; the result of an op on a list tells what a region made of it
             call.compute = "" if rule.kind is rules.AUTOCAST or _compiling() else _dtypes((result,))
             return result
-        key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
+        key = (rule.op, rule.low_dtype, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
         if seen is None:
             own, own_bytes = call.casts, call.bytes
@@ -261,7 +261,7 @@ class Recorder(Observer):
 
     observed = 0  # calls noted so far
 
-    def _note(self, here: CompiledPolicy | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
+    def _note(self, here: PolicyTable | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
         policy, given = here.policy, here.user_policy
         if policy is None or given is None:
             return  # reverted since the call began

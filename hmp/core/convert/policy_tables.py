@@ -1,4 +1,4 @@
-"""Makes a CompiledPolicy of a Policy, and patches torch for it.
+"""Makes a PolicyTable of a Policy, and patches torch for it.
 
 Equal policies share one as long as a handle, a region or a module's mark refers to it; the MOST latest are kept besides.
 """
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from .. import fork_safe, low_kernels
-from ..active import CompiledPolicy, state
+from ..active import PolicyTable, state
 from ..cast_cache import cast_cache
 from ..compile import bridge
 from ..dispatch import deciding, fx_interpreter, placement
@@ -42,20 +42,20 @@ from .log_observer import LogObserver
 lock = fork_safe.RLock()
 observers: list[Observer] = []
 when_patched: list[Callable[[], None]] = []  # is called once torch is patched
-_has_compiled = False
+_was_used = False
 
-# How many compiled policies are kept although nothing uses them: those of regions that are entered in a loop.
+# How many policy tables are kept although nothing uses them: those of regions that are entered in a loop.
 MOST = 32
-_casts: weakref.WeakValueDictionary[tuple[Policy, bool], CompiledPolicy] = weakref.WeakValueDictionary()
-_latest: OrderedDict[int, CompiledPolicy] = OrderedDict()  # by id, least recently used first
+_casts: weakref.WeakValueDictionary[tuple[Policy, bool], PolicyTable] = weakref.WeakValueDictionary()
+_latest: OrderedDict[int, PolicyTable] = OrderedDict()  # by id, least recently used first
 # All that marks, handles and regions refer to → whether their decisions are logged.
-_alive: weakref.WeakKeyDictionary[CompiledPolicy, bool] = weakref.WeakKeyDictionary()
+_alive: weakref.WeakKeyDictionary[PolicyTable, bool] = weakref.WeakKeyDictionary()
 # They know what they have logged. The wrappers of their policy keep them alive.
 _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
 
 
-def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled `policy`; all torch functions that it changes are patched."""
+def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
+    """The table of `policy`; all torch functions that it changes are patched."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         if policy.entries("saved"):
@@ -64,36 +64,36 @@ def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
             found = _casts.get((policy, is_verbose))
             if found is None:
                 with gc_paused():
-                    found = _casts[policy, is_verbose] = _tracked(_compiled(policy, is_verbose), is_verbose)
+                    found = _casts[policy, is_verbose] = _tracked(_built(policy, is_verbose), is_verbose)
     _keep(found)
     return found
 
 
 def construct_without_casts() -> None:
-    """Has modules constructed with casts off (R9), for a policy that is in force outside of the calls of models."""
+    """Has modules constructed with casts off (R9), for a policy that is active outside of the calls of models."""
     with lock, gc_paused():
         if not module_construction.is_in_classes():
             module_construction.install_in_classes()
 
 
-def any_compiled() -> bool:
-    """Whether a policy has been in force in this process, or was about to be."""
-    return _has_compiled
+def any_policy_used() -> bool:
+    """Whether a policy has been active in this process, or was about to be."""
+    return _was_used
 
 
-def compile_for_scope(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
-    shared = compile_policy(policy, is_verbose)
+def scoped_table(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> PolicyTable:
+    """The table of `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
+    shared = table_of(policy, is_verbose)
     # `policy` itself: an equal one may come from other files and lines
-    return _tracked(CompiledPolicy(shared.replacements, policy, user_policy, scope_id), is_verbose)
+    return _tracked(PolicyTable(shared.replacements, policy, user_policy, scope_id), is_verbose)
 
 
-def _tracked(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
+def _tracked(casts: PolicyTable, is_verbose: bool) -> PolicyTable:
     _alive[casts] = is_verbose
     return casts
 
 
-def _keep(casts: CompiledPolicy) -> None:
+def _keep(casts: PolicyTable) -> None:
     # other threads do this too: every step is atomic, because the lock may be held for as long as a conversion takes
     _latest[id(casts)] = casts
     with contextlib.suppress(KeyError):
@@ -102,19 +102,19 @@ def _keep(casts: CompiledPolicy) -> None:
             _latest.popitem(last=False)
 
 
-def recompile_all() -> None:
+def rebuild_all() -> None:
     """Compiles all policies again, in the same objects, after a change of the registered functions or of the observers."""
-    fresh: dict[tuple[Policy, bool], CompiledPolicy] = {}
+    fresh: dict[tuple[Policy, bool], PolicyTable] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
             made = fresh.get((casts.policy, is_verbose))
             if made is None:
-                made = fresh[casts.policy, is_verbose] = _compiled(casts.policy, is_verbose)
+                made = fresh[casts.policy, is_verbose] = _built(casts.policy, is_verbose)
             casts.replacements = made.replacements
 
 
 def empty_all() -> None:
-    """Empties all compiled policies: threads that are still inside a region run torch's own ops from now on."""
+    """Empties all policy tables: threads that are still inside a region run torch's own ops from now on."""
     for casts in list(_alive):
         casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()
@@ -153,18 +153,18 @@ def _forget_others() -> None:
         cache.forget()
 
 
-def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
-    """The policy, newly compiled, and torch patched for it. Leaves torch unpatched where it was and this raises."""
-    global _has_compiled
+def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
+    """A new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
+    global _was_used
     low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
-    _has_compiled = True
+    _was_used = True
     is_first = not patches.installed()
     if is_first:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.to_patch(deciding.decide(policy))
     sites_to_patch: list[Site] = []
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
-    casts = CompiledPolicy(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
+    casts = PolicyTable(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
     try:
         if is_first:
             override_tables.fill()
