@@ -1,10 +1,9 @@
-"""torch's dispatcher, in private names that are read when they are asked for: what has kernels where, and kernels for a while."""
+"""torch's dispatcher, in private names that are read when they are asked for: what has kernels where."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,19 +20,6 @@ def operators(key: str = "") -> dict[str, list[str]]:
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and (not key or has_kernel(name, key)))
     bare = sorted(name.removeprefix("aten::") for name in names)
     return {base: list(group) for base, group in itertools.groupby(bare, lambda name: name.partition(".")[0])}
-
-
-def temporary_kernels() -> AbstractContextManager[torch.library.Library]:
-    """A library of kernels for ATen's operators, which are taken out again where the context ends."""
-    library: AbstractContextManager[torch.library.Library] = torch.library._scoped_library("aten", "IMPL")
-    return library
-
-
-def without_memory() -> AbstractContextManager[Any]:
-    """A mode in which tensors are made that have a device, and no memory there."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
 
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket

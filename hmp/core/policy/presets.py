@@ -128,12 +128,6 @@ def _available(kind: str) -> bool:
     return found is not None and bool(found())
 
 
-def newest(preset: str) -> Path | None:
-    """The folder of the newest lists that hmp keeps of torch.autocast for a device; None where it keeps none."""
-    kept = _KEPT.get(preset)
-    return None if kept is None else home() / f"{preset}@{list(kept)[-1]}"
-
-
 def _installed(preset: str) -> str:
     """The release that says what autocast casts on the preset's device: torch's, or torch_xla's; the newest known where that is absent."""
     if preset != "torch-xla":
