@@ -44,8 +44,8 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
 
     raise HmpError(
-        "hmp needs Python's global interpreter lock, which this free-threaded Python runs without, and was not tried without it: start it "
-        "with PYTHON_GIL=1 in the environment, or as python -X gil=1, or take a Python that is not free-threaded"
+        "expected a Python with a global interpreter lock (GIL), got a free-threaded one that runs without it, which hmp is not tested "
+        "with; set PYTHON_GIL=1 in the environment, start python -X gil=1, or use a Python that is not free-threaded"
     )
 
 __all__ = [
@@ -95,11 +95,11 @@ __all__ = [
     "verify",
 ]
 
-# Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same
+# Habana's scripts write `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` works in the same way
 hmp = sys.modules[__name__]
 
-# Where the names are. Nothing of this is imported before a name is asked for, so that `hmp -h` and pytest need not wait for torch; the
-# first name brings all others but those that stand alone.
+# The module of each public name. None is imported before a name is used, so that `hmp -h` and pytest need not wait for torch. The first
+# name of _TOGETHER imports all of _TOGETHER; a name of _ALONE imports its own module only.
 _TOGETHER = {
     ".tools.benchmark": "benchmark",
     ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
@@ -123,32 +123,32 @@ _ALONE = {
     ".tools.numerics.verify": "verify",
     ".tools.numerics.weights": "cast_weights",
 }
-_HOME_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
 
 
-_names_are_there = False
+_names_are_bound = False
 
 
 def __getattr__(name: str) -> Any:
-    global _names_are_there
-    module = _HOME_OF.get(name)
-    if module is None:  # a subpackage, as `from .. import fork_safe` asks for one
+    global _names_are_bound
+    module = _MODULE_OF.get(name)
+    if module is None:  # a subpackage: `from .. import core`
         if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return importlib.import_module(f".{name}", __name__)
     if module in _ALONE:
         _import(module)
-    elif _names_are_there:
+    elif _names_are_bound:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r} any more")
     else:
         for each in _TOGETHER:
             _import(each)
-        _names_are_there = True
+        _names_are_bound = True
     return getattr(hmp, name)
 
 
 def _import(module: str) -> None:
-    """Imports the module and binds its public names here."""
+    """Import the module and bind its public names here."""
     found = importlib.import_module(module, __name__)
     globals().update({name: getattr(found, name) for name in (_TOGETHER | _ALONE)[module].split()})
 

@@ -16,6 +16,8 @@ from .. import Handle, HmpError, Policy
 from .habana.normalization import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 
+__all__ = ["Applied", "apply"]
+
 _FLAGS = ("use_habana_mixed_precision", "use_torch_autocast", "hmp_is_verbose", "use_fused_adam", "use_fused_clip_norm")
 
 

@@ -25,6 +25,8 @@ with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import __version__ as transformers_version
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+__all__ = ["HMPCallback"]
+
 POLICY_FILE = "hmp_policy.json"
 
 

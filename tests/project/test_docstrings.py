@@ -1,0 +1,215 @@
+"""The docstring of every public name: Args, Returns, Raises and an Example that runs.
+
+undocumented.txt names those that are not there yet, and may only shrink: `python tests/project/test_docstrings.py` takes out what is done.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import doctest
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+
+UNDOCUMENTED = Path(__file__).with_name("undocumented.txt")
+BRIDGES = "hmp.compat.gaudi_config hmp.compat.habana hmp.compat.lightning hmp.compat.transformers".split()
+# Habana's own names: of these the classes are asked, the functions are those that torch.cuda has, or are in Habana's guides
+HABANA = [f"hmp.compat.habana.{name}" for name in "dataloader graphs hpu kernels normalization optimizers".split()]
+MADE_BY_HMP = "Applied Capture Handle Report Rule Shim Unreachable".split()
+SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Examples?):$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Public:
+    """A public name, and the class that it is a method of. A result is a class that hmp makes, and a user does not."""
+
+    name: str
+    value: Any
+    owner: type | None = None
+    is_result: bool = False
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.value) or ""
+
+    @functools.cached_property
+    def sections(self) -> dict[str, str]:
+        """Each section of the docstring, with its text."""
+        _, *rest = SECTION.split(self.doc)
+        return dict(zip((title.removesuffix("s") for title in rest[::2]), rest[1::2], strict=True))
+
+    def documents(self, parameter: str) -> bool:
+        listed = self.sections.get("Arg", "") + self.sections.get("Attribute", "")
+        return re.search(rf"^    (?:[*\w]+, )*\*{{0,2}}{parameter}\b[^:\n]*:", listed, re.MULTILINE) is not None
+
+
+@functools.cache
+def public_names() -> tuple[Public, ...]:
+    found: dict[str, Public] = {}
+    for home in [hmp, *_modules([*BRIDGES, *HABANA])]:
+        for name in home.__all__:
+            value = getattr(home, name)
+            if not inspect.ismodule(value) and (inspect.isclass(value) or home.__name__ not in HABANA):
+                found |= {each.name: each for each in _with_methods(f"{home.__name__}.{name}", value)}
+    # what public functions return, and the methods of that
+    while True:
+        known = {each.value for each in found.values() if isinstance(each.value, type)}
+        results = {value for each in found.values() for value in _returned_classes(each.value)} - known
+        if not results:
+            return tuple({id(each.value): each for each in reversed(found.values())}.values())[::-1]  # without second names
+        found |= {each.name: each for value in results for each in _with_methods(f"hmp.{value.__name__}", value, is_result=True)}
+
+
+def _modules(names: list[str]) -> Iterator[Any]:
+    for name in names:
+        try:
+            yield importlib.import_module(name)
+        except ImportError:  # Lightning or transformers is not installed
+            continue
+
+
+def _with_methods(name: str, value: Any, is_result: bool = False) -> Iterator[Public]:
+    yield Public(name, value, is_result=is_result)
+    if not inspect.isclass(value):
+        return
+    elsewhere = {each for base in value.__mro__ if not _is_ours(base) for each in vars(base)}
+    for attribute in {each: None for base in value.__mro__ if _is_ours(base) for each in vars(base)}:
+        member = inspect.getattr_static(value, attribute)
+        # what the class of a framework declares is described there
+        if not attribute.startswith("_") and attribute not in elsewhere and _function(member) is not None:
+            yield Public(f"{name}.{attribute}", member, owner=value)
+
+
+def _is_ours(value: Any) -> bool:
+    return value.__module__.partition(".")[0] == "hmp"
+
+
+def _function(value: Any) -> Any:
+    """The function in a method, property or class method; None for another attribute."""
+    if isinstance(value, (property, functools.cached_property)):
+        return value.fget if isinstance(value, property) else value.func
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value if inspect.isfunction(value) else None
+
+
+def _returned_classes(value: Any) -> Iterator[type]:
+    function = _function(value)
+    if function is None:
+        return
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except NameError:  # imported for the type checker alone, from a module of the function's package
+        package, name = sys.modules[function.__module__], str(function.__annotations__.get("return"))
+        modules = _modules([f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(getattr(package, "__path__", []))])
+        hint = next((vars(module)[name] for module in modules if name in vars(module)), None)
+    for each in (hint, *typing.get_args(hint)):
+        if inspect.isclass(each) and _is_ours(each):
+            yield each
+
+
+def problems(public: Public) -> list[str]:
+    """What the docstring lacks."""
+    if not public.doc or (dataclasses.is_dataclass(public.value) and public.doc.startswith(f"{public.value.__name__}(")):
+        return ["a docstring"]
+    if isinstance(public.value, (property, functools.cached_property)):
+        return []
+    lacking = [] if _has_example(public) else ["Example"]
+    function = _function(public.value)
+    if inspect.isclass(public.value):
+        is_made = public.is_result or public.value.__name__ in MADE_BY_HMP
+        function = None if is_made else vars(public.value).get("__init__")
+    elif function is not None and _returns(function) and not {"Return", "Yield"} & public.sections.keys():
+        lacking.append("Returns")
+    if function is not None:
+        lacking += [f"argument {name}" for name in _parameters(function) if not public.documents(name)]
+        lacking += [f"Raises {name}" for name in sorted(_raised(function)) if name not in public.sections.get("Raise", "")]
+    return lacking
+
+
+def _parameters(function: Any) -> list[str]:
+    names = list(inspect.signature(function).parameters)
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
+
+
+def _raised(function: Any) -> set[str]:
+    """The exceptions that its own `raise` statements make."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except OSError:  # of a dataclass
+        return set()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found.add(ast.unparse(node.exc.func).rpartition(".")[2])
+    return {name for name in found if name.endswith(("Error", "Exception"))}
+
+
+def _returns(function: Any) -> bool:
+    annotation = inspect.signature(function).return_annotation
+    return annotation not in (None, "None", "NoReturn", inspect.Signature.empty)
+
+
+def _has_example(public: Public) -> bool:
+    if ">>> " in public.doc:
+        return True
+    if public.owner is not None:  # the example of its class may show it
+        return f".{public.name.rpartition('.')[2]}(" in (inspect.getdoc(public.owner) or "").partition(">>> ")[2]
+    return public.is_result
+
+
+def _listed() -> set[str]:
+    return set(UNDOCUMENTED.read_text(encoding="utf-8").split())
+
+
+def _run_example(public: Public) -> str:
+    """Return what doctest prints of an example that fails."""
+    printed: list[str] = []
+    names = {"hmp": hmp, "torch": torch}
+    example = doctest.DocTestParser().get_doctest(public.doc, names, public.name, None, None)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
+    runner.run(example, out=printed.append)
+    return "".join(printed)
+
+
+def test_every_public_name_says_what_it_takes_returns_and_raises_and_shows_a_call() -> None:
+    assert len(public_names()) > 120
+    lacking = {each.name: found for each in public_names() if (found := problems(each)) and each.name not in _listed()}
+    assert lacking == {}
+
+
+def _open_names() -> set[str]:
+    """Return the listed names that still lack something, or whose example fails."""
+    return {each.name for each in public_names() if each.name in _listed() and (problems(each) or _run_example(each))}
+
+
+def test_the_list_of_exceptions_has_none_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _listed() - _open_names() == set(), f"python tests/project/{Path(__file__).name} takes them out"
+
+
+WITH_EXAMPLES = [each for each in public_names() if ">>> " in each.doc and each.name not in _listed()]
+
+
+@pytest.mark.parametrize("public", WITH_EXAMPLES, ids=lambda public: public.name)
+def test_the_example_runs(public: Public, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run_example(public) == ""
+
+
+if __name__ == "__main__":
+    UNDOCUMENTED.write_text("".join(f"{name}\n" for name in sorted(_open_names())), encoding="utf-8")
