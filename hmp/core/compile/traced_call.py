@@ -16,7 +16,7 @@ from ..active import InBackward
 from ..dispatch import deciding, user_functions
 from ..patching import patches
 from ..policy import Policy
-from ..rules import autocast_inside, op_wrap
+from ..rules import autocast_entries, op_wrap
 from ..torch_private import without_torch_function
 from .dynamo_names import dynamo
 from .traced_state import State, build, trace_of, under
@@ -97,7 +97,7 @@ class Call(TorchFunctionMode):
         """Return the variable of what the wrapper returns."""
         given, named = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
         try:
-            with self, autocast_inside.Traced(self._autocast):
+            with self, autocast_entries.Traced(self._autocast):
                 result = wrapper(*given, **named)
         except Aborted as aborted:
             raise aborted.error from None

@@ -1,12 +1,12 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_inside, copied_views, jit_trace, kernel_fallback, lost_writes, rules
-from .autocast_inside import outside
+from . import autocast_entries, copied_views, jit_trace, kernel_fallback, lost_writes, rules
+from .autocast_entries import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
 from .op_rule import CastRule, Observer, Observers, Op, OpRule, writes
+from .rules import op_wrap
 from .saturation import takes_masks
-from .wrappers import op_wrap
 
 __all__ = [
     "CastRule",
@@ -14,7 +14,7 @@ __all__ = [
     "Observers",
     "Op",
     "OpRule",
-    "autocast_inside",
+    "autocast_entries",
     "copied_views",
     "fallbacks",
     "fallbacks_of",

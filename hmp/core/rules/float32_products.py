@@ -35,8 +35,8 @@ from ..torch_private import (
     without_torch_function,
 )
 from . import refusals
-from .autocast_inside import is_enabled as _is_autocast_enabled
-from .autocast_inside import reaches_sparse
+from .autocast_entries import is_enabled as _is_autocast_enabled
+from .autocast_entries import reaches_sparse
 from .op_rule import Op, OpRule, survey
 
 _Parameter = torch.nn.Parameter

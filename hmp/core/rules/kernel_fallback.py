@@ -76,12 +76,10 @@ class Kernels:
         self._retries = rule.facts.retries
         self.failed: dict[Any, None] = {}
 
-    def lacks(
-        self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, counted: bool = True
-    ) -> bool:
-        """Whether the call is known to have no kernel in `dtype` on the device of `tensors`.
+    def lacks(self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if the call is known to have no kernel in `dtype` on the device of `tensors`.
 
-        Such a call is counted for `fallbacks()`, and the op's first one logged. A caller that only asks passes `counted=False`.
+        Such a call is counted for `fallbacks()`, and the op's first one logged.
         """
         if dtype not in LOW:
             return False
@@ -91,13 +89,13 @@ class Kernels:
             found = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if not found and self.failed:
             found = _signature(tensors, dtype, args, kwargs) in self.failed
-        if found and counted:
+        if found:
             self._note(device, dtype)
         return found
 
-    def lacks_in_place(self, tensor: Tensor, *, counted: bool = True) -> bool:
-        """Whether an op that writes into `tensor` is known to have no kernel in its dtype."""
-        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {}, counted=counted)
+    def lacks_in_place(self, tensor: Tensor) -> bool:
+        """Return True if an op that writes into `tensor` is known to have no kernel in its dtype."""
+        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {})
 
     def retry(
         self,

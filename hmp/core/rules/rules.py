@@ -6,20 +6,23 @@ entry; nothing else names a rule but to ask for one of these objects.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ..active import without_casts
+from ..cast_cache import cast_cache
 from ..casting import Caster, tensor_casts
 from ..fp8 import PRODUCTS
 from ..patching import cache
 from ..policy import ListEntry, ListName
+from ..saved import keeping, noting
 from ..torch_ops import Site, op_facts, sites
-from . import autocast_inside, float32_products, in_fp8, in_place, norms_and_lookups, saturation, unlisted
-from .facts import facts_of, facts_of_users
+from . import autocast_entries, float32_products, fp8_list, kernel_fallback, lost_writes, norms_and_lookups, saturation, wrappers
+from .cudnn_weights import with_one_buffer
 from .kernel_fallback import known
-from .one_buffer import with_one_buffer
-from .one_dtype import one_dtype_wrapper
-from .op_rule import Case, CastRule, Choose, Op, OpRule
+from .op_rule import Case, CastRule, Choose, Observer, Op, OpRule, facts_of, facts_of_users
+from .wrappers import one_dtype_wrapper
 
 # --- the dtype of a call --------------------------------------------------------------------------------------------------
 
@@ -51,7 +54,7 @@ def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
 
 
 def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    return *torchs(op, rule), in_fp8.fp8_product(rule, getattr(op, "inlined", None))
+    return *torchs(op, rule), fp8_list.fp8_product(rule, getattr(op, "inlined", None))
 
 
 def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
@@ -64,11 +67,11 @@ def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
     return norms_and_lookups.BUILDERS.get(rule.op, one_dtype_wrapper)(op, rule, caster)
 
 
-def _autocast_inside(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) -> Op:
+def _with_autocast(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) -> Op:
     alone = own if rule.unlisted is None else rule.unlisted.kind.make(unlisted, rule.unlisted, caster)
     # under torch.autocast too a scalar beyond the low dtype saturates (R12)
     inside = alone if rule.unlisted is not None and rule.unlisted.kind in (FILL, GUARD) else own
-    wrapper = autocast_inside.wrapper(own, inside, alone, rule, caster)
+    wrapper = autocast_entries.wrapper(own, inside, alone, rule, caster)
     return float32_products.under_autocast(wrapper, op, rule, caster)
 
 
@@ -100,7 +103,8 @@ IN_PLACE = CastRule(
     number="R5",
     label="in place",
     sentence="an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)",
-    make=in_place.in_place_wrapper,
+    make=wrappers.in_place_wrapper,
+    choose=_first,
     holds=lambda case: case.in_place and not op_facts.MIXED_INPLACE_RAISES.isdisjoint((case.op, case.base)),
     ops=op_facts.MIXED_INPLACE_RAISES,
     repairs=True,
@@ -119,7 +123,8 @@ NO_KERNEL_IN_PLACE = CastRule(
     number="R11",
     label="",
     sentence="torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
-    make=in_place.no_kernel_in_place_wrapper,
+    make=wrappers.no_kernel_in_place_wrapper,
+    choose=_first,
     holds=lambda case: case.in_place and bool(known(case.line)),
     ops=op_facts.WITHOUT_KERNEL,
     repairs=True,
@@ -129,7 +134,7 @@ FP8_LIST = CastRule(
     number="R20",
     label="fp8",
     sentence="it runs in FP8, with scales from its inputs, where its shapes and the device allow it, else in the low dtype",
-    make=in_fp8.fp8_product_wrapper,
+    make=fp8_list.fp8_product_wrapper,
     holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
     calls=_torchs_and_in_fp8,
     is_list=True,
@@ -172,7 +177,7 @@ AUTOCAST = CastRule(
     number="R1",
     label="autocast",
     sentence="torch.autocast decides inside it, as it would by itself",
-    make=_autocast_inside,
+    make=_with_autocast,
     holds=lambda case: case.list == "autocast",
     calls=_torchs_and_for_autocast,
     is_list=True,
@@ -211,7 +216,7 @@ NO_KERNEL = CastRule(
     number="R11",
     label="",
     sentence="left to torch; where the device has no kernel for a low dtype it runs in float32 (R11)",
-    make=unlisted.unlisted_wrapper,
+    make=wrappers.unlisted_wrapper,
     holds=_may_lack_a_kernel,
     ops=op_facts.WITHOUT_KERNEL | op_facts.KERNEL_BY_ARGUMENTS,
     choose=_low_among_them,
@@ -222,7 +227,7 @@ ONE_OP = CastRule(  # of torch's Python functions that call an op with another r
     number="R8",
     label="",
     sentence="left to torch; Python code of torch, whose inner calls are not decided again (R8)",
-    make=unlisted.inside_wrapper,
+    make=wrappers.composite_wrapper,
     choose=_low_among_them,
 )
 SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for; the others say so in their OpRule
@@ -274,3 +279,40 @@ def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
 def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpRule:
     """A user's own function under the rule of the list `cast`."""
     return OpRule(op, of_list(cast), facts_of_users(function), low_dtype)
+
+
+# --- the wrapper of an op -------------------------------------------------------------------------------------------------
+
+
+def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
+    """Return a function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one.
+
+    What does not depend on the tensors of a call is decided here, once.
+    """
+    caster = _caster(rule)
+    calls = (rule.kind.calls or torchs)(op, rule)
+    if rule.saved:
+        calls, caster = tuple(_keeping(each, rule, hasattr(op, "inlined")) for each in calls), noting(caster)
+    if observer is not None:
+        calls, caster = tuple(observer.calling(each, rule) for each in calls), observer.casting(caster)
+    wrapper = rule.kind.make(calls[0], rule, caster, *calls[1:])
+    return wrapper if observer is None else observer.around(wrapper, rule)
+
+
+def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
+    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
+    functools.update_wrapper(kept, op, ("computes", "computes_in_float32"), ())
+    return kept
+
+
+def _caster(rule: OpRule) -> Caster:
+    """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
+    if rule.facts.users:
+        return lost_writes.watched_cast
+    if rule.op in op_facts.PRODUCTS:
+        return cast_cache.cast_product_input
+    if rule.op in op_facts.CELLS:
+        return cast_cache.cast_weights
+    if rule.op in op_facts.RECURRENT:
+        return cast_cache.cast_recurrent
+    return saturation.caster(rule)

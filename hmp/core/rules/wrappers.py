@@ -1,46 +1,417 @@
-"""op_wrap() makes the wrapper of a torch function: it casts the inputs by one rule and calls the function.
-
-What does not depend on the tensors of a call is decided here, once, when the wrapper is made.
-"""
+"""The wrappers that cast what an op is given: `RuledOp` for a call of any kind, and shorter functions for the usual ones."""
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Mapping
+from typing import Any
 
-from ..cast_cache import cast_cache
-from ..casting import Caster
-from ..saved import keeping, noting
-from ..torch_ops import op_facts
-from . import kernel_fallback, lost_writes, rules, saturation
-from .op_rule import Observer, Op, OpRule
+import torch
+
+from ..cast_cache import cast_cache, shared_cast, weight_cache, write_marks
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, each_tensor, tensor_casts
+from ..torch_ops import op_facts, sites
+from ..torch_private import trace_here as _tracing
+from . import jit_trace, lost_writes, refusals, saturation
+from .copied_views import Cast, Original, refuse_writes, shares_memory
+from .kernel_fallback import GIVEN_UP, Kernels
+from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
+
+_Parameter = torch.nn.Parameter
+_dtype = torch.dtype
+_MKLDNN = tensor_casts.MKLDNN
+_NUMBERS = frozenset({int, float, bool})
+_SEQUENCES = frozenset({tuple, list})
+_CASTABLE = tensor_casts.CASTABLE
+_HEEDED = tensor_casts.LEFT_TO_TORCH | _CASTABLE
+_REFUSED = object()  # returned in place of a result: torch does not accept the call
+# torch's own, taken before anything is patched
+_strided, _grad_enabled = torch.strided, torch.is_grad_enabled
+_used_once = weight_cache.used_once
 
 
-def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
-    """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
-    caster = _caster(rule)
-    calls = (rule.kind.calls or rules.torchs)(op, rule)
-    if rule.saved:
-        calls, caster = tuple(_keeping(each, rule, hasattr(op, "inlined")) for each in calls), noting(caster)
-    if observer is not None:
-        calls, caster = tuple(observer.calling(each, rule) for each in calls), observer.casting(caster)
-    wrapper = rule.kind.make(calls[0], rule, caster, *calls[1:])
-    return wrapper if observer is None else observer.around(wrapper, rule)
+class RuledOp:
+    """An op under R1, R2, R3, R5, R7 or R11, whichever is its rule; R5, R6 and R12 where the arguments of a call need them.
+
+    Args:
+        op: The function that is called with the cast arguments.
+        rule: The op's rule.
+        caster: Casts a tensor.
+        leaves_dtypes: Nothing is cast unless a kernel is missing (R11).
+    """
+
+    def __init__(self, op: Op, rule: OpRule, caster: Caster, *, leaves_dtypes: bool = False) -> None:
+        self.op, self.rule, self.facts, self.caster = op, rule, rule.facts, caster
+        self.kernels = Kernels(rule)
+        self.is_arithmetic, self.fills = saturation.is_arithmetic(rule), saturation.fills(rule)
+        self._dtype_of = chooser(rule)
+        self._leaves_dtypes = leaves_dtypes
+        self._takes_scores = saturation.takes_scores(rule)
+        self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
+        base = sites.base_of(rule.op)
+        takes_mixtures = self.is_arithmetic or rule.op in op_facts.PROMOTED_BY_TORCH
+        self._mixes_in_place = takes_mixtures and base not in op_facts.MIXED_INPLACE_RAISES
+        self._refused_in_backward = rule.facts.in_place and base in op_facts.MIXED_BACKWARD_RAISES
+
+    def wrapper(self) -> Op:
+        """Return the function that takes every call of the op; one whose tensors support no cast is left to torch."""
+        return refusals.or_uncast(self.in_place if self.facts.in_place else self._call, self.op)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a call: under R5 if `inplace` is set, under R6 if `out` is given, else under the op's rule."""
+        at = self.facts.out_at
+        if at is not None and at < len(args):
+            args, kwargs = args[:at], {**kwargs, "out": args[at]}
+        if kwargs.get("out") is not None and not self.facts.users:
+            return self._call_with_out(args, kwargs)
+        if self.facts.inplace_at is not None and flag(args, kwargs, self.facts.inplace_at):
+            return self.in_place(*args, **kwargs)
+        return self._or_in_float32(args, kwargs)
+
+    def _or_in_float32(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._out_of_place(args, kwargs)
+        except RuntimeError as error:
+            result = self.retry(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
+
+    def _target(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
+        """Return the dtype for `tensors`; float32 where that one is known to have no kernel (R11); None if nothing is cast."""
+        target = self._dtype_of(tensors)
+        if self.kernels.lacks(tensors, target, args, kwargs):
+            return torch.float32
+        return None if self._leaves_dtypes else target
+
+    def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of the call in float32 after it raised `error` in the low dtype (R11).
+
+        GIVEN_UP if there is none: the caller, who caught `error`, then re-raises it by a bare `raise`.
+        """
+        tensors = survey(args, kwargs, self.rule)
+        if not tensors:
+            return GIVEN_UP
+
+        def run(dtype: torch.dtype) -> Any:
+            cast_args, cast_kwargs = cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
+            return self.op(*cast_args, **cast_kwargs)
+
+        return self.kernels.retry(error, tensors, self._dtype_of(tensors), args, kwargs, run)
+
+    # --- a call that writes into no argument ------------------------------------------------------------------------------
+
+    def _out_of_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call in which all castable inputs get one dtype (R1, R2, R3, R7), and scalars stay finite (R12)."""
+        op, rule, facts = self.op, self.rule, self.facts
+        tensors = survey(args, kwargs, rule)
+        if not tensors:
+            if self._takes_scores:
+                args = saturation.scores_in_explicit_dtype(args, kwargs)
+            return op(*args, **kwargs)
+        target = self._target(tensors, args, kwargs)
+        if target is None:
+            return op(*args, **kwargs)
+        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
+            return saturation.saturated(op, args, kwargs, target)
+        if self.fills:
+            args, kwargs = saturation.bounded(args, kwargs, target)
+        if all(t.dtype is target for t in tensors):
+            return op(*args, **kwargs)
+        # `target` is another dtype where the first input's is known to have no kernel (R11)
+        if self._asks_torch_first and target is tensors[0].dtype:
+            result = self._by_torch(tensors, args, kwargs)
+            if result is not _REFUSED:
+                return result
+        cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
+        if facts.users:
+            return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
+        result = op(*cast_args, **cast_kwargs)
+        return self.refusing_writes(result, (cast_args, cast_kwargs), (args, kwargs)) if facts.view else result
+
+    def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what torch itself returns for inputs of different dtypes (R7); _REFUSED if it raises, or if that cannot be known."""
+        if not _check_is_reliable(tensors, self.rule, args, kwargs):
+            return _REFUSED
+        if not refusals.users_python_sees(tensors):
+            try:
+                return self.op(*args, **kwargs)
+            except RuntimeError as error:
+                if not refusals.is_dtype_refusal(error):
+                    raise
+                jit_trace.resume()
+        elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
+            return self.op(*args, **kwargs)
+        return _REFUSED
+
+    def refusing_writes(self, result: Any, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
+        """Return `result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
+        if not shares_memory(result, each_tensor(cast)):  # most calls of dropout end here
+            return result
+        copied = [(new, old) for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
+        copies = [new for new, _ in copied]
+        if not copies or not shares_memory(result, copies):
+            return result
+        original = Original(self.op, *call, copied[0][1].dtype, Cast(old for _, old in copied))
+        return refuse_writes(result, self.rule.op, copies, original)
+
+    # --- a call that writes into its first input --------------------------------------------------------------------------
+
+    def in_place(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op with the other castable inputs in the dtype of the first (R5), or in float32 without a kernel (R11)."""
+        op, facts = self.op, self.facts
+        first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if facts.users:  # a user's function: the `self` of a method is no tensor
+            first = next(each_castable((*args, *kwargs.values())), None)
+        tensors = survey(args, kwargs, self.rule)
+        if not castable(first) or tensors is None:
+            return op(*args, **kwargs)
+        if self._refused_in_backward and not (_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return op(*args, **kwargs)
+        if self.kernels.lacks_in_place(first):
+            # R11: computed in float32, then written into the input itself
+            cast_args, cast_kwargs = self._cast_for(first, torch.float32, args, kwargs)
+            return first.copy_(op(*cast_args, **cast_kwargs))
+        if self._leaves_dtypes:
+            return op(*args, **kwargs)
+        cast_args, cast_kwargs = self._cast_for(first, first.dtype, args, kwargs)
+        if facts.users:
+            return lost_writes.call(op, self.rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
+        return op(*cast_args, **cast_kwargs)
+
+    def _cast_for(
+        self, first: Tensor, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments with castable tensors in `dtype`; the values of a fill stay finite in the dtype of `first` (R12)."""
+        if self.fills:
+            # an index is no value: x[70000] = s
+            index = args[1:2] if self.rule.op == "setitem" else ()
+            values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
+            values = tuple(saturation.scalar(saturation.written_value(a, first.dtype), first.dtype) for a in values)
+            args = (first, *index, *values) if args else args
+        return cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
+
+    # --- a call with `out=` -----------------------------------------------------------------------------------------------
+
+    def _call_with_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result in `kwargs["out"]` (R6). Where torch raises, a call without `out` finds whether a kernel is missing (R11)."""
+        try:
+            return self._into_out(args, kwargs)
+        except RuntimeError as error:
+            failed_before = len(self.kernels.failed)
+            if self.facts.retries and refusals.is_dtype_refusal(error):
+                jit_trace.resume()
+                try:
+                    self._or_in_float32(args, _without_out(kwargs))
+                except RuntimeError as second:
+                    if not refusals.is_torchs_own(second):
+                        raise
+                    jit_trace.resume()
+            if len(self.kernels.failed) == failed_before:
+                raise
+            return self._into_out(args, kwargs)
+
+    def _into_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op, rule = self.op, self.rule
+        out, rest = kwargs["out"], _without_out(kwargs)
+        tensors = survey(args, rest, rule)
+        if not tensors:
+            return op(*args, **kwargs)
+        first = args[0] if args else None
+        if out is first and not (self.is_arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
+            # it writes into its first input: R5
+            return op(*args, **kwargs) if self._mixes_in_place else self.in_place(*args, **kwargs)
+        target = self._target(tensors, args, rest)
+        if target is None:
+            return op(*args, **kwargs)
+        outs = list(each_castable((out,)))
+        differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
+        cast_args, cast_kwargs = cast_call(args, rest, target, self.caster, self.facts.keep)
+        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
+            return deliver(saturation.saturated(op, args, rest, target), out)
+        if not self._must_be_copied(tensors, outs, target):
+            return op(*cast_args, **cast_kwargs, out=out)  # torch writes into `out`, or raises
+        if differentiating:
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        result = deliver(op(*cast_args, **cast_kwargs), out)
+        return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
+
+    def _must_be_copied(self, tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
+        """Return True if the result is to be copied into `outs`, of which one has another dtype than the inputs are cast to.
+
+        A listed op takes an `out` of any castable dtype: whether its inputs are low already depends on what ran before. An op on no list
+        takes one of its inputs' dtypes, or the one that torch computes in without casts, and torch decides on all others.
+        """
+        others = {t.dtype for t in outs} - {target}
+        if self.rule.kind.is_list:
+            return bool(others)
+        return bool(others) and others <= {tensor_casts.widest(tensors, count_0dim=True), *(t.dtype for t in tensors)}
 
 
-def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
-    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
-    functools.update_wrapper(kept, op, ("computes", "computes_in_float32"), ())
-    return kept
+def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "out"}
 
 
-def _caster(rule: OpRule) -> Caster:
-    """The function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
-    if rule.facts.users:
-        return lost_writes.watched_cast
-    if rule.op in op_facts.PRODUCTS:
-        return cast_cache.cast_product_input
-    if rule.op in op_facts.CELLS:
-        return cast_cache.cast_weights
-    if rule.op in op_facts.RECURRENT:
-        return cast_cache.cast_recurrent
-    return saturation.caster(rule)
+def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if torch's answer to a mixture of dtypes can be trusted (R7): some kernels alone check, and meta or empty tensors run
+    none."""
+    if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(tensor_casts.has_values(t) and t.numel() for t in tensors):
+        return True
+    # a target of probabilities may be in another dtype than the scores, on every device
+    return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
+
+
+# --- the makers of wrappers -----------------------------------------------------------------------------------------------
+
+
+def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return the wrapper of an op that writes into its first input (R5)."""
+    return RuledOp(op, rule, caster).wrapper()
+
+
+def no_kernel_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return the wrapper of an in-place op that torch computes, and that runs in float32 where it has no kernel (R5, R11)."""
+    return RuledOp(op, rule, caster, leaves_dtypes=True).wrapper()
+
+
+def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return the wrapper of an op that is called as it is, and again in float32 if torch raises for want of a kernel (R11).
+
+    After the first such failure each call is checked before `op` is tried.
+    """
+    ruled = RuledOp(op, rule, caster, leaves_dtypes=True)
+    call, retry, failed = ruled.wrapper(), ruled.retry, ruled.kernels.failed
+    if ruled.kernels.may_lack:
+        return call
+
+    def unlisted(*args: Any, **kwargs: Any) -> Any:
+        if failed:
+            return call(*args, **kwargs)
+        try:
+            return op(*args, **kwargs)
+        except RuntimeError as error:
+            result = GIVEN_UP if writes(args, kwargs, rule) else retry(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
+
+    return unlisted
+
+
+def composite_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return the wrapper of an op that torch writes in Python, which runs again as a whole (R11); `op` itself if it must not run twice."""
+    return unlisted_wrapper(op, rule, caster) if rule.facts.retries else op
+
+
+def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return the wrapper of an op whose castable inputs get the list's dtype (R1, R2), or the one that they have among them (R3, R7).
+
+    It has little to do for a call with positional arguments and plain tensors, and leaves any other call to a RuledOp.
+    """
+    ruled, facts = RuledOp(op, rule, caster), rule.facts
+    needs_care = ruled.is_arithmetic or ruled.fills if rule.dtype is None else facts.users
+    if ruled.kernels.may_lack or needs_care:
+        return ruled.wrapper()
+    takes_all = not facts.view and not facts.keep and facts.inplace_at is None and facts.out_at is None
+    is_cached = caster is cast_cache.cast_product_input and rule.dtype is not None
+    return _product_wrapper(ruled) if is_cached and takes_all else _usual_wrapper(ruled)
+
+
+def _product_wrapper(ruled: RuledOp) -> Op:
+    """Return the wrapper of a listed matrix product or convolution, whose casts the cache may keep.
+
+    The cache is not asked for what it would not keep: to ask takes as long as a small cast. In a trace it is asked for all: torch.jit
+    compares the lines of a trace that was made with gradients with those of one made without.
+    """
+    op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
+    assert target is not None
+    to, limit = tensor_casts.TO[target], FINITE_MAX[target]
+
+    def product(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or failed or _tracing() is not None:
+            return call(*args, **kwargs)
+        grad, least = _grad_enabled(), shared_cast.least
+        cast_args = []
+        for a in args:
+            kind = type(a)
+            if kind is Tensor or kind is _Parameter:
+                dtype = a.dtype
+                if dtype is not target and dtype in _HEEDED:
+                    if dtype not in _CASTABLE or a.layout is not _strided:
+                        return call(*args, **kwargs)
+                    needs_grad = grad and a.requires_grad
+                    is_small = a.nbytes < (least if needs_grad else shared_cast.WORTH_KEEPING)
+                    if is_small and (kind is Tensor or (needs_grad and id(a) in _used_once)):
+                        a = to(a)
+                    else:
+                        a = (cast_cache.low_activation if kind is Tensor else cast_cache.low_weight)(a, target)
+            elif not (
+                -limit <= a <= limit
+                if kind is int or kind is float
+                else kind in SCALARS or (kind in _SEQUENCES and _NUMBERS.issuperset(map(type, a)))
+            ):
+                return call(*args, **kwargs)
+            cast_args.append(a)
+        try:
+            return op(*cast_args)
+        except RuntimeError as error:
+            if (result := retry(error, args, kwargs)) is GIVEN_UP:
+                raise
+            return result
+
+    write_marks.reads_only(product.__code__)  # so no op that writes may have a wrapper with this code
+    return product
+
+
+def _usual_wrapper(ruled: RuledOp) -> Op:
+    """Return a function that casts the tensors of a call where the list says the dtype, else looks whether they have one."""
+    # local variables: a call reads them faster than attributes
+    op, rule, caster, call, retry, failed = ruled.op, ruled.rule, ruled.caster, ruled.wrapper(), ruled.retry, ruled.kernels.failed
+    # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
+    listed: Any = rule.dtype
+    is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
+    may_write, is_view = rule.facts.inplace_at is not None or rule.facts.out_at is not None, rule.facts.view
+    # a RuledOp finds what dtype tensors have among them, and casts for an op with inputs that are never cast
+    cast_here = _CASTABLE if is_listed and not rule.facts.keep else frozenset()
+
+    def one_dtype(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or failed or (may_write and writes(args, kwargs, rule)):
+            return call(*args, **kwargs)
+        cast_args: Any = args
+        target = listed
+        i = -1  # enumerate() would take longer
+        for a in args:
+            i += 1
+            kind = type(a)
+            if kind is Tensor or kind is _Parameter:
+                dtype = a.dtype
+                if dtype is target or (is_listed and dtype not in _HEEDED):
+                    continue
+                if target is None:
+                    target = dtype
+                    continue
+                # softmax(dim, float32): nothing is to be cast before that is known
+                if dtype in cast_here and a.layout is not _MKLDNN and type(args[-1]) is not _dtype:
+                    if cast_args is args:
+                        cast_args = list(args)
+                    cast_args[i] = caster(a, target)
+                    continue
+            elif (
+                -limit <= a <= limit
+                if kind is float or kind is int
+                else _NUMBERS.issuperset(map(type, a))
+                if kind is tuple or kind is list
+                else kind in SCALARS
+            ):
+                continue
+            return call(*args, **kwargs)
+        try:
+            result = op(*cast_args)
+            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_view and cast_args is not args else result
+        except RuntimeError as error:
+            result = retry(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
+
+    return one_dtype

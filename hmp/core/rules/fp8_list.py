@@ -13,8 +13,8 @@ from ..active import without_casts
 from ..casting import Caster
 from ..fp8 import E4M3, PRODUCTS, RECIPES, why_not
 from . import kernel_fallback
-from .one_dtype import one_dtype_wrapper
 from .op_rule import Op, OpRule
+from .wrappers import one_dtype_wrapper
 
 _compiling = torch.compiler.is_dynamo_compiling
 _counted = threading.local()  # the ops whose calls, counted as not in FP8, are running in this thread
