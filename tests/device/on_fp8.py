@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import BF16, DEVICE, Checks, NotRun, same, tensor
-from hmp.core.fp8 import on_gpu
+from hmp.core.fp8 import fused_kernels
 from hmp.core.fp8.kernels import kernel_for
-from hmp.core.fp8.quantising import Layout, quantise
-from hmp.core.fp8.recipes import RECIPES
+from hmp.core.fp8.quantization import RECIPES, Layout, quantise
 from networks_kit import Net, batch, loss_of
 
 check = Checks()
@@ -65,16 +64,16 @@ def what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> str:
         for form in (E4M3, torch.float8_e5m2)
         for scaling, axis in (("tensor", -1), ("row", -1), ("row", -2))
     ]
-    is_fused, compared = on_gpu.fuses(large), 0
+    is_fused, compared = fused_kernels.fuses(large), 0
     for layout in layouts:
         for each in tensors:
             got = quantise(each, layout)
-            with unittest.mock.patch.object(on_gpu, "fuses", return_value=False):
+            with unittest.mock.patch.object(fused_kernels, "fuses", return_value=False):
                 want = quantise(each, layout)
-                rows = on_gpu.row_major(want.data.t())
+                rows = fused_kernels.row_major(want.data.t())
             same(got.data.view(torch.uint8), want.data.view(torch.uint8), f"{layout}: data")
             same(got.scale, want.scale, f"{layout}: scale")
-            same(on_gpu.row_major(want.data.t()).view(torch.uint8), rows.view(torch.uint8), f"{layout}: rows")
+            same(fused_kernels.row_major(want.data.t()).view(torch.uint8), rows.view(torch.uint8), f"{layout}: rows")
             compared += 1
     if not is_fused:
         raise NotRun(f"nothing is compiled on {DEVICE}")

@@ -16,7 +16,7 @@ from autocast_kit import needs_scaled_product
 from fp8_oracle import roundings
 from hmp.core.fp8 import PRODUCTS, RECIPES, kernels, refusals, why_not
 from hmp.core.fp8.kernels import kernel_for
-from hmp.core.fp8.quantising import Layout, quantise, transposed
+from hmp.core.fp8.quantization import Layout, quantise, transposed
 from torch_has import TORCH
 
 NAMES = list(RECIPES)

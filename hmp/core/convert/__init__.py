@@ -3,9 +3,9 @@
 from ..rules import Observer, Op, OpRule, op_wrap
 from ..torch_patches import applied_policy, in_dtype
 from .applied_models import apply, remove
-from .called_modules import convert_script
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
 from .policy_tables import any_policy_used
+from .script_models import convert_script
 from .unreachable_names import Unreachable, unreachable
 
 __all__ = [

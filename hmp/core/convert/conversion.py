@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ import torch
 
 from ...errors import HmpError
 from .. import low_kernels
-from ..active import PROCESS, PolicyTable, Region, Replacements, state, without_casts
+from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
 from ..dispatch import deciding, placement, user_functions
-from ..patching import alone, patches, references
+from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..rules import Observer
 from ..torch_ops import sites
 from ..torch_patches import autocast, late_imports, module_calls, never_cast
 from ..torch_private import dynamo
-from . import calls_in_flight, policy_tables
+from . import policy_tables, process_policy
 from .log_observer import announce
 from .policy_tables import lock as _lock
 from .unreachable_names import tell_unreachable
@@ -118,7 +118,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
             revert()
         raise
     if not was_patched:
-        calls_in_flight.wait_for(never_cast.codes())
+        process_policy.wait_for_calls(never_cast.codes())
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()
@@ -159,7 +159,7 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        _move_process_to(PolicyTable(state.NO_REPLACEMENTS, None))
+        process_policy.switch_to(PolicyTable(state.NO_REPLACEMENTS, None))
         policy_tables.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
@@ -398,40 +398,4 @@ policy_tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _fol
 
 def _activate_latest() -> None:
     """Makes the latest conversion's policy active for the process; no policy where there is no conversion."""
-    _move_process_to(_converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None))
-
-
-def _move_process_to(table: PolicyTable) -> None:
-    """Makes `table` active for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
-
-    A call of a builtin always does. A torch function written in Python calls many builtins, and is one op because its wrapper calls it with
-    casts off (R8). So while there are other threads, those functions that only one of the two policies changes have, until the change is
-    over, a replacement that does nothing else.
-    """
-    old = PROCESS
-    if not alone():
-        single = _as_single_ops(table.replacements.functions - old.replacements.functions)
-        if single:
-            _set_process_policy(_and(old, single))
-            calls_in_flight.wait_for({patches.code_of(function) for function in single})
-        single = _as_single_ops(old.replacements.functions - table.replacements.functions)
-        if single:
-            _set_process_policy(_and(table, single))
-    _set_process_policy(table)
-
-
-def _and(table: PolicyTable, single: Mapping[Any, Callable[..., Any]]) -> PolicyTable:
-    """`table`, with those in the places of functions that it leaves as they are."""
-    own = table.replacements
-    both = Replacements(own.functions | single.keys(), lambda function: single.get(function) or own[function])
-    return PolicyTable(both, table.policy, table.user_policy, table.scope_id)
-
-
-def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """A replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
-    return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
-
-
-def _set_process_policy(table: PolicyTable) -> None:
-    PROCESS.replacements, PROCESS.policy = table.replacements, table.policy
-    PROCESS.user_policy, PROCESS.scope_id = table.user_policy, table.scope_id
+    process_policy.switch_to(_converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None))

@@ -4,11 +4,10 @@ It knows no policies: a caller asks `why_not` whether a call can run in FP8, and
 recipe.
 """
 
-from . import on_gpu
+from . import fused_kernels
 from .kernels import is_real
 from .products import PRODUCTS
-from .recipes import E4M3, RECIPES
+from .quantization import E4M3, RECIPES, Observer, Statistics
 from .refusals import why_not
-from .statistics import Observer, Statistics
 
-__all__ = ["E4M3", "PRODUCTS", "RECIPES", "Observer", "Statistics", "is_real", "on_gpu", "why_not"]
+__all__ = ["E4M3", "PRODUCTS", "RECIPES", "Observer", "Statistics", "fused_kernels", "is_real", "why_not"]

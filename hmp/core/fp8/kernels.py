@@ -10,9 +10,8 @@ from ...errors import HmpError
 from ..casting import Tensor, cast
 from ..low_kernels import computed_in_float32
 from ..torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
-from . import on_gpu
-from .quantising import Quantised, values
-from .recipes import Recipe
+from . import fused_kernels
+from .quantization import Quantised, Recipe, values
 
 # torch's own, taken before anything is patched
 _matmul, _pad, _select, _stack = torch.matmul, torch.constant_pad_nd, torch.select, torch.stack
@@ -35,7 +34,7 @@ def kernel_for(device: torch.device, recipe: Recipe) -> str:
     if torch.version.hip:
         real = recipe.scaling != "block" and found.gcnArchName.split(":")[0] in _AMD
     else:
-        real = (found.major, found.minor) >= (_BLOCKS_FROM if recipe.scaling == "block" else on_gpu.FP8_FROM)
+        real = (found.major, found.minor) >= (_BLOCKS_FROM if recipe.scaling == "block" else fused_kernels.FP8_FROM)
     return "real" if real else "emulate"
 
 
@@ -80,8 +79,8 @@ def _scaled_product(left: Quantised, right: Quantised, low_dtype: torch.dtype, f
     """The product of two matrices by torch's kernel."""
     assert scaled_mm is not None, "without such a kernel FP8 is emulated"
     # kernels take a row-major left and a column-major right matrix, and an inner dimension that is a multiple of 16: zeros add nothing
-    rows = _with_whole_inner(on_gpu.row_major(left.data))
-    columns = _transpose(_with_whole_inner(on_gpu.row_major(_transpose(right.data, 0, 1))), 0, 1)
+    rows = _with_whole_inner(fused_kernels.row_major(left.data))
+    columns = _transpose(_with_whole_inner(fused_kernels.row_major(_transpose(right.data, 0, 1))), 0, 1)
     run = functools.partial(scaled_mm, rows, columns, use_fast_accum=fast)
     if left.scale.dtype is not torch.float32:
         return run(_swizzled(left.scale), _swizzled(_transpose(right.scale, 0, 1)), out_dtype=low_dtype)
@@ -92,7 +91,7 @@ def _scaled_product(left: Quantised, right: Quantised, low_dtype: torch.dtype, f
         return run(_contiguous(row_scale), _contiguous(column_scale), out_dtype=low_dtype)
     # the kernel for scales of rows gives bfloat16 only, and is slow where its sums are exact
     one = _ones((), device=rows.device)
-    return on_gpu.cast_product(run(one, one, out_dtype=torch.float32), row_scale, column_scale, low_dtype)
+    return fused_kernels.cast_product(run(one, one, out_dtype=torch.float32), row_scale, column_scale, low_dtype)
 
 
 def _with_whole_inner(matrix: Tensor) -> Tensor:

@@ -13,11 +13,9 @@ import torch
 
 from ..casting import Tensor, cast, deliver
 from ..torch_private import unsafe_view as _unsafe_view
-from .differentiable import Quantiser, Settings, product
+from .autograd import Quantiser, Settings, product
 from .kernels import is_real
-from .quantising import quantise
-from .recipes import Recipe
-from .statistics import Observer
+from .quantization import Observer, Recipe, quantise
 
 # torch's own, taken before anything is patched
 _add, _mul, _permute, _reshape = torch.add, torch.mul, torch.permute, torch.reshape

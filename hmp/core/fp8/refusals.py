@@ -9,7 +9,7 @@ import torch
 
 from ..casting import Tensor, castable
 from ..torch_private import in_plain_autograd, is_traced
-from .recipes import Recipe
+from .quantization import Recipe
 
 # torch's own, taken before anything is patched
 _compiling, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting

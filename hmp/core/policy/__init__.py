@@ -1,13 +1,12 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
-from . import conflicts, policy_folder, scopes, spelling
+from . import policy_files, precedence, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
-from .listed import Listed
-from .model_wrappers import unwrapped
 from .policy import DEFAULT, HABANA, Policy, as_policy
-from .policy_folder import OPTIONAL_FILES, list_files, word_files
+from .policy_files import OPTIONAL_FILES, list_files, word_files
+from .precedence import Listed
 from .presets import device_preset, home, policies
-from .scopes import exactness, plain_path
+from .scopes import exactness, plain_path, unwrapped
 from .spelling import can_be_listed, resolve
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "Policy",
     "as_policy",
     "can_be_listed",
-    "conflicts",
     "device_preset",
     "exactness",
     "home",
@@ -33,7 +31,8 @@ __all__ = [
     "parse_list",
     "plain_path",
     "policies",
-    "policy_folder",
+    "policy_files",
+    "precedence",
     "read_list",
     "resolve",
     "scopes",

@@ -19,7 +19,7 @@ from ...errors import HmpError, OpListError
 from ..formatting import dtype_name, in_notebook
 from ..observing import log
 from ..torch_ops import sites
-from . import conflicts, policy_folder, presets, spelling
+from . import policy_files, precedence, presets, spelling
 from .entries import (
     CASTS,
     DTYPES,
@@ -34,9 +34,8 @@ from .entries import (
     parse_list,
     read_list,
 )
-from .gaudi_config import read_gaudi_config
-from .listed import Listed
-from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
+from .policy_files import BASE_FILE, SAID, WORDS, low_dtype, read_gaudi_config
+from .precedence import Listed
 from .presets import meaning, policies
 
 DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
@@ -85,13 +84,13 @@ class Policy:
             object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
         object.__setattr__(self, "scoped", _in_order(scoped))
         object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
-        conflicts.refuse_both({cast: self.casts_by_op(cast) for cast in reversed(LISTS)})
+        precedence.refuse_both({cast: self.casts_by_op(cast) for cast in reversed(LISTS)})
         for scope in dict.fromkeys(entry.scope for entry in self.scoped):
             by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in LISTS}
             for entry in self.scoped:
                 if entry.scope == scope:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
-            conflicts.refuse_both(by_cast)
+            precedence.refuse_both(by_cast)
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on the list `cast`, each with the entry that names it."""
@@ -126,13 +125,13 @@ class Policy:
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not folder.is_dir():
             raise OpListError(presets.unknown(str(policy)))
-        found = policy_folder.list_files(folder)
+        found = policy_files.list_files(folder)
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        base = policy_folder.read_base(folder)
+        base = policy_files.read_base(folder)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.NO_BASE))
         under = cls._load(base, device)
-        words = policy_folder.read_words(folder, under._words)
+        words = policy_files.read_words(folder, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
@@ -215,7 +214,7 @@ class Policy:
         low: dict[str | None, dict[str, ListEntry]] = {}
         for entry in given:
             low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
-        given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
+        given += [entry for entry in fp32 or () if precedence.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32}
         replaced = [cast for cast, entries in lists.items() if entries is not None]
         return cls._laid_over("environment" if given else HABANA, given, _habanas(), replaced)
@@ -359,7 +358,7 @@ class Policy:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
-        policy_folder.write_words(target, self._words)
+        policy_files.write_words(target, self._words)
         return target
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:

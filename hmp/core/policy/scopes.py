@@ -14,10 +14,9 @@ import torch
 from ...errors import HmpError, OpListError
 from ..torch_ops import sites
 from . import presets, spelling
-from .conflicts import RIVALS
 from .entries import AUTOCAST, LISTS, ListEntry
-from .model_wrappers import UNMISTAKABLE, wraps
 from .policy import Policy, as_policy
+from .precedence import RIVALS
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
@@ -125,7 +124,7 @@ def shared(model: torch.nn.Module) -> frozenset[str]:
 
 def plain_path(path: str) -> str:
     """The path of a module without the parts that torch.compile, FSDP and checkpoint_wrapper put in: "layer.0" for "layer._orig_mod.0"."""
-    return ".".join(part for part in path.split(".") if part not in UNMISTAKABLE)
+    return ".".join(part for part in path.split(".") if part not in _UNMISTAKABLE)
 
 
 def effective(base: Policy, ranks: Ranks) -> Policy:
@@ -226,7 +225,7 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
 def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
     """The paths of the child `name`: with its name, and without it where the node is a wrapper around that child."""
     named = tuple(f"{path}.{name}" if path else name for path in node.paths)
-    return tuple(dict.fromkeys((*named, *node.paths))) if wraps(node.module, name) else named
+    return tuple(dict.fromkeys((*named, *node.paths))) if _wraps(node.module, name) else named
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
@@ -262,3 +261,54 @@ def _hint(scope: str, paths: list[str]) -> str:
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
+
+
+# --- modules that trainers and libraries wrap around a model: DDP, FSDP, Fabric, DeepSpeed, torch.compile, checkpoints, PEFT ---
+
+# What wrappers call the module that they wrap: DDP, DataParallel and DeepSpeed; torch.compile; Fabric; FSDP; checkpoint_wrapper.
+_WRAPPED_NAMES = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Of these, the ones that no module of the user's has.
+_UNMISTAKABLE = frozenset(name for name in _WRAPPED_NAMES if name.startswith("_"))
+# Whose they are: a module of the user's that has one child of such a name is no wrapper.
+_LIBRARIES = frozenset(("torch", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "accelerate"))
+# torch's classes whose children have the user's names.
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+# PeftModel, its tuner, and a layer with an adapter.
+_WRAPPED_NAMES_OF_PEFT = ("base_model", "model", "base_layer")
+
+
+def _wraps(module: torch.nn.Module, name: str) -> bool:
+    """Return True if the child `name` is what the wrapper `module` wraps: its path in the model is then that of the wrapper."""
+    if name == "_orig_mod":  # OptimizedModule sets `forward` on the object
+        return True
+    if name not in _WRAPPED_NAMES and name not in _WRAPPED_NAMES_OF_PEFT:
+        return False
+    library = str(type(module).forward.__module__).partition(".")[0]
+    if library == "peft":
+        return name in _WRAPPED_NAMES_OF_PEFT
+    return name in _WRAPPED_NAMES and _is_wrapper(module) and not module._parameters
+
+
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    library = str(type(module).forward.__module__).partition(".")[0]
+    return library in _LIBRARIES and not isinstance(module, _CONTAINERS)
+
+
+def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
+    """The module inside the wrappers around it, and its path in `model`, which are "" and `model` where there is no wrapper.
+
+    A wrapper's `forward` is a library's, and it has neither parameters of its own nor children besides what it wraps.
+    """
+    chain = [("", model)]
+    while (found := _inner(chain[-1][1])) is not None and all(found[1] is not module for _, module in chain):
+        chain.append(found)
+    inside = {id(module) for _, module in chain}
+    stops = (i for i, (_, each) in enumerate(chain[:-1]) if each._parameters or any(id(c) not in inside for c in each.children()))
+    chain = chain[: next(stops, len(chain)) + 1]
+    return ".".join(name for name, _ in chain[1:]), chain[-1][1]
+
+
+def _inner(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
+    if not _is_wrapper(module):
+        return None
+    return next(((name, inner) for name in _WRAPPED_NAMES if (inner := module._modules.get(name)) is not None), None)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import fork_safe, low_kernels
+from .. import casting, fork_safe, low_kernels
 from ..cast_cache import weight_cache
-from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors, tensor_casts
+from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..observing import log, speaks
 from ..saved import refuse_written
 from ..torch_ops import op_facts
@@ -46,7 +46,7 @@ _grad_enabled, _grad = torch.is_grad_enabled, torch.autograd.grad
 _random_state, _set_random_state = torch.get_rng_state, torch.set_rng_state
 _compiling = torch.compiler.is_dynamo_compiling
 
-_FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
+_FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
 _CONTAINERS = (list, tuple, dict)
 # Of others torch has few low-precision kernels, and where it has none the result stays float32 (R11).
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
@@ -101,7 +101,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
                 return _written(call, op, args, kwargs)
             result = call.run()
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
-            result = tensor_casts.cast(result, low_dtype) if type(result) is Tensor else _rounded(result, low_dtype)
+            result = casting.cast(result, low_dtype) if type(result) is Tensor else _rounded(result, low_dtype)
         return result if out is None else deliver(result, out)
 
     computed.computes_in_float32 = low_dtype_of  # type: ignore[attr-defined]  # for reports
@@ -133,7 +133,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     """
     if not _applies(rule):
         return by_autocast
-    cast = functools.partial(tensor_casts.cast_within, dtype=rule.low_dtype, caster=caster)
+    cast = functools.partial(casting.cast_within, dtype=rule.low_dtype, caster=caster)
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule) or []
@@ -210,7 +210,7 @@ def _any_needs_grad(values: Iterable[Any]) -> bool:
 
 
 def _rounded(result: Any, low_dtype: torch.dtype) -> Any:
-    return map_tensors(result, lambda t: tensor_casts.cast(t, low_dtype) if t.dtype is torch.float32 else t)
+    return map_tensors(result, lambda t: casting.cast(t, low_dtype) if t.dtype is torch.float32 else t)
 
 
 class _Call:
@@ -320,20 +320,20 @@ def _in_low(tensor: Tensor, pairs: Pairs, low_dtype: torch.dtype) -> tuple[Tenso
         return pair[1], pair[1]
     if (pair := pairs.get(id(tensor._base))) is not None and pair[1].layout is torch.strided:
         return _view_in_low(tensor, *pair)
-    if tensor.layout is not torch.strided or tensor.numel() < _LARGE or not tensor_casts.has_values(tensor):
+    if tensor.layout is not torch.strided or tensor.numel() < _LARGE or not casting.has_values(tensor):
         return None
     exact = _detach(tensor)
-    rounded = tensor_casts.cast(exact, low_dtype)
-    return (rounded, rounded) if _equal(tensor_casts.cast(rounded, torch.float32), exact) else None
+    rounded = casting.cast(exact, low_dtype)
+    return (rounded, rounded) if _equal(casting.cast(rounded, torch.float32), exact) else None
 
 
 def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return what `_in_low` does for a view of `wide`, which is `given` in float32."""
-    if given.stride() == wide.stride() and tensor_casts.has_values(given):
+    if given.stride() == wide.stride() and casting.has_values(given):
         offset = int(view.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
         return _as_strided(_detach(given), view.shape, view.stride(), offset), given
     # a class may know no as_strided; an expanded view would be made larger
-    return (tensor_casts.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
+    return (casting.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
 
 
 # --- ops that keep more than their inputs ---------------------------------------------------------------------------------

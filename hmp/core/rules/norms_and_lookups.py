@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from .. import casting
 from ..cast_cache import write_marks
-from ..casting import Caster, Tensor, castable, deliver, tensor_casts
+from ..casting import Caster, Tensor, castable, deliver
 from ..torch_ops import op_facts
 from ..torch_private import is_functorchs
 from . import refusals
@@ -31,7 +32,7 @@ def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _left_to_torch(values: dict[str, Any]) -> bool:
-    return any(isinstance(v, Tensor) and tensor_casts.left_to_torch(v) for v in values.values())
+    return any(isinstance(v, Tensor) and casting.left_to_torch(v) for v in values.values())
 
 
 def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -45,7 +46,7 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     is_usual, is_unlisted = order[0] == "input", not rule.kind.is_list
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in tensor_casts.CASTABLE:
+        if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in casting.CASTABLE:
             # the common call: everything but the input is float32 or absent
             tensors = [x]
             for i in others_at:
@@ -77,11 +78,11 @@ def _in_one_dtype(op: Op, rule: OpRule) -> Callable[..., Any]:
         try:
             result = op(*args, **kwargs)
         except RuntimeError as error:
-            if not refusals.is_dtype_refusal(error) or not any(map(is_functorchs, tensor_casts.each_tensor((args, kwargs)))):
+            if not refusals.is_dtype_refusal(error) or not any(map(is_functorchs, casting.each_tensor((args, kwargs)))):
                 raise
-            result = op(*tensor_casts.cast_within(args, torch.float32, tensor_casts.cast), **kwargs)
+            result = op(*casting.cast_within(args, torch.float32, casting.cast), **kwargs)
         is_wide = type(result) is Tensor and result.dtype is not dtype and is_listed
-        return tensor_casts.cast(result, dtype) if is_wide and is_functorchs(result) else result
+        return casting.cast(result, dtype) if is_wide and is_functorchs(result) else result
 
     return call
 
@@ -172,7 +173,7 @@ def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
         weight, scale = values.get("weight"), values.get("per_sample_weights")
-        summed = list(tensor_casts.each_castable((weight, scale)))
+        summed = list(casting.each_castable((weight, scale)))
         if not castable(weight) or _left_to_torch(values):
             return op(*args, **kwargs)
         dtype = choose(summed)
@@ -216,7 +217,7 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
                 values[n] = caster(tensor, dtype)
         mask = values.get("attn_mask")
         if castable(mask) and mask.dtype is not dtype:
-            values["attn_mask"] = caster(tensor_casts.within(mask, dtype), dtype)
+            values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
         return _call_with(op, order, args, kwargs, values)
 
     write_marks.reads_only(wrapper.__code__)

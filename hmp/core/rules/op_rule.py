@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
+from .. import casting
+from ..casting import Caster, Tensor, castable, each_tensor
 from ..torch_ops import Site, op_facts, parameters, sites
 from . import refusals
 
@@ -174,13 +175,13 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
     kind = type(value)
     if kind is Tensor or kind is Parameter:  # as below, in a third of the time
         dtype = value.dtype
-        if dtype in tensor_casts.CASTABLE and value.layout is not tensor_casts.MKLDNN:
+        if dtype in casting.CASTABLE and value.layout is not casting.MKLDNN:
             found.append(value)
-        return dtype not in tensor_casts.LEFT_TO_TORCH
+        return dtype not in casting.LEFT_TO_TORCH
     if not isinstance(value, (Tensor, list, tuple, dict)):
         return True
     for tensor in each_tensor((value,)):
-        if tensor_casts.left_to_torch(tensor):
+        if casting.left_to_torch(tensor):
             return False
         if castable(tensor):
             found.append(tensor)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import torch_private
-from ..casting import Tensor, tensor_casts
+from .. import casting, torch_private
+from ..casting import Tensor
 from . import jit_trace
 
 # Words in the errors by which torch 2.7 to 2.15 and the libraries below it refuse a dtype or a mixture; found by running op_db in both.
@@ -60,11 +60,11 @@ OF_CASTS = (TypeError, NotImplementedError, AssertionError)
 
 def is_cast_refusal(error: Exception, values: Iterable[Any]) -> bool:
     """Whether `error` came from hmp's cast of a tensor subclass among `values` that supports no such cast. The op is left to torch then."""
-    if not isinstance(error, OF_CASTS) or all(map(tensor_casts.has_values, tensor_casts.each_tensor(values))):
+    if not isinstance(error, OF_CASTS) or all(map(casting.has_values, casting.each_tensor(values))):
         return False
     step = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_globals is vars(tensor_casts):
+        if step.tb_frame.f_globals is vars(casting):
             return True
         step = step.tb_next
     return False
@@ -93,7 +93,7 @@ def hooks_see(tensors: Iterable[Tensor]) -> bool:
     """Whether an op of `tensors` would call saved-tensor hooks of the user's."""
     if not torch.is_grad_enabled() or (_hooks is not None and _hooks(True) is None):
         return False
-    return any(t.requires_grad and tensor_casts.has_values(t) for t in tensors)
+    return any(t.requires_grad and casting.has_values(t) for t in tensors)
 
 
 def saves_before_raising(run: Callable[[], Any]) -> bool:
@@ -145,7 +145,7 @@ def _modes() -> list[Any]:
 def _answers(tensor: Tensor) -> bool:
     """Whether the tensor's class handles ops itself, by `__torch_function__` or `__torch_dispatch__`."""
     kind = type(tensor)
-    return kind is not Tensor and (kind.__torch_function__ not in (_function, _disabled) or not tensor_casts.has_values(tensor))
+    return kind is not Tensor and (kind.__torch_function__ not in (_function, _disabled) or not casting.has_values(tensor))
 
 
 def _is_users(found: object) -> bool:

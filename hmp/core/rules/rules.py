@@ -10,9 +10,10 @@ import functools
 
 import torch
 
+from .. import casting
 from ..active import without_casts
 from ..cast_cache import cast_cache
-from ..casting import Caster, tensor_casts
+from ..casting import Caster
 from ..fp8 import PRODUCTS
 from ..patching import cache
 from ..policy import ListEntry, ListName
@@ -29,7 +30,7 @@ from .wrappers import one_dtype_wrapper
 
 def _widest(rule: OpRule) -> Choose:
     count_0dim = rule.op in op_facts.JOINS or rule.op in op_facts.MIXED_BACKWARD_RAISES
-    return lambda tensors: tensor_casts.widest(tensors, count_0dim=count_0dim)
+    return lambda tensors: casting.widest(tensors, count_0dim=count_0dim)
 
 
 def _first(rule: OpRule) -> Choose:

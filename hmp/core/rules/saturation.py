@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, tensor_casts
+from .. import casting
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
 from ..torch_ops import op_facts, sites
 from . import refusals
 from .op_rule import Op, OpRule, survey
@@ -41,10 +42,10 @@ def takes_masks(rule: OpRule) -> bool:
 def caster(rule: OpRule) -> Caster:
     """The function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
     if takes_scores(rule):
-        return tensor_casts.cast_finite
+        return casting.cast_finite
     if takes_masks(rule):
-        return tensor_casts.cast_saturating
-    return tensor_casts.cast_saturating_0dim if is_arithmetic(rule) else tensor_casts.cast
+        return casting.cast_saturating
+    return casting.cast_saturating_0dim if is_arithmetic(rule) else casting.cast
 
 
 def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -79,7 +80,7 @@ def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
             filled = [t for t in tensors if t.dim()] or tensors
             if not filled:
                 return op(*args, **kwargs)
-            dtype = filled[0].dtype if rule.op != "where" else tensor_casts.widest(filled, count_0dim=False)
+            dtype = filled[0].dtype if rule.op != "where" else casting.widest(filled, count_0dim=False)
         if dtype in FINITE_MAX and dtype is not torch.float32:
             args, kwargs = bounded(args, kwargs, dtype)
             args = tuple(scalar(a, dtype) for a in args)
@@ -106,7 +107,7 @@ def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
             if not kwargs:
                 return op(*args)
         tensors = survey(args, kwargs, rule)
-        dtype = tensor_casts.widest(tensors, count_0dim=False) if tensors else None
+        dtype = casting.widest(tensors, count_0dim=False) if tensors else None
         if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
             try:
                 return _guarded(op, rule, args, kwargs, dtype, tensors or ())
@@ -136,17 +137,17 @@ def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Ma
 
 def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
     """Whether an argument is a finite scalar beyond `dtype`."""
-    return any(tensor_casts.overflows(value, dtype) for value in (*args, *kwargs.values()))
+    return any(casting.overflows(value, dtype) for value in (*args, *kwargs.values()))
 
 
 def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """The result of the op computed in float32, with finite values moved inside `dtype` and then cast to it (R12)."""
-    cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, tensor_casts.cast)
+    cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
     if not castable(result):
         return result
     try:
-        return tensor_casts.cast(tensor_casts.within(result, dtype), dtype)
+        return casting.cast(casting.within(result, dtype), dtype)
     except refusals.OF_CASTS as error:
         if not refusals.is_cast_refusal(error, (result,)):
             raise
@@ -156,8 +157,8 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
     return (
-        tuple(tensor_casts.finite_scalar(a, dtype) for a in args),
-        {name: tensor_casts.finite_scalar(a, dtype) for name, a in kwargs.items()},
+        tuple(casting.finite_scalar(a, dtype) for a in args),
+        {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()},
     )
 
 
@@ -167,14 +168,14 @@ def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
     if dtype not in (torch.bfloat16, torch.float16):
         return args
-    return tuple(tensor_casts.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
+    return tuple(casting.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
 
 
 def written_value(value: Any, dtype: torch.dtype) -> Any:
     """A castable tensor that needs no gradient with the extremes of its dtype moved inside `dtype`; any other value itself."""
-    return tensor_casts.without_extremes(value, dtype) if castable(value) and not value.requires_grad else value
+    return casting.without_extremes(value, dtype) if castable(value) and not value.requires_grad else value
 
 
 def scalar(value: Any, dtype: torch.dtype) -> Any:
     """A 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
-    return tensor_casts.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value
+    return casting.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from .. import casting
 from ..cast_cache import cast_cache, shared_cast, weight_cache, write_marks
-from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, each_tensor, tensor_casts
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, each_tensor
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
 from . import jit_trace, lost_writes, refusals, saturation
@@ -19,11 +20,11 @@ from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
 
 _Parameter = torch.nn.Parameter
 _dtype = torch.dtype
-_MKLDNN = tensor_casts.MKLDNN
+_MKLDNN = casting.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
 _SEQUENCES = frozenset({tuple, list})
-_CASTABLE = tensor_casts.CASTABLE
-_HEEDED = tensor_casts.LEFT_TO_TORCH | _CASTABLE
+_CASTABLE = casting.CASTABLE
+_HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 _REFUSED = object()  # returned in place of a result: torch does not accept the call
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
@@ -245,7 +246,7 @@ class RuledOp:
         others = {t.dtype for t in outs} - {target}
         if self.rule.kind.is_list:
             return bool(others)
-        return bool(others) and others <= {tensor_casts.widest(tensors, count_0dim=True), *(t.dtype for t in tensors)}
+        return bool(others) and others <= {casting.widest(tensors, count_0dim=True), *(t.dtype for t in tensors)}
 
 
 def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +256,7 @@ def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return True if torch's answer to a mixture of dtypes can be trusted (R7): some kernels alone check, and meta or empty tensors run
     none."""
-    if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(tensor_casts.has_values(t) and t.numel() for t in tensors):
+    if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(casting.has_values(t) and t.numel() for t in tensors):
         return True
     # a target of probabilities may be in another dtype than the scores, on every device
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
@@ -325,7 +326,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
     """
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
     assert target is not None
-    to, limit = tensor_casts.TO[target], FINITE_MAX[target]
+    to, limit = casting.TO[target], FINITE_MAX[target]
 
     def product(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or _tracing() is not None:

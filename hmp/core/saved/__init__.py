@@ -3,9 +3,8 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, counting, keeping
-from .kept import is_pending, refuse_written
 from .packable import KEEPS, how_of, why_never
-from .watching import watchers
+from .saved_tensors import is_pending, refuse_written, watchers
 
 __all__ = [
     "FORMATS",

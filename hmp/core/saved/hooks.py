@@ -21,11 +21,10 @@ from ..torch_private import (
     trace_here,
     without_torch_function,
 )
-from . import watching
 from .copies import is_of_weight, weight_of
 from .formats import LEAST, Tensor
-from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of
 from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
+from .saved_tensors import Exact, Kept, Recast, Watcher, any_pending, keep, look_of, pack_unheld, row_of, tell_kept, watchers
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -61,7 +60,7 @@ class _Keeping:
             return self._exact(tensor)
         copied = weight_of(tensor)
         if copied is not None:
-            watching.kept(self._op, tensor, tensor.nbytes, 0)
+            tell_kept(self._op, tensor, tensor.nbytes, 0)
             return Recast(copied, look_of(tensor), self._op)
         if is_of_weight(tensor):
             return Exact(tensor, self._op)
@@ -73,7 +72,7 @@ class _Keeping:
         return keep(tensor, how, self._op)
 
     def _exact(self, tensor: Tensor) -> Exact:
-        watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
+        tell_kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
         return Exact(tensor, self._op)
 
     def _smallest(self) -> int:
@@ -192,7 +191,7 @@ def counts(hook: Callable[[Tensor], Any]) -> bool:
 
 
 @contextlib.contextmanager
-def counting(keep: Callable[[Tensor], None], watcher: watching.Watcher) -> Iterator[None]:
+def counting(keep: Callable[[Tensor], None], watcher: Watcher) -> Iterator[None]:
     """A stretch in which `keep` is told of what is kept, and the watcher of what is to be packed, which other hooks around an op would
     prevent."""
 
@@ -202,11 +201,11 @@ def counting(keep: Callable[[Tensor], None], watcher: watching.Watcher) -> Itera
 
     push_saved_tensors_hooks(told, lambda tensor: tensor)
     _counters.append(told)
-    watching.watchers.append(watcher)
+    watchers.append(watcher)
     try:
         yield
     finally:
         pop_saved_tensors_hooks()
         _counters.remove(told)
         _pack_unheld()
-        watching.watchers.remove(watcher)
+        watchers.remove(watcher)

@@ -10,8 +10,8 @@ import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.nn.utils.parametrize import ParametrizationList
 
+from .. import casting
 from ..active import state, without_casts
-from ..casting import tensor_casts
 from ..patching import patches
 from ..rules import copied_views
 from ..torch_private import data_of as _data
@@ -36,7 +36,7 @@ def install() -> None:
 
 def _narrowing(value: Any, dtype: torch.dtype) -> bool:
     """Whether casts are on and `value` would change the dtype of what it is assigned to."""
-    return tensor_casts.castable(value) and value.dtype is not dtype and dtype in tensor_casts.CASTABLE and state.casts_enabled()
+    return casting.castable(value) and value.dtype is not dtype and dtype in casting.CASTABLE and state.casts_enabled()
 
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
@@ -44,7 +44,7 @@ def _set_data(self: torch.Tensor, value: Any) -> None:
     if isinstance(value, copied_views.CopiedView):
         value = copied_views.tied_view(value, "the parameter's data")
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
-        value = tensor_casts.cast(value, self.dtype)
+        value = casting.cast(value, self.dtype)
     _data.__set__(self, value)
 
 
@@ -56,7 +56,7 @@ def _set_grad(self: torch.Tensor, value: Any) -> None:
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
         if not _narrowing(value, self.dtype) or getattr(self, "grad_dtype", self.dtype) is not self.dtype:
             raise
-        _assign_grad(self, tensor_casts.cast(value, self.dtype))
+        _assign_grad(self, casting.cast(value, self.dtype))
 
 
 def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +68,7 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
             value = copied_views.tied_view(value, "a parametrized parameter")
         held = next(self.parameters(recurse=False), None)
         if held is not None and _narrowing(value, held.dtype):
-            value = tensor_casts.cast(value, held.dtype)
+            value = casting.cast(value, held.dtype)
         uncast(self, value)
 
     return assign
@@ -78,7 +78,7 @@ def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.
     old = module._buffers.get(name)
     if isinstance(value, copied_views.CopiedView):
         value = copied_views.original_view(value) if old is None else copied_views.tied_view(value, f"the buffer {name!r}")
-        return value if old is None or not _narrowing(value, old.dtype) else tensor_casts.cast(value, old.dtype)
+        return value if old is None or not _narrowing(value, old.dtype) else casting.cast(value, old.dtype)
     if old is None or not _narrowing(value, old.dtype):
         return None
-    return tensor_casts.cast(value, old.dtype)
+    return casting.cast(value, old.dtype)

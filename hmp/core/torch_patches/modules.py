@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from .. import casting
 from ..active import UnderCapturedState, disable_casts, state
-from ..casting import tensor_casts
 from ..patching import patches
 from ..torch_private import function_mode_stack, without_torch_function
 from .torchs_functions import replace
@@ -46,7 +46,7 @@ def _install_quantized() -> None:
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if state.casts_enabled():
-            cast_args, kwargs = tensor_casts.cast_call(args, kwargs, torch.float32, tensor_casts.cast)
+            cast_args, kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
             return original(self, *cast_args, **kwargs)
         return original(self, *args, **kwargs)
 

@@ -16,10 +16,10 @@ from ...core.policy import (
     ListEntry,
     ListName,
     Policy,
-    conflicts,
     list_files,
     parse_list,
-    policy_folder,
+    policy_files,
+    precedence,
     read_list,
     scopes,
     spelling,
@@ -150,12 +150,12 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[Finding]]:
         if not ops:
             say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        rivals = (conflicts.same_op(ops, taken[rival, entry.scope]) for rival in conflicts.RIVALS.get(entry.cast, ()))
+        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.RIVALS.get(entry.cast, ()))
         other = next(filter(None, rivals), None)
         if other is not None:
             say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue
-        before = conflicts.same_op(ops, taken[entry.cast, entry.scope])
+        before = precedence.same_op(ops, taken[entry.cast, entry.scope])
         if before is not None:
             say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
             continue
@@ -233,7 +233,7 @@ def _of_folder(folder: Path, before: Iterable[Finding]) -> Iterator[Finding]:
     """What is wrong in a policy's folder beside the lines of its lists, and the lists that it leaves empty."""
     base = ""
     try:
-        base = policy_folder.read_base(folder)
+        base = policy_files.read_base(folder)
         Policy.load(folder)
     except OpListError as error:
         if not any(each.level == "error" for each in before):

@@ -7,24 +7,27 @@ becomes NaN: every result that it takes part in is NaN, and the others are what 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 
 from ..casting import BIAS, Tensor, exponent_for, with_exponent
-from . import on_gpu
-from .recipes import BLOCK, E4M3
+from . import fused_kernels
 
 # torch's own, taken before anything is patched
 _abs, _add, _amax, _div, _mul, _reciprocal = torch.abs, torch.add, torch.amax, torch.div, torch.mul, torch.reciprocal
 _clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
-_max, _pad, _sub = torch.max, torch.constant_pad_nd, torch.sub
+_and, _max, _mean, _min, _pad, _sub = torch.logical_and, torch.max, torch.mean, torch.min, torch.constant_pad_nd, torch.sub
+_narrow, _ne, _stack = torch.narrow, torch.ne, torch.stack
 _reshape, _transpose = torch.reshape, torch.transpose
 _squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
 _float, _double, _to = Tensor.float, Tensor.double, Tensor.to
 
 _compiling = torch.compiler.is_dynamo_compiling
 
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+BLOCK = 32  # elements that share a scale in MXFP8
 _NAN = float("nan")
 _LARGEST_FACTOR = 2.0**126  # of those whose reciprocal is a normal float32
 
@@ -78,7 +81,7 @@ def quantise(tensor: Tensor, layout: Layout) -> Quantised:
     if scaling == "block":
         return _in_blocks(tensor, form) if axis == -1 else transposed(_in_blocks(_transpose(tensor, -2, -1), form))
     run = _WITH_ONE_SCALE[None if scaling == "tensor" else axis]
-    data, scale = on_gpu.fused(run, tensor, form, power_of_two) if on_gpu.fuses(tensor) else run(tensor, form, power_of_two)
+    data, scale = fused_kernels.fused(run, tensor, form, power_of_two) if fused_kernels.fuses(tensor) else run(tensor, form, power_of_two)
     return Quantised(data, scale, None if scaling == "tensor" else axis)
 
 
@@ -146,3 +149,80 @@ def _exact(divisor: Tensor) -> Tensor:
     """`divisor` in the dtype that division is rounded right in: a compiled kernel's in float32 is not on every GPU, and by way of float64
     the same float32 comes out."""
     return _double(divisor) if divisor.is_cuda else divisor
+
+
+# --- recipes: which format, which scales, and which of the three products of a training step run in FP8 ---
+
+
+class Recipe(NamedTuple):
+    """How the three products of `left @ right` run: the result, the gradient of left, and the gradient of right.
+
+    `scaling` says what shares one scale: "tensor", "row" (a row of a product's left operand, a column of its right operand) or "block"
+    (32 elements of such a row or column). `scaling_of_right` is that of the right operand in the gradient of left. `power_of_two` rounds
+    scales up to powers of two, `gradient` is the format of the result's gradient (left and right are float8_e4m3fn), and
+    `right_gradient_low` leaves the gradient of right, the weight in most products, to the low dtype.
+    """
+
+    name: str
+    scaling: str
+    scaling_of_right: str
+    power_of_two: bool
+    gradient: torch.dtype
+    right_gradient_low: bool = False
+
+    @property
+    def multiple(self) -> int:
+        """What the inner and the outer dimension must be multiples of: kernels ask for 16, and both are cut into blocks in turn."""
+        return BLOCK if self.scaling == "block" else 16
+
+
+# The first three are torchao's of these names (Float8LinearConfig.from_recipe_name), the fourth is its MXFP8Linear.
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("tensorwise", "tensor", "tensor", power_of_two=False, gradient=E5M2),
+        Recipe("rowwise", "row", "row", power_of_two=True, gradient=E4M3),
+        Recipe("rowwise_with_gw_hp", "row", "tensor", power_of_two=True, gradient=E4M3, right_gradient_low=True),
+        Recipe("mxfp8", "block", "block", power_of_two=True, gradient=E4M3),
+    )
+}
+
+
+# --- what an observer of FP8 products is told of every tensor that is quantised ---
+
+Role = Literal["input", "weight", "grad"]
+
+
+class Statistics(NamedTuple):
+    """Of one quantised tensor; tensors, so that the device is not waited for. `role` is that of the tensor in the product.
+
+    A tensor that is quantised twice, along the rows and along the columns for a product of backward, has two of these.
+
+    `amax` is the largest finite magnitude and `scale` what Quantised.scale is. `saturated` is the share of elements at the format's largest
+    number, the nearest they can be to more, and `flushed` the share that are 0 in the format and were not before.
+    """
+
+    role: Role
+    amax: Tensor
+    scale: Tensor
+    saturated: Tensor
+    flushed: Tensor
+
+    def figures(self) -> Tensor:
+        """Five float32 numbers: amax, the least and the greatest scale, the shares saturated and flushed."""
+        scale = self.scale if self.scale.dtype is torch.float32 else with_exponent(_to(self.scale, torch.int32))
+        return _stack([self.amax, _min(scale), _max(scale), self.saturated, self.flushed])
+
+
+Observer = Callable[[Statistics], None]
+
+
+def statistics_of(role: Role, tensor: Tensor, quantised: Quantised) -> Statistics:
+    """What quantising `tensor` did to it."""
+    with torch.no_grad():
+        # without the zeros that blocks are filled up with
+        codes = _float(_narrow(_narrow(quantised.data, -2, 0, tensor.shape[-2]), -1, 0, tensor.shape[-1]))
+        amax = _float(_max(_nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)))
+        saturated = _mean(_float(_eq(_abs(codes), torch.finfo(quantised.data.dtype).max)))
+        flushed = _mean(_float(_and(_eq(codes, 0), _ne(tensor, 0))))
+    return Statistics(role, amax, quantised.scale, saturated, flushed)

@@ -12,9 +12,7 @@ from ..casting import Tensor, cast
 from ..formatting import dtype_name
 from ..torch_private import in_plain_autograd
 from .kernels import matmul_as_given, multiply
-from .quantising import Layout, Quantised, quantise, transposed
-from .recipes import E4M3, Recipe
-from .statistics import Observer, Role, statistics_of
+from .quantization import E4M3, Layout, Observer, Quantised, Recipe, Role, quantise, statistics_of, transposed
 
 # torch's own, taken before anything is patched
 _compiling = torch.compiler.is_dynamo_compiling

@@ -8,16 +8,16 @@ its memory is known: it is packed once. Backward gets rounded numbers in either 
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .. import fork_safe
 from ..torch_private import PYTHONS_OWNERS, memory_of, owners_of_storage, storage_of
-from . import watching
 from .copies import Unwritten
 from .formats import BLOCK, SHORTEST, Format, Packed, pack, unpack
 from .packable import How, for_all
@@ -30,7 +30,53 @@ _MOST_HELD = 8  # memories that are found held at one call: what a caller holds 
 _as_strided, _clone, _contiguous, _copy_ = Tensor.as_strided, Tensor.clone, Tensor.contiguous, Tensor.copy_
 _detach, _empty_strided, _to = Tensor.detach, torch.empty_strided, Tensor.to
 _element_size, _is_inference, _numel, _offset = Tensor.element_size, Tensor.is_inference, Tensor.numel, Tensor.storage_offset
-_size, _stride = Tensor.size, Tensor.stride
+_narrow, _size, _stride = Tensor.narrow, Tensor.size, Tensor.stride
+_double, _item, _nan_to_num, _square, _sub, _sum = Tensor.double, Tensor.item, torch.nan_to_num, torch.square, torch.sub, torch.sum
+
+_now = time.perf_counter
+_LOOKED_AT = 2**16  # elements of which the error of packing is measured
+
+
+# --- who is told of what is kept, and of what packing it took and saved: a recording ---
+
+
+class Watcher(Protocol):
+    """Is told of what ops keep for backward under a policy that has it packed."""
+
+    def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> Any:
+        """Called when an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now. What it returns is given
+        to `changed`."""
+
+    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Called when that was packed or unpacked: by how many bytes less is kept, how long it took, and where it was packed for each
+        piece two sums of squares, of what packing changed and of the numbers."""
+
+
+watchers: list[Watcher] = []
+About = list[tuple[Watcher, Any]]
+
+
+def tell_kept(op: str, tensor: Tensor, nbytes: int, left: int) -> About:
+    """Tells all watchers; gives what `changed` takes."""
+    return [(watcher, watcher.kept(op, tensor, nbytes, left)) for watcher in watchers]
+
+
+def tell_changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+    """Tells those that were told of the keeping."""
+    for watcher, each in about:
+        watcher.changed(each, saved, seconds, errors)
+
+
+def _error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float, float]:
+    """The sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long. Bits
+    change nothing that backward asks for."""
+    some = _narrow(flat, 0, 0, min(_numel(flat), max(_LOOKED_AT // row, 1) * row))
+    exact = _nan_to_num(_double(some), 0.0, 0.0, 0.0)
+    found = exact if form.is_bits else _nan_to_num(_double(unpack(pack(some, form, row, signs))), 0.0, 0.0, 0.0)
+    return float(_item(_sum(_square(_sub(found, exact))))), float(_item(_sum(_square(exact))))
+
+
+# --- what the graph holds ---
 
 # By the storage's address: the memories that are not packed yet, those that were looked at last at the end.
 _pending: OrderedDict[int, weakref.ref[Memory]] = OrderedDict()
@@ -96,7 +142,7 @@ class _Source:
 
     __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared", "strides")
 
-    def __init__(self, packed: Packed, about: watching.About) -> None:
+    def __init__(self, packed: Packed, about: About) -> None:
         self.packed = packed
         self.strides: tuple[int, ...] | None = None  # that backward's kernels count on, where the pack has another order
         self.shared = False
@@ -108,9 +154,9 @@ class _Source:
         global _unpacked_last
         flat = self._flat
         if flat is None or flat._version:
-            started = watching.now()
+            started = _now()
             flat = unpack(self.packed)
-            watching.changed(self._about, 0, watching.now() - started, [])
+            tell_changed(self._about, 0, _now() - started, [])
             if self.shared:
                 last = _unpacked_last()
                 if last is not None:
@@ -172,7 +218,7 @@ class Memory:
 
     __slots__ = ("__weakref__", "_address", "_kept", "_packed", "_uses", "about")
 
-    def __init__(self, address: int, about: watching.About) -> None:
+    def __init__(self, address: int, about: About) -> None:
         self._address = address
         self._kept: dict[tuple[Look, int, How], weakref.ref[Kept]] = {}
         self._packed: list[weakref.ref[Kept]] = []  # of which others hold the memory still, and may write it
@@ -213,7 +259,7 @@ class Memory:
             if self.about:
                 freed = storage_of(living[0].alias).nbytes() if living[0].alias is not None else 0
                 left = {id(kept.source): kept.source.packed.nbytes for kept in living if kept.source is not None}
-                watching.changed(self.about, freed - sum(left.values()), 0.0, [])
+                tell_changed(self.about, freed - sum(left.values()), 0.0, [])
             for kept in living:
                 kept.let_go()
             _pending.pop(self._address, None)  # from now on other memory may have the address
@@ -255,10 +301,10 @@ def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source,
 
 
 def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -> _Source:
-    started = watching.now()
+    started = _now()
     packed = pack(flat, form, row, signs)
     if memory.about:
-        watching.changed(memory.about, 0, watching.now() - started, [watching.error_of(flat, form, row, signs)])
+        tell_changed(memory.about, 0, _now() - started, [_error_of(flat, form, row, signs)])
     return _Source(packed, memory.about)
 
 
@@ -309,8 +355,8 @@ def keep(tensor: Tensor, how: How, op: str) -> Kept:
         known = _pending.get(address)
         memory = None if known is None else known()
         if memory is None:
-            nbytes = storage_of(tensor).nbytes() if watching.watchers else 0
-            memory = Memory(address, watching.kept(op, tensor, nbytes, nbytes))
+            nbytes = storage_of(tensor).nbytes() if watchers else 0
+            memory = Memory(address, tell_kept(op, tensor, nbytes, nbytes))
             _pending[address] = weakref.ref(memory)
         return memory.keep(tensor, how, op)
 

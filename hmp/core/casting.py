@@ -1,4 +1,4 @@
-"""Functions that cast tensors, and the tensors inside lists, tuples and dicts. They know no ops and keep no state."""
+"""Casts of tensors, and of the tensors inside lists, tuples and dicts. This module knows no ops and keeps no state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 import torch
 
-from ..torch_private import MKLDNN as MKLDNN
-from ..torch_private import dispatch_modes as _dispatch_modes
-from ..torch_private import in_plain_autograd
+from .torch_private import MKLDNN as MKLDNN
+from .torch_private import dispatch_modes as _dispatch_modes
+from .torch_private import has_storage, in_plain_autograd
 
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
@@ -28,16 +28,12 @@ TO: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.bfloat16: torch.Tensor.bfloat16,
     torch.float16: torch.Tensor.half,
 }
-_abs = torch.abs
-_eq = torch.eq
-_clamp = torch.clamp
-_isinf = torch.isinf
-_where = torch.where
-_and = torch.logical_and
-_not = torch.logical_not
-_detach = torch.Tensor.detach
-_dispatch = torch.Tensor.__torch_dispatch__
-_aminmax = torch.aminmax
+_abs, _aminmax, _and, _clamp, _eq = torch.abs, torch.aminmax, torch.logical_and, torch.clamp, torch.eq
+_isinf, _not = torch.isinf, torch.logical_not
+_where, _detach, _dispatch, _alias_copy = torch.where, Tensor.detach, Tensor.__torch_dispatch__, torch.alias_copy
+_add, _bitwise_and, _frexp, _full_like, _gt, _ldexp = torch.add, torch.bitwise_and, torch.frexp, torch.full_like, torch.gt, torch.ldexp
+_shift_left, _shift_right, _sub = torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
+_float, _to, _view = Tensor.float, Tensor.to, Tensor.view
 _compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -217,3 +213,56 @@ def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors
     return functools.reduce(torch.promote_types, (t.dtype for t in counted))
+
+
+# --- into `out=` (R6) -----------------------------------------------------------------------------------------------------
+
+
+def deliver(result: Any, out: Any) -> Any:
+    """Writes `result` into `out`, a tensor or one tensor for each of the result's, and returns what torch returns for `out=`."""
+    if isinstance(out, Tensor):
+        return _into(result, out)
+    places = [_into(part, place) for part, place in zip(result, out, strict=True)]
+    named = getattr(torch.return_types, type(result).__name__ + "_out", None)
+    return out if named is None else named(places)
+
+
+def _into(result: Tensor, out: Tensor) -> Tensor:
+    with torch.no_grad():
+        value = cast(result, out.dtype) if castable(result) and castable(out) else result
+        _alias_copy(value, out=out)
+    return out
+
+
+# --- scales that are powers of two ----------------------------------------------------------------------------------------
+
+_MANTISSA_BITS, BIAS = 23, 127  # of float32
+
+
+def exponent_for(largest: Tensor, form: torch.dtype) -> Tensor:
+    """The biased exponent of the smallest power of two, from 2**-126 on, that as a scale lets `largest` fit the format; int32.
+
+    It is read from the bits of `largest`: a logarithm in float32 misses it next to a power of two. The largest number of each format is
+    1.75 times a power of two, so a larger mantissa needs the next one.
+    """
+    if _has_bits(largest):
+        bits = _view(largest, torch.int32)
+        above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
+        exponent = _to(_shift_right(bits, _MANTISSA_BITS), torch.int32)  # XLA shifts into int64
+    else:
+        mantissa, exponent = _frexp(largest)  # from 0.5 up to 1
+        above, exponent = _gt(mantissa, 0.875), _add(exponent, BIAS - 1)
+    exponent = _sub(_add(exponent, _to(above, torch.int32)), 8 if form is torch.float8_e4m3fn else 15)
+    return _where(_eq(largest, 0), _full_like(exponent, BIAS), _clamp(exponent, min=1))
+
+
+def with_exponent(exponent: Tensor) -> Tensor:
+    """The power of two in float32 that has that biased exponent."""
+    if _has_bits(exponent):
+        return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)
+    return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, BIAS)))
+
+
+def _has_bits(tensor: Tensor) -> bool:
+    """Whether the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
+    return _compiling() or has_storage(tensor)
