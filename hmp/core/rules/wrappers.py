@@ -6,25 +6,36 @@ What does not depend on the tensors of a call is decided here, once, when the wr
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 from ..cast_cache import cast_cache
 from ..casting import Caster
+from ..observe import Listener, clock_of
 from ..saved import keeping, noting
 from ..torch_ops import op_facts
 from . import kernel_fallback, lost_writes, rules, saturation
-from .op_rule import Observer, Op, OpRule
+from .observed import counted, observed, timed
+from .op_rule import Op, OpRule
 
 
-def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
-    """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
-    caster = _caster(rule)
+def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Callable[[Caster], Caster] | None = None) -> Op:
+    """Return a function that calls `op` with its tensors cast by `rule`.
+
+    Args:
+        op: Torch's own function.
+        rule: The op under its rule.
+        told: Those that are told of each call.
+        around_cast: Gives a function that is called in the place of the one that casts.
+    """
+    caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or rules.torchs)(op, rule)
     if rule.saved:
         calls, caster = tuple(_keeping(each, rule, hasattr(op, "inlined")) for each in calls), noting(caster)
-    if observer is not None:
-        calls, caster = tuple(observer.calling(each, rule) for each in calls), observer.casting(caster)
+    clock = clock_of(told) if told else None
+    if clock is not None:
+        calls, caster = tuple(timed(each, rule, told, clock) for each in calls), counted(caster, clock, told)
     wrapper = rule.kind.make(calls[0], rule, caster, *calls[1:])
-    return wrapper if observer is None else observer.around(wrapper, rule)
+    return observed(wrapper, rule, op, told, clock) if told else wrapper
 
 
 def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:

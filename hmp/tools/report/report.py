@@ -100,7 +100,7 @@ class Report:
     @property
     def kept(self) -> list[KeptRow]:
         """What ops kept for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
-        return list(self._kept) if self._recorder is None else self._recorder.kept.rows()
+        return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
 
     def violations(self) -> list[Violation]:
         """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
@@ -112,7 +112,7 @@ class Report:
     @property
     def models(self) -> list[Model]:
         """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
-        return list(self._models) if self._recorder is None else list(self._recorder.modules.found)
+        return list(self._models) if self._recorder is None else list(self._recorder.models.found)
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -187,7 +187,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in _TOLD}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
-            self._kept, self._violations = tuple(recorder.kept.rows()), tuple(recorder.last_word.found())
+            self._kept, self._violations = tuple(recorder.packed.rows()), tuple(recorder.last_word.found())
             self._models = tuple(self.models)
             self._about |= {**told, "seconds": recorder.seconds}
             self._recorder = None
