@@ -98,7 +98,7 @@ class LastWord:
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and rule.kind.is_list:
-            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if call.lacks_kernel else _LEFT
+            lacks = Overrider("no_kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if call.lacks_kernel else _LEFT
             got = "float32" if call.lacks_kernel else call.computed
             self._check(policy, rule.op, got, overriding.over_casts() or lacks, given, call.result)
             if rule.kind is rules.FP32_LIST:
@@ -110,11 +110,11 @@ class LastWord:
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded before", words))
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded_before", words))
 
     def past(self, call: Call) -> None:
         """A call of torch's own function by a name that Python code took before."""
-        overrider = Overrider("past hmp", "a name that was taken before hmp patched torch")
+        overrider = Overrider("bypassed", "a name that was taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:

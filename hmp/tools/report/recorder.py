@@ -20,7 +20,7 @@ from .in_fp8 import Fp8Rows
 from .kept_packed import KeptRows
 from .last_word import LastWord
 from .models import RunningModels
-from .rows import PAST, UNLISTED, Row, grouped
+from .rows import BYPASSED, UNLISTED, Row, grouped
 
 Key = tuple[Any, ...]
 _LONG = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -95,7 +95,7 @@ class Recorder(Listener):
         call.computed = _computed(call.given, inputs, result)
         rule = UNLISTED
         if call.function in call.here.replacements.functions:
-            rule = PAST
+            rule = BYPASSED
             self.last_word.past(call)
         if inputs or output:
             self._note(call, rule, inputs, output, False)
@@ -135,7 +135,7 @@ class Recorder(Listener):
         for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
                 rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
-            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
+            follows = entry is not None and (rule in (entry.cast, BYPASSED) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
             source = entry.source if follows else ""
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
