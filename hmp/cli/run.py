@@ -62,8 +62,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="record the first steps, and end with an error where a call in them ran otherwise than the line of its list says, with "
-        "who had the last word",
+        help="record the first steps, and end with an error where a call in them did not follow its list, with what overrode it",
     )
     parser.add_argument(
         "--detect-nonfinite", action="store_const", const="raise", help="stop at the first op that makes NaN or Inf of finite numbers"

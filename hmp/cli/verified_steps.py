@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import hmp
+
 STEPS = 3
 
 
@@ -16,19 +18,17 @@ def verified_steps() -> Iterator[None]:
     from torch.optim.optimizer import register_optimizer_step_post_hook  # here: other runs need not wait for torch
 
     from ..core.torch_private import function_modes
-    from ..tools.report.record import record
-    from ..tools.report.verified import never_called, raise_for
 
     with contextlib.ExitStack() as recording:
-        report = recording.enter_context(record())
+        report = recording.enter_context(hmp.record())
         steps, modes = 0, function_modes()
 
         def finish() -> None:
             hook.remove()
             recording.close()
-            raise_for(report)
+            report.verify()
             calls = sum(row.calls for row in report.rows if row.source)
-            print(f"hmp run: verified: {calls} calls in {steps} steps ran as their lines say{never_called(report)}", file=sys.stderr)
+            print(f"hmp run: verified: {calls} calls in {steps} steps followed their lists{report.never_called_notice}", file=sys.stderr)
 
         def stepped(*_: Any) -> None:
             nonlocal steps

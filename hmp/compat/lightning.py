@@ -22,7 +22,7 @@ import hmp
 
 from ..core.active import without_casts
 from ..core.policy import DEFAULT, as_policy, names_lists
-from ..tools.report.verified import check_kinds, verified
+from ..tools.report.violations import check_allowed
 from .lightning_homes import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]
@@ -96,7 +96,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
             self.policy = hmp.Policy.from_env()
         else:
             self.policy = as_policy(DEFAULT if policy is None else policy)
-        check_kinds(allow)
+        check_allowed(allow)
         self._to_verify, self._verifying, self._allow = verify, False, allow
         self._module: Any = None  # the LightningModule that the Trainer runs
         self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region
@@ -123,10 +123,12 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
             return
         self._verifying = True
         try:
-            with verified(self._allow, may_match_nothing=True):
+            with hmp.record() as report:
                 yield
         finally:
             self._verifying = False
+        if report.violations() or any(row.source for row in report.rows):
+            report.verify(self._allow)
 
     def _region(self) -> Any:
         if not self.policy.scoped:

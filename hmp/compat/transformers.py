@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Collection, Mapping
@@ -18,7 +19,8 @@ from ..core.formatting import versioned
 from ..core.observing import log
 from ..core.policy import DEFAULT, as_policy
 from ..tools.extras import needed
-from ..tools.report.verified import check_kinds, verified
+from ..tools.report.record import record
+from ..tools.report.violations import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
@@ -59,9 +61,9 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         self._given = policy
         self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
         self._verbose, self._verify, self._allow = verbose, verify, allow
-        check_kinds(allow)
+        check_allowed(allow)
         self._to_verify = False
-        self._first_step: Any = None  # its recording
+        self._first_step: Any = None  # what ends its recording, and the report
         self._model: torch.nn.Module | None = None
         self._hook: Any = None
 
@@ -126,19 +128,23 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         """The first step is recorded, where it is to be verified."""
         if self._to_verify:
             self._to_verify = False
-            self._first_step = verified(self._allow)
-            self._first_step.__enter__()
+            recording = contextlib.ExitStack()
+            self._first_step = recording, recording.enter_context(record())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """ViolationError where a call of the first step ran otherwise than the line of its list says."""
-        recording, self._first_step = self._first_step, None
-        if recording is not None:
-            recording.__exit__(None, None, None)
+        report = self._drop_recording()
+        if report is not None:
+            report.verify(self._allow)
 
-    def _drop_recording(self) -> None:
-        recording, self._first_step = self._first_step, None
-        if recording is not None:  # an exception ended the step, and nobody told the callback: nothing is verified
-            recording.__exit__(HmpError, HmpError("the step did not end"), None)
+    def _drop_recording(self) -> Any:
+        """End the recording of the first step, which an exception may have ended, and return its report."""
+        first, self._first_step = self._first_step, None
+        if first is None:
+            return None
+        recording, report = first
+        recording.close()
+        return report
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A batch was evaluated: without casts, where the callback was added to a Trainer that exists."""

@@ -188,10 +188,10 @@ def test_hmp_run_verifies_the_first_steps(tmp_path, how):
     done = python(*RUN, "--verify", "--policy", "autocast", "train.py", how, cwd=tmp_path)
     if how == "holds":
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "step 4 0"), done.stderr
-        assert "hmp run: verified: 3 calls in 3 steps ran as their lines say" in done.stderr
+        assert "hmp run: verified: 3 calls in 3 steps followed their lists" in done.stderr
     else:
         assert (done.returncode, done.stdout.splitlines()) == (1, ["step 0 1", "step 1 1"])
-        assert "ViolationError: 3 calls ran otherwise than their lines say" in done.stderr
+        assert "ViolationError: 3 calls did not follow their lists" in done.stderr
         assert "torch.autocast(enabled=False) at" in done.stderr and "train.py:6" in done.stderr
 
 

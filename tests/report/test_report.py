@@ -34,7 +34,7 @@ ROWS = tuple(
 REGION, NO_KERNEL = "torch.autocast, enabled at train.py:7", "there is no bfloat16 kernel for it (R11)"
 VIOLATIONS = (
     of_report("violations", SOFTMAX[0], SOFTMAX[2], "float32", "bfloat16", "region", REGION, "head", "model.py", 30, 4),
-    of_report("violations", SOLVE[0], SOLVE[2], "bfloat16", "float32", "no kernel", NO_KERNEL, "head", "model.py", 31, 1),
+    of_report("violations", SOLVE[0], SOLVE[2], "bfloat16", "float32", "no_kernel", NO_KERNEL, "head", "model.py", 31, 1),
 )
 MODELS = (
     of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),

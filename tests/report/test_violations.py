@@ -84,8 +84,8 @@ KINDS = {
     in_region: ("bmm", "float32", "bfloat16", "region", f"torch.autocast, enabled at {line_of(in_region, 1)}", line_of(in_region, 2)),
     in_island: ("linear", "bfloat16", "float32", "island", f"(enabled=False) at {line_of(in_island, 1)}", line_of(in_island, 2)),
     disabled: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(disabled, 2)),
-    without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
-    past: ("mm", "bfloat16", "float32", "past hmp", "a name that was taken before", line_of(past, 1)),
+    without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no_kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
+    past: ("mm", "bfloat16", "float32", "bypassed", "a name that was taken before", line_of(past, 1)),
     left_to_torch: ("add", "bfloat16", "float32", "torch", "torch itself", line_of(left_to_torch, 2)),
     in_backward: ("mm", "bfloat16", "float32", "backward", "autograd's backward", line_of(Doubles.backward, 2)),
 }  # fmt: skip
@@ -230,10 +230,10 @@ def test_a_float32_line_whose_weight_was_rounded_before_is_told() -> None:
     lists = policy(fp32={"linear", "softmax"})
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
     (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
-    assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and "float16" in found.by
+    assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded_before", "1", "float32") and "float16" in found.by
     with pytest.raises(hmp.ViolationError, match="keep weight and input in float32"):
         hmp.verify(model, X, lists)
-    assert hmp.verify(model, X, lists, allow=["rounded before"]).rows
+    assert hmp.verify(model, X, lists, allow=["rounded_before"]).rows
     model[1].float()
     assert violations(lambda: torch.softmax(model(X), -1), lists) == []
 
@@ -279,7 +279,7 @@ def test_a_float32_line_whose_input_was_rounded_before_is_told(
 ) -> None:
     model = build()
     (found,) = violations(lambda: model(given), FIRST)
-    assert (found.op, found.kind, found.wanted, found.calls) == ("softmax", "rounded before", "float32", 1) and says in found.by
+    assert (found.op, found.kind, found.wanted, found.calls) == ("softmax", "rounded_before", "float32", 1) and says in found.by
 
 
 def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violation() -> None:

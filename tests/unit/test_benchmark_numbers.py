@@ -116,7 +116,7 @@ def test_of_a_sparse_tensor_what_it_stores_is_kept(layout: str) -> None:
     sparse = make()
     counted, own = saved_bytes.SavedBytes(), saved_bytes.SavedBytes([sparse])
     for each in (counted, own):
-        each.keep(sparse)
+        each.saved(sparse)
     assert (counted.bytes, own.bytes) == (64 * 4 + indices, 0)
 
 

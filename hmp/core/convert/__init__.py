@@ -1,16 +1,15 @@
 """Activates policies: convert() for the process, casts() for a region, apply() for a module's calls."""
 
-from ..rules import Observer, Op, OpRule, op_wrap
+from ..rules import Op, OpRule, op_wrap
 from ..torch_patches import applied_policy, in_dtype
 from .applied_models import apply, remove
-from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
+from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, register, revert, set_low_kernels
 from .policy_tables import any_policy_used
 from .script_models import convert_script
 from .unreachable_names import Unreachable, unreachable
 
 __all__ = [
     "Handle",
-    "Observer",
     "Op",
     "OpRule",
     "Unreachable",
@@ -24,7 +23,6 @@ __all__ = [
     "in_dtype",
     "is_converted",
     "is_in_place",
-    "observed_by",
     "op_wrap",
     "register",
     "remove",

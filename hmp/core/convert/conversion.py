@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import HmpError
-from .. import low_kernels
+from .. import low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
 from ..dispatch import deciding, placement, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
-from ..rules import Observer
 from ..torch_ops import sites
 from ..torch_patches import autocast, late_imports, module_calls, never_cast
 from ..torch_private import dynamo
 from . import policy_tables, process_policy
-from .log_observer import announce
 from .policy_tables import lock as _lock
 from .unreachable_names import tell_unreachable
+from .verbose import announce
 
 
 class Handle:
@@ -342,26 +340,20 @@ def set_low_kernels(choice: str) -> str:
         return before
 
 
-@contextlib.contextmanager
-def observed_by(observer: Observer) -> Iterator[None]:
-    """Context manager in which `observer` is told of every decision, of every policy and in every thread. Outside it costs nothing."""
-    with _lock:
-        policy_tables.observers.append(observer)
-        _rebuild_all()
-    try:
-        yield
-    finally:
-        with _lock:
-            policy_tables.observers.remove(observer)
-            _rebuild_all()
-
-
 def _rebuild_all() -> None:
-    """Compiles every policy in use again, after a change of the registered functions or of the observers."""
+    """Compiles every policy in use again, after a change of the registered functions or of those that listen."""
     if patches.installed():
         with policy_tables.gc_paused():
             policy_tables.rebuild_all()
             _activate_latest()
+
+
+def _rebuild_for_listeners() -> None:
+    with _lock:
+        _rebuild_all()
+
+
+observe.rebuild = _rebuild_for_listeners
 
 
 def follow_others() -> None:

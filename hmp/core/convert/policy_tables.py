@@ -11,14 +11,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from .. import fork_safe, low_kernels
+from .. import fork_safe, low_kernels, observe
 from ..active import PolicyTable, state
 from ..cast_cache import cast_cache
 from ..compile import bridge
 from ..dispatch import deciding, fx_interpreter, placement
 from ..patching import cache, patches
 from ..policy import Policy
-from ..rules import Observer, Observers, copied_views, jit_trace
+from ..rules import copied_views, jit_trace
 from ..saved import check_torch
 from ..torch_ops import Site, sites
 from ..torch_patches import (
@@ -37,10 +37,9 @@ from ..torch_patches import (
     resizing,
     scripted,
 )
-from .log_observer import LogObserver
+from .verbose import VerboseLog
 
 lock = fork_safe.RLock()
-observers: list[Observer] = []
 when_patched: list[Callable[[], None]] = []  # is called once torch is patched
 _was_used = False
 
@@ -51,7 +50,7 @@ _latest: OrderedDict[int, PolicyTable] = OrderedDict()  # by id, least recently 
 # All that marks, handles and regions refer to → whether their decisions are logged.
 _alive: weakref.WeakKeyDictionary[PolicyTable, bool] = weakref.WeakKeyDictionary()
 # They know what they have logged. The wrappers of their policy keep them alive.
-_log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
+_logs: weakref.WeakValueDictionary[Policy, VerboseLog] = weakref.WeakValueDictionary()
 
 
 def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
@@ -103,7 +102,7 @@ def _keep(casts: PolicyTable) -> None:
 
 
 def rebuild_all() -> None:
-    """Compiles all policies again, in the same objects, after a change of the registered functions or of the observers."""
+    """Compiles all policies again, in the same objects, after a change of the registered functions or of those that listen."""
     fresh: dict[tuple[Policy, bool], PolicyTable] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
@@ -120,7 +119,7 @@ def empty_all() -> None:
     _alive.clear()
     _casts.clear()
     _latest.clear()
-    _log_observers.clear()
+    _logs.clear()
 
 
 @contextlib.contextmanager
@@ -163,8 +162,8 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.to_patch(deciding.decide(policy))
     sites_to_patch: list[Site] = []
-    watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
-    casts = PolicyTable(deciding.replacements(decisions, Observers(watching) if watching else None), policy)
+    told = (_logs.setdefault(policy, VerboseLog()), *observe.listeners) if is_verbose else observe.listeners
+    casts = PolicyTable(deciding.replacements(decisions, told), policy)
     try:
         if is_first:
             override_tables.fill()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import low_kernels
 from ..active import Replacements
+from ..observe import Listener
 from ..patching import cache, patches
 from ..policy import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
-from ..rules import CastRule, Observer, OpRule, op_wrap, rules
+from ..rules import CastRule, OpRule, op_wrap, rules
 from ..saved import KEEPS
 from ..torch_ops import Site, calling, op_facts, sites
 from . import user_functions
@@ -168,12 +169,12 @@ def dtype_repairs() -> Replacements:
     return replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind.repairs})
 
 
-def replacements(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> Replacements:
-    """Torch's function → its wrapper, for these decisions. With an observer the wrappers are new, and report to it."""
+def replacements(decisions: Mapping[Any, Decision], told: Sequence[Listener] = ()) -> Replacements:
+    """Torch's function → its wrapper, for these decisions. Where listeners are told of calls, the wrappers are new."""
 
     def make(original: Any) -> Callable[..., Any]:
         decision = decisions[original]
-        return decision.wrapper if observer is None else op_wrap(patches.unpatched(original), decision.rule, observer)
+        return op_wrap(patches.unpatched(original), decision.rule, told) if told else decision.wrapper
 
     return Replacements(decisions.keys(), make)
 

@@ -4,14 +4,12 @@ from . import autocast_entries, copied_views, jit_trace, kernel_fallback, lost_w
 from .autocast_entries import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
-from .op_rule import CastRule, Observer, Observers, Op, OpRule, writes
+from .op_rule import CastRule, Op, OpRule, writes
 from .rules import op_wrap
 from .saturation import takes_masks
 
 __all__ = [
     "CastRule",
-    "Observer",
-    "Observers",
     "Op",
     "OpRule",
     "autocast_entries",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import casting
-from ..casting import Caster, Tensor, castable, each_tensor
+from ..casting import Tensor, castable, each_tensor
 from ..torch_ops import Site, op_facts, parameters, sites
 from . import refusals
 
@@ -97,47 +97,10 @@ class OpRule(NamedTuple):
         """The dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
         return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
 
-
-class Observer:
-    """Is told of casts and calls: each method returns a function that does what the one it is given does, and reports it; here it is that
-    one itself, for what an observer has no eye for."""
-
-    def casting(self, caster: Caster) -> Caster:
-        """`caster`, which a wrapper calls for each cast."""
-        return caster
-
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        """torch's own `op`, which a wrapper may call twice or not at all."""
-        return op
-
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        """The wrapper itself."""
-        return wrapper
-
-
-class Observers(Observer):
-    """Several observers as one; the function of the first is the innermost."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
-
-    def casting(self, caster: Caster) -> Caster:
-        """`caster`, reported to all."""
-        for observer in self._observers:
-            caster = observer.casting(caster)
-        return caster
-
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        """torch's own `op`, reported to all."""
-        for observer in self._observers:
-            op = observer.calling(op, rule)
-        return op
-
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        """`wrapper`, reported to all."""
-        for observer in self._observers:
-            wrapper = observer.around(wrapper, rule)
-        return wrapper
+    @property
+    def leaves_to_autocast(self) -> bool:
+        """Whether torch.autocast decides inside the op."""
+        return self.kind.name == "AUTOCAST"
 
 
 def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:

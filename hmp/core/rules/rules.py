@@ -7,6 +7,7 @@ entry; nothing else names a rule but to ask for one of these objects.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +16,7 @@ from ..active import without_casts
 from ..cast_cache import cast_cache
 from ..casting import Caster
 from ..fp8 import PRODUCTS
+from ..observe import Listener, clock_of
 from ..patching import cache
 from ..policy import ListEntry, ListName
 from ..saved import keeping, noting
@@ -22,7 +24,8 @@ from ..torch_ops import Site, op_facts, sites
 from . import autocast_entries, float32_products, fp8_list, kernel_fallback, lost_writes, norms_and_lookups, saturation, wrappers
 from .cudnn_weights import with_one_buffer
 from .kernel_fallback import known
-from .op_rule import Case, CastRule, Choose, Observer, Op, OpRule, facts_of, facts_of_users
+from .observed import counted, observed, timed
+from .op_rule import Case, CastRule, Choose, Op, OpRule, facts_of, facts_of_users
 from .wrappers import one_dtype_wrapper
 
 # --- the dtype of a call --------------------------------------------------------------------------------------------------
@@ -285,19 +288,26 @@ def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> 
 # --- the wrapper of an op -------------------------------------------------------------------------------------------------
 
 
-def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
-    """Return a function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one.
+def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Callable[[Caster], Caster] | None = None) -> Op:
+    """Return a function that calls `op` with its tensors cast by `rule`.
 
     What does not depend on the tensors of a call is decided here, once.
+
+    Args:
+        op: Torch's own function.
+        rule: The op under its rule.
+        told: Those that are told of each call.
+        around_cast: Gives a function that is called in the place of the one that casts.
     """
-    caster = _caster(rule)
+    caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or torchs)(op, rule)
     if rule.saved:
         calls, caster = tuple(_keeping(each, rule, hasattr(op, "inlined")) for each in calls), noting(caster)
-    if observer is not None:
-        calls, caster = tuple(observer.calling(each, rule) for each in calls), observer.casting(caster)
+    clock = clock_of(told) if told else None
+    if clock is not None:
+        calls, caster = tuple(timed(each, rule, told, clock) for each in calls), counted(caster, clock, told)
     wrapper = rule.kind.make(calls[0], rule, caster, *calls[1:])
-    return wrapper if observer is None else observer.around(wrapper, rule)
+    return observed(wrapper, rule, op, told, clock) if told else wrapper
 
 
 def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:

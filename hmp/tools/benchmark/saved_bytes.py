@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from ...core.saved import counting, is_pending
+from ...core.observe import Listener, listen
+from ...core.saved import is_pending
 from ...core.torch_private import memory_of
 
 
-class SavedBytes:
+class SavedBytes(Listener):
     """Counts the bytes of the tensors that autograd saves for backward inside `watch()`.
 
     Each storage counts once; parameters and `own` tensors are left out. A low-precision copy of a parameter counts, for it lives as long.
@@ -27,7 +28,7 @@ class SavedBytes:
     @contextmanager
     def watch(self) -> Iterator[SavedBytes]:
         """A stretch in which saved tensors are counted."""
-        with counting(self.keep, self):
+        with listen(self):
             yield self
 
     @property
@@ -36,7 +37,7 @@ class SavedBytes:
         in_storages = sum(storage.nbytes() for storage in self._kept.values())
         return in_storages + sum(t.numel() * t.element_size() for t in self._opaque) + self._packed
 
-    def keep(self, tensor: torch.Tensor) -> None:
+    def saved(self, tensor: torch.Tensor) -> None:
         """Counts a tensor that is saved."""
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
@@ -54,7 +55,7 @@ class SavedBytes:
                 self._kept[address] = storage
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
-        """Counts what an op keeps that is to be packed: in place of `keep`."""
+        """Counts what an op keeps that is to be packed: in place of `saved`."""
         address = memory_of(tensor.untyped_storage())
         counts = address not in self._own and address not in self._kept
         if counts:
@@ -62,9 +63,9 @@ class SavedBytes:
             self._listed.add(address)
         return counts
 
-    def changed(self, counts: bool, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+    def changed(self, about: bool, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
         """Counts what packing it saved."""
-        self._packed -= saved if counts else 0
+        self._packed -= saved if about else 0
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

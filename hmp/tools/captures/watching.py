@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,8 @@ from ...core import fork_safe
 from ...core.active import current_state
 from ...core.casting import has_values
 from ...core.formatting import count, dtype_name, provenance, size, some
-from ...core.torch_private import graph_task, hooks_with_keywords, in_plain_autograd, trace_here
+from ...core.observe import Listener, listen, modules
+from ...core.torch_private import graph_task, in_plain_autograd, trace_here
 from ...errors import HmpError
 from ..numerics.as_before import aside
 from ..numerics.calling import check_module, named_arguments
@@ -111,9 +110,9 @@ def _check(model: Any, mask: Any, calls: int | None) -> None:
         raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
 
 
-class _TraceRecorder:
-    """Notes calls while its `watch()` lasts. Its hook is one for all modules of the process: what looks whether a module has hooks, as the
-    fused path of torch.nn.TransformerEncoderLayer, finds none."""
+class _TraceRecorder(Listener):
+    """Notes calls while its `watch()` lasts. No module has a hook of its own: what looks for one, as the fused path of
+    torch.nn.TransformerEncoderLayer, finds none."""
 
     def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
         self.calls: list[Call] = []
@@ -129,7 +128,6 @@ class _TraceRecorder:
         self._hooked: dict[str, None] = {}
         self._opaque: dict[str, None] = {}
         self._lock = fork_safe.RLock()
-        self._threads = threading.local()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -138,64 +136,41 @@ class _TraceRecorder:
             stack.enter_context(warnings.catch_warnings())
             # torch's own: that global hooks see the compiled module too, which is what they are for here
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-            hooks = torch.nn.modules.module
-            hook = hooks.register_module_forward_hook(self._returned, with_kwargs=True)
-            stack.callback(hooks_with_keywords.pop, hook.id, None)  # which torch leaves there
-            stack.callback(hook.remove)
-            stack.callback(hooks.register_module_forward_hook(self._ended, always_call=True).remove)
-            stack.callback(hooks.register_module_forward_pre_hook(self._called).remove)
+            stack.enter_context(listen(self))
             stack.enter_context(self._names.following_compiled(self._around))
             yield
 
-    def _running(self) -> list[torch.nn.Module]:
-        """Return the model's modules that are running in this thread, outermost first."""
-        found: list[torch.nn.Module] | None = getattr(self._threads, "running", None)
-        if found is None:
-            found = self._threads.running = []
-        return found
-
-    def _called(self, module: torch.nn.Module, args: Any) -> None:
-        if not _is_unseen():
-            with self._lock:
-                if self._names.place(module) is not None:
-                    running = self._running()
-                    if not running or running[0] is module:  # the stack is walked once for each call of the model
-                        depth = sum(1 for _ in traceback.walk_stack(None))
-                        if not running or self._threads.depth >= depth:
-                            running.clear()  # a KeyboardInterrupt ended them, of which torch tells no hook
-                            self._threads.depth = depth
-                    running.append(module)
-
-    def _ended(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        # more than one where a hook of the user's raised before ours ran
-        if not _is_unseen():
-            running = self._running()
-            last = next((at for at in reversed(range(len(running))) if running[at] is module), len(running))
-            del running[last:]
-
     def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        self._called(module, args)
+        modules.enter(module)
+        result, raised = None, True
         try:
             result = compiled(*args, **kwargs)
-            self._returned(module, args, kwargs, result)
+            raised = False
         finally:
-            self._ended(module, args, None)
+            modules.leave(module, args, kwargs, result, raised)
         return result
 
-    def _returned(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        if _is_unseen():
+    def entered(self, module: torch.nn.Module) -> None:
+        """Finds the name of a module that is called."""
+        if not _is_unseen():
+            with self._lock:
+                self._names.place(module)
+
+    def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        """Notes what a module returned."""
+        if raised or _is_unseen():
             return
         with self._lock:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
-            running = self._running()
+            running = [each for each in modules.running if each in self._names.places]
             is_outermost = running[0] is module and not any(each is module for each in running[1:])
             if module._forward_hooks:
                 self._hooked[place.name] = None
-            policy = _policy_here(result)
+            policy = _policy_here(output)
             with aside():
-                self._note(module, place, (args, kwargs), result, policy)
+                self._note(module, place, (args, kwargs), output, policy)
                 if is_outermost:
                     self._note_inputs(module, place.root, args, kwargs, policy)
             place.root.calls += is_outermost

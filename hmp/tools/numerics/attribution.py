@@ -4,22 +4,19 @@ forward op that the autograd node belongs to."""
 from __future__ import annotations
 
 import sys
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ...core.active import current_state
-from ...core.convert import Observer, OpRule, observed_by
-from ...core.observing import PACKAGES, Modules, Place, caller
+from ...core.observe import Call, Listener, Place, here, modules
+from ...core.observing import PACKAGES, caller
 from ...core.policy import Policy
+from ...core.rules import OpRule
 from ...core.torch_private import current_node as _node
 from ...core.torch_private import run_backward
 from ...core.torch_private import sequence_number as _sequence_number
-from .whole_calls import Called, WholeCalls
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.
@@ -38,7 +35,7 @@ class Owner(NamedTuple):
     place: Place
 
 
-class Call(NamedTuple):
+class AtenCall(NamedTuple):
     """One ATen op as it runs: its owner, the direction, and in backward the autograd node, and whether it is the user's Python code that
     runs there."""
 
@@ -48,70 +45,26 @@ class Call(NamedTuple):
     by_user: bool = False
 
 
-class OpsInProgress(Observer):
-    """An observer that knows which of hmp's ops is in progress in each thread; `ended` hears of the outermost ones' names and results."""
-
-    def __init__(self, ended: Callable[[str, Any], None] | None = None) -> None:
-        self._threads = threading.local()
-        self._ended = ended
-
-    @property
-    def outermost(self) -> tuple[OpRule, Policy | None] | None:
-        """The rule of the outermost op in progress in this thread, and the policy it is from."""
-        stack = getattr(self._threads, "stack", None)
-        return stack[0] if stack else None
-
-    def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
-        """`wrapper`, in progress while it runs."""
-        threads = self._threads
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            stack = getattr(threads, "stack", None)
-            if stack is None:
-                stack = threads.stack = []
-            begun = rule, current_state().policy
-            try:
-                stack.append(begun)
-                result = wrapper(*args, **kwargs)
-            finally:
-                stack.pop()
-                if not stack and self._ended is not None:
-                    self._ended(rule.op, None)
-            if not stack and self._ended is not None:
-                self._ended(rule.op, result)
-            return result
-
-        return observed
-
-
-class Attribution:
-    """Tells the owner of the ATen op that a dispatch mode sees; `watch()` is the stretch in which it can.
+class OwnersOfOps(Listener):
+    """Tells the owner of the ATen op that is running.
 
     A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
     """
 
-    def __init__(
-        self,
-        ended: Callable[[str, Any], None] | None = None,
-        call_ended: Callable[[Any], None] = lambda result: None,
-    ) -> None:
-        self.ops = OpsInProgress(ended)
-        self.calls = WholeCalls(call_ended)
-        self.modules = Modules()
+    unlisted = inside = True
+
+    def __init__(self) -> None:
         self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
         self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
 
-    @contextmanager
-    def watch(self) -> Iterator[Attribution]:
-        """A stretch in which ops, calls and modules are seen."""
-        with observed_by(self.ops), self.modules.watch(), self.calls:
-            yield self
+    def end(self, call: Call) -> None:
+        """Nothing is done: that this is here has the calls noted."""
 
-    def call(self, aten: str) -> Call:
+    def owned(self, aten: str) -> AtenCall:
         """The call of the ATen op of that name that is being dispatched in this thread."""
         node = _node()
         # a checkpoint's recomputation runs modules inside backward
-        if node is None or (torch.is_grad_enabled() and self.modules.path):
+        if node is None or (torch.is_grad_enabled() and modules.path):
             owner = self._owner(aten)
             number = _sequence_number() - 1
             # an op that makes no node finds the number of the last one, which has its owner
@@ -119,19 +72,21 @@ class Attribution:
                 self._by_sequence[number] = owner
                 if len(self._by_sequence) > REMEMBERED:
                     self._by_sequence.popitem(last=False)
-            return Call(owner, "forward", None)
+            return AtenCall(owner, "forward", None)
         owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
         users = _users_line_in_backward()
         if users is not None:
             # an op of theirs, and no part of the forward op whose backward runs it
             owner = self._owner(aten)._replace(place=Place(owner.place.module, *users))
-        return Call(owner, "backward", node, users is not None)
+        return AtenCall(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
         # in a dispatch mode casts are off: the policy is that of the call
-        called = self.calls.current or Called(aten, current_state().policy)
-        rule, policy = self.ops.outermost or (None, called.policy)
-        owner = Owner(called.op if rule is None else rule.op, rule, policy, self.modules.place())
+        call = here.call or here.function
+        if call is None:
+            owner = Owner(aten, None, current_state().policy, modules.place())
+        else:
+            owner = Owner(call.op, call.rule, call.here.policy, modules.place())
         return self._owners.setdefault(owner, owner)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ def written(func: Any, args: Any) -> list[torch.Tensor]:
     return list(each_tensor(args[:1])) if func.namespace == "c10d" else []
 
 
-def run(func: Any, args: Any, kwargs: Any) -> Any:
+def run(func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
     """What the collective returns, once the values are there. One to one other process is not waited for."""
-    out = func(*args, **kwargs)
+    out = (call or func)(*args, **kwargs)
     if is_point_to_point(func):
         return out
     for work in out if isinstance(out, tuple) else (out,):

@@ -17,15 +17,16 @@ from ...core.active import disable_casts
 from ...core.cast_cache import clear_cache
 from ...core.casting import each_tensor
 from ...core.formatting import dtype_name, provenance, two_digits
+from ...core.observe import here, listen
 from ...core.policy import Policy, can_be_listed
 from ...core.rules import rules
-from ...core.torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
+from ...core.torch_private import without_torch_dispatch, without_torch_function
 from ...core.uncompiled import running_uncompiled
 from ...errors import HmpError
 from . import calling
 from .as_before import as_before, written_of
 from .aten import local, refuse_xla, storage_address
-from .attribution import Attribution, Call
+from .attribution import AtenCall
 from .comparison import Comparison, Statistics
 from .distance import Distance, distance, total
 from .shadow import Seen, Shadows
@@ -195,18 +196,16 @@ def _compared(
     shift: bool,
 ) -> Comparison:
     statistics = Statistics()
-    attribution = Attribution(lambda _, result: shadows.ended(result))
-    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
+    shadows = Shadows(_recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = far = None
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
     with (
         _knowing_views(),
-        as_before(model, _leaves(model, batch), shadows.saved),
-        attribution.watch(),
+        as_before(model, _leaves(model, batch), shadows.written),
         calling.region(model, chosen, scopes),
-        shadows,
+        listen(shadows),
     ):
         with _saying_what_was_seen(chosen, statistics):
             output = calling.call(model, batch)
@@ -277,7 +276,7 @@ def _check(model: Any, loss: Any) -> None:
     calling.check_module(model, "compare()")
     if loss is not None and not callable(loss):
         raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
-    if any(isinstance(mode, Shadows) for mode in dispatch_mode_stack()):
+    if here.aten is not None and any(isinstance(each, Shadows) for each in here.aten.told):
         raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
 
 
@@ -318,7 +317,7 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
 
 
 def _recorder(statistics: Statistics) -> Seen:
-    def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
+    def seen(call: AtenCall, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
         listed = rule.kind.label if rule is not None and rule.kind.is_list and rule.kind is not rules.AUTOCAST else ""
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))

@@ -17,7 +17,7 @@ from ...core.torch_ops import op_facts, sites
 from ...errors import OpListError
 from ..diagnostics import Rule, explain
 from .aten import Facts
-from .attribution import Call, Direction, Owner
+from .attribution import AtenCall, Direction, Owner
 from .distance import widened
 
 LOW = (torch.bfloat16, torch.float16)
@@ -97,7 +97,9 @@ class Finding:
         return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
 
 
-def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = "") -> Finding:
+def find(
+    call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = ""
+) -> Finding:
     """The finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
     owner, place = call.owner, call.owner.place
     op = owner.op
@@ -165,7 +167,7 @@ def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
 
 
-def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
+def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
     owner, op = call.owner, call.owner.op
     if not is_low:
         return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"

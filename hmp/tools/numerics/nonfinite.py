@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 
+from ...core.observe import listen
 from ...core.observing import log
 from ...core.policy import ListEntry, resolve
 from ...errors import HmpError, NonFiniteError, OpListError
-from .attribution import Attribution
 from .finding import Finding
 from .watcher import Watcher
 
@@ -78,13 +78,11 @@ def _region(on_find: str, meant: Callable[[Finding], bool]) -> Iterator[Findings
             raise NonFiniteError(str(finding), finding)
         log.error("%s", finding)
 
-    attribution = Attribution(call_ended=lambda result: watcher.call_ended(result))
-    watcher = Watcher(attribution, report, meant)
-    with attribution.watch():
-        with watcher:
-            yield findings
-        # only where nothing was raised
-        watcher.close()
+    watcher = Watcher(report, meant)
+    with listen(watcher):
+        yield findings
+    # only where nothing was raised
+    watcher.close()
 
 
 def _meant(names: Collection[str]) -> Callable[[Finding], bool]:

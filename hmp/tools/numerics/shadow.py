@@ -1,6 +1,6 @@
 """Every ATen op that runs, computed again in float32: on its own inputs, and on what float32 would have made of them so far.
 
-A dispatch mode below autograd sees the ops of forward and backward with the plain tensors that they run on, so that hmp and torch
+A listener below autograd sees the ops of forward and backward with the plain tensors that they run on, so that hmp and torch
 decide as they do without it. Beside each of these tensors, for as long as it lives, stands its reference.
 """
 
@@ -16,12 +16,13 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, map_tensors
+from ...core.observe import Call, here
 from ...core.rules import rules
-from ...core.torch_private import TorchDispatchMode, without_torch_function
+from ...core.torch_private import without_torch_function
 from . import collectives
 from .as_before import States, put_back, random_state
 from .aten import Facts, argument, facts, local, storage_address
-from .attribution import Attribution, Call
+from .attribution import AtenCall, OwnersOfOps
 from .distance import Distance, distance
 
 Tensor = torch.Tensor
@@ -31,17 +32,19 @@ WIDE = {**dict.fromkeys((torch.bfloat16, torch.float16, *_FP8), torch.float32), 
 _CASTS = frozenset({"_to_copy"})
 
 
-Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
+Seen = Callable[[AtenCall, str, torch.dtype, Distance | None, Distance, bool], None]
 
 
-class Shadows(TorchDispatchMode):
-    """The mode. `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance
-    from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
-    that of the op that it is a part of."""
+class Shadows(OwnersOfOps):
+    """Computes each ATen op once more in float32.
 
-    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, list[Tensor]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._attribution = attribution
+    `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance from the same op in
+    float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in that of the op that it is
+    a part of.
+    """
+
+    def __init__(self, seen: Seen, guarded: dict[int, list[Tensor]]) -> None:
+        super().__init__()
         self._seen = seen
         self._references = WeakTensorKeyDictionary()
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
@@ -50,7 +53,7 @@ class Shadows(TorchDispatchMode):
         self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round (R11) → how to tell of it
         self._node: Any = None
         self._guarded = guarded  # storage → tensors: what must be as before when all is over
-        self.saved: list[tuple[Tensor, Tensor]] = []
+        self.written: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
         """How many references are held."""
@@ -62,34 +65,31 @@ class Shadows(TorchDispatchMode):
         found = self._known(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
-    def ended(self, result: Any) -> None:
-        """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
+    def end(self, call: Call) -> None:
+        """An op of hmp's has ended: what comes next takes its result as it is, rounded."""
+        if call.rule is None:
+            return
         self._inside.clear()
         for tell in self._unrounded.values():  # it was not rounded
             tell()
         self._unrounded.clear()
-        for tensor in _tensors(result):
+        for tensor in _tensors(call.result):
             self._casts.pop(tensor, None)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The op's own result, once it was computed three times."""
-        kwargs = kwargs or {}
-        if any(each.__module__.startswith("torch.distributed.") for each in types):
-            return NotImplemented  # a DTensor calls ops on this process's part of it
-        if any(each.__name__ == "FakeTensor" for each in types):
-            return func(*args, **kwargs)  # and asks for shapes
+        flat = _flat(args, kwargs)
         known = facts(func)
-        call = self._attribution.call(known.name)
+        call = self.owned(known.name)
         node = None if call.node is None else (call.node._sequence_nr(), call.node.name())
         if node != self._node:
             self._node = node
             self._inside.clear()
         if collectives.is_collective(func):
             with without_torch_function():
-                return self._communicate(func, args, kwargs)
-        flat = _flat(args, kwargs)
+                return self._communicate(func, run, args, kwargs)
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
-            return func(*args, **kwargs)
+            return run(*args, **kwargs)
         with without_torch_function():  # what is computed here is no call of the model's
             written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
             for tensor in written:
@@ -101,7 +101,7 @@ class Shadows(TorchDispatchMode):
             if not known.is_view and self._is_low(flat):
                 exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
             state = random_state(filter(_is_tensor, flat)) if known.is_random and not known.draws else None
-        out = func(*args, **kwargs)
+        out = run(*args, **kwargs)
         with without_torch_function():
             if known.draws or known.unwritten:
                 self._take_over(out)
@@ -112,18 +112,18 @@ class Shadows(TorchDispatchMode):
             self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
 
-    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A collective's own result. All processes do it once more with their references, so that one has what came of the others'."""
         written = collectives.written(func, args)
         if collectives.is_point_to_point(func):
             for tensor in written:
                 self._references.pop(tensor, None)  # it stands for itself when its values are there
-            return collectives.run(func, args, kwargs)
+            return collectives.run(func, args, kwargs, run)
         for tensor in written:
             self._before_write(tensor)
         own = {id(tensor) for tensor in written}
         references = map_tensors(args, lambda tensor: self._stand_in(tensor, self._reference_of, own))
-        out = collectives.run(func, args, kwargs)
+        out = collectives.run(func, args, kwargs, run)
         again = collectives.run(func, references, kwargs)
         for tensor, reference in zip(_tensors(out), _tensors(again), strict=True):
             if _has_reference(tensor):
@@ -138,7 +138,7 @@ class Shadows(TorchDispatchMode):
         return torch.equal(args[0], args[1])
 
     def _keep(  # noqa: PLR0913
-        self, func: Any, known: Facts, call: Call, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any
+        self, func: Any, known: Facts, call: AtenCall, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any
     ) -> None:
         made = _tensors(out)
         reference_outs = again(references, made)
@@ -168,12 +168,12 @@ class Shadows(TorchDispatchMode):
                 self._references[tensor] = reference
 
     def _keep_result(
-        self, known: Facts, call: Call, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, first: Any
+        self, known: Facts, call: AtenCall, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, first: Any
     ) -> None:
         """Keeps what the op gives in float32 of the same inputs, and counts how far its own result is from that and from the reference.
 
         `is_exact`: no input is in a low dtype, so that the op's own result is what float32 gives."""
-        is_inside = self._attribution.ops.outermost is not None
+        is_inside = here.call is not None
         # a product that was computed in float32 is told of where it is rounded (R11), as the kernel's would be
         rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
         # the error of a copy that the op made of its input is part of the op's own
@@ -250,7 +250,7 @@ class Shadows(TorchDispatchMode):
     def _before_write(self, tensor: Tensor) -> None:
         """What is written gets a reference of its own, and what is the model's is remembered."""
         owners = self._guarded.pop(storage_address(tensor), ())
-        self.saved.extend((owner, owner.detach().clone()) for owner in owners)
+        self.written.extend((owner, owner.detach().clone()) for owner in owners)
         if self._known(tensor) is not None or not _has_reference(tensor):
             return
         base, found = tensor._base, None
@@ -271,7 +271,7 @@ class Shadows(TorchDispatchMode):
                     self._references[tensor] = tensor.to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
 
 
-def _may_be_rounded(call: Call) -> bool:
+def _may_be_rounded(call: AtenCall) -> bool:
     rule = call.owner.rule
     return rule is not None and rule.facts.needs_instructions and rule.kind not in (rules.FP8_LIST, rules.AUTOCAST)
 

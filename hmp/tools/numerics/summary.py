@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from ...core.casting import each_tensor
 from ...core.formatting import NOTHING, aligned, size, versioned
-from ...core.observing import Modules
+from ...core.observe import listen, modules
 from ...core.policy import Policy
-from ...core.saved import counting
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept
 from ..report.record import record
@@ -105,7 +103,7 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
             random_state_kept(torch.device("cpu") if first is None else first.device),
             region(model, chosen, model),
             record() as report,
-            seen.watch(),
+            listen(seen),
         ):
             call()
     finally:
@@ -118,27 +116,15 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
     return Summary(tuple(_layers(model, seen, computes)), chosen.name)
 
 
-class _Seen:
+class _Seen(SavedBytes):
     """What a forward pass shows of the model's modules: the shapes that they return, and what they save."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__([*model.parameters(), *model.buffers()])
         self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self.saved: Counter[str] = Counter()
+        self.by_path: Counter[str] = Counter()
         self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
-        self._modules = Modules()
-        self._meter = SavedBytes([*model.parameters(), *model.buffers()])
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """A stretch in which the model's modules are looked at."""
-        hooks = [module.register_forward_hook(self.leave) for module in self._model.modules()]
-        try:
-            with self._modules.watch(), counting(self.keep, self):
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def path_of(self, place: str) -> str | None:
         """The path in the model of a place as recordings say it: of the nearest module that the model holds, None outside the model."""
@@ -152,31 +138,31 @@ class _Seen:
             place = place.rpartition(".")[0]
         return None
 
-    def keep(self, tensor: torch.Tensor) -> None:
+    def saved(self, tensor: torch.Tensor) -> None:
         """Counts a saved tensor for the layer that is running."""
-        path = self.path_of(self._modules.path)
+        path = self.path_of(modules.path)
         if path is not None:
-            before = self._meter.bytes
-            self._meter.keep(tensor)
-            self.saved[path] += self._meter.bytes - before
+            before = self.bytes
+            super().saved(tensor)
+            self.by_path[path] += self.bytes - before
 
-    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> str | None:
-        """Counts what is to be packed for the layer that is running: in place of `keep`."""
-        path = self.path_of(self._modules.path)
-        if path is not None and self._meter.kept(op, tensor, nbytes, left):
-            self.saved[path] += left
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
+        """Counts what is to be packed for the layer that is running: in place of `saved`."""
+        path = self.path_of(modules.path)
+        if path is not None and super().kept(op, tensor, nbytes, left):
+            self.by_path[path] += left
             return path
         return None
 
-    def changed(self, path: str | None, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
         """Counts what packing it saved."""
-        if path is not None:
-            self.saved[path] -= saved
+        if about is not None:
+            self.by_path[about] -= saved
 
-    def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """Notes what a module returned."""
         path = self._paths.get(id(module))
-        if path is not None:
+        if path is not None and not raised:
             self.shapes[path] = tuple(tuple(tensor.shape) for tensor in each_tensor((output,)))
 
 
@@ -189,5 +175,5 @@ def _layers(model: torch.nn.Module, seen: _Seen | None = None, computes: Mapping
             parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
             shapes=() if seen is None else seen.shapes.get(path, ()),
             computes=tuple(dtype for dtype, _ in (computes or {}).get(path, Counter()).most_common()),
-            saved_bytes=0 if seen is None else seen.saved[path],
+            saved_bytes=0 if seen is None else seen.by_path[path],
         )

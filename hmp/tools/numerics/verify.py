@@ -1,4 +1,4 @@
-"""verify(): one step of a model, in which every call must run as the line of its list says."""
+"""verify(): one step of a model, in which every call must follow its list."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 
 from ...core.casting import each_tensor
 from ...core.policy import Policy
+from ..report.record import record
 from ..report.report import Report
-from ..report.verified import verified
+from ..report.violations import check_allowed
 from . import calling
 from .as_before import as_before
 
@@ -27,30 +28,39 @@ def verify(
     loss: Loss | None = None,
     allow: Collection[str] = (),
 ) -> Report:
-    """The report of one step, forward and backward, in which every call on the BF16, FP32 or FP8 list ran as its line says.
+    """Run one step of a model, forward and backward, and verify that every call follows its list.
 
-    Raises ViolationError, an AssertionError, with a table of the calls that did not: op, line, module, the dtype that was wanted and the
-    one that it got, who had the last word, and what may be done. `allow` names kinds that are no error: "region", "island" (a model's own
-    torch.autocast(enabled=False)), "disable_casts", "no kernel", "outside" (a part of an applied model, or another method of it, called
-    outside of its calls), "past hmp", "backward", "rounded before" (an op on the FP32 list whose weight or input came in a low dtype, from
-    the caller, a hook or a wrapper and not by hmp), "torch".
-    Names on the lists that no call matched are in the message as a notice, and in `report.never_called`. HmpError where no call followed a
-    line, for then nothing was shown.
+    This is `record()`, one step, and `Report.verify()`. Gradients, buffers and the random state are as before when it returns. Compiled
+    code runs uncompiled.
 
-    `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
-    one. Without a `policy` it is the one that hmp.apply() gave the model, or that is in force here. `loss(output)` makes a scalar of what
-    the model returns; without it the output's `.loss` is taken, else the sum of its floating tensors. Under torch.no_grad() the forward
-    alone is run. Gradients, buffers and the random state are as before when it returns. Compiled code runs uncompiled.
+    Args:
+        model: The module.
+        batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: What it runs under. Default: what hmp.apply() gave the model, or the active policy.
+        loss: Makes a scalar of what the model returns. Default: the output's `.loss`, else the sum of its floating tensors. Under
+            `torch.no_grad()` the forward alone is run.
+        allow: Kinds of violations that are no error, see `Report.verify()`.
+
+    Returns:
+        The report of the step; `report.never_called` has the entries that no call matched.
+
+    Raises:
+        ViolationError: Calls did not follow their lists.
+        HmpError: No call followed a list, so that nothing was shown.
+
+    Example:
+        >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")
     """
     calling.check_module(model, "verify()")
+    check_allowed(allow)
     region: Any = nullcontext() if policy is None else calling.region(model, calling.chosen_policy(model, policy), model)
-    with verified(allow) as report, as_before(model, model.parameters()):
+    with record() as report, as_before(model, model.parameters()):
         with region:
             output = calling.call(model, batch)
             value = _loss_of(output, loss) if torch.is_grad_enabled() else None
         if value is not None and value.requires_grad:
             value.backward()
-    return report
+    return report.verify(allow)
 
 
 def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:

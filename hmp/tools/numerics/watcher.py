@@ -13,12 +13,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, has_values
+from ...core.observe import Call, here, modules
 from ...core.observing import log
 from ...core.rules import rules, takes_masks
-from ...core.torch_private import TorchDispatchMode, memory_of, storage_of, tree_leaves
+from ...core.torch_private import memory_of, storage_of, tree_leaves
 from . import collectives
 from .aten import Facts, argument, facts, refuse_xla, storage_address
-from .attribution import Attribution, Call
+from .attribution import AtenCall, OwnersOfOps
 from .distance import widened
 from .finding import Finding, find
 
@@ -57,13 +58,15 @@ class Held:
     used: bool = False
 
 
-class Watcher(TorchDispatchMode):
-    """The mode; `report` is called with each finding, and may raise; `meant` says whether an Inf of a finding counts as written."""
+class Watcher(OwnersOfOps):
+    """Looks at the results of each ATen op.
 
-    def __init__(self, attribution: Attribution, report: Callable[[Finding], None], meant: Callable[[Finding], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    `report` is called with each finding, and may raise; `meant` says whether an Inf of a finding counts as written.
+    """
+
+    def __init__(self, report: Callable[[Finding], None], meant: Callable[[Finding], bool]) -> None:
+        super().__init__()
         self._meant = meant
-        self._attribution = attribution
         self._report = report
         self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
         self._of_integers = WeakTensorKeyDictionary()  # floating tensors that were computed from integers and nothing else
@@ -80,30 +83,27 @@ class Watcher(TorchDispatchMode):
         self._unit_ended()
         self._settle(skipped=False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The op's own result, which was looked at."""
-        kwargs = kwargs or {}
-        if any(each.__module__.startswith("torch.distributed.") for each in types):
-            return NotImplemented  # a DTensor calls ops on this process's part of it
         known = facts(func)
-        call = self._attribution.call(known.name)
-        unit = call.node if call.node is not None and not call.by_user else self._attribution.calls.current
+        call = self.owned(known.name)
+        unit = call.node if call.node is not None and not call.by_user else here.function
         if unit is not self._unit:
             self._unit_ended()
             self._unit = unit
         if collectives.is_collective(func):
-            return self._communicate(func, args, kwargs)
+            return self._communicate(func, run, args, kwargs)
         if known.is_view:
-            out = func(*args, **kwargs)
+            out = run(*args, **kwargs)
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
             return out
         if known.name == "copy_" and self._is_received(args[0]) and self._origin(args[1]) is None:
-            return func(*args, **kwargs)  # a collective of gloo's writes its result at each wait
+            return run(*args, **kwargs)  # a collective of gloo's writes its result at each wait
         written = list(each_tensor(argument(args, kwargs, at) for at in known.writes))
         positions = [at for at in known.writes if not isinstance(at, str)] if known.reads_written else []
         read = list(each_tensor(argument(args, kwargs, at) for at in positions))
         odd_before = {id(t): _has_nan(t) for t in read if not _is_finite(t)}
-        out = func(*args, **kwargs)
+        out = run(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         self._follow_integers(known, leaves, out)
         if known.name in _OF_SCALER:
@@ -125,18 +125,18 @@ class Watcher(TorchDispatchMode):
             self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
         return out
 
-    def _note_unrounded(self, call: Call, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
+    def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
         rule = call.owner.rule
         if rule is None or not rule.facts.needs_instructions:
             self._unrounded = None
         elif results and not known.moves:
             self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
 
-    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
         origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
-        out = collectives.run(func, args, kwargs)
+        out = collectives.run(func, args, kwargs, run)
         self._mark_all([*collectives.written(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
             each.in_place |= each.finding is origin.finding
@@ -144,7 +144,7 @@ class Watcher(TorchDispatchMode):
 
     def _look(
         self,
-        call: Call,
+        call: AtenCall,
         known: Facts,
         args: Any,
         kwargs: Any,
@@ -171,7 +171,7 @@ class Watcher(TorchDispatchMode):
             nan_came = any(before[id(t)] if id(t) in made_here else _has_nan(t) for t in bad)
             self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
 
-    def _made(self, call: Call, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
+    def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
         rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
         if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
             # the product overflows where it is rounded (R11): it is told of with the inputs that it was given, which lose nothing by this
@@ -191,10 +191,12 @@ class Watcher(TorchDispatchMode):
 
     # Units: a torch function or a node of autograd's that masks what its own steps made, such as the norm of a zero, made nothing
 
-    def call_ended(self, result: Any) -> None:
-        """A call of a torch function ended with `result`."""
+    def end(self, call: Call) -> None:
+        """A call of a torch function has ended."""
+        if call.rule is not None or call.error is not None:
+            return
         if self._held:
-            self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((result,))) if origin is not None})
+            self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((call.result,))) if origin is not None})
         self._unit = None
 
     def _unit_ended(self) -> None:
@@ -232,7 +234,7 @@ class Watcher(TorchDispatchMode):
             if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
                 del self._origins[memory_of(storage_of(tensor))]
 
-    def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
+    def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
         """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
         rule = call.owner.rule
         if known.name == "_to_copy" and rule is not None and takes_masks(rule):
@@ -242,7 +244,7 @@ class Watcher(TorchDispatchMode):
         return any(float(t.detach().abs().max()) in EXTREMES for t in inputs if t.numel() and not t.is_complex())
 
     def _handed_on(
-        self, call: Call, known: Facts, inputs: list[Tensor], bad: list[Tensor], odd: list[Tensor], nan_of_inf: bool, nan_came: bool
+        self, call: AtenCall, known: Facts, inputs: list[Tensor], bad: list[Tensor], odd: list[Tensor], nan_of_inf: bool, nan_came: bool
     ) -> None:
         """An argument was not finite: the op is no finding, but what it got may be."""
         origins = [(t, self._origin(t)) for t in bad]
@@ -274,7 +276,7 @@ class Watcher(TorchDispatchMode):
                 self._warn(call, origin)
             self._mark_all(odd, origin)
 
-    def _warn(self, call: Call, origin: Origin) -> None:
+    def _warn(self, call: AtenCall, origin: Origin) -> None:
         """NaN was made of Inf: no finding of its own, and said once for each place."""
         op, place = call.owner.op, call.owner.place
         if (op, place) not in self._warned:
@@ -334,7 +336,7 @@ class Watcher(TorchDispatchMode):
     def _name(self, tensor: Tensor) -> str:
         """What the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
         address = storage_address(tensor)
-        root = self._attribution.modules.root
+        root = modules.root
         if root is not None and address:
             for what, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
                 for name, each in named:

@@ -17,8 +17,9 @@ from ...core.active import disable_casts
 from ...core.cast_cache import clear_cache
 from ...core.casting import each_tensor
 from ...core.formatting import NOTHING, aligned, dtype_name, share, size, some, versioned
+from ...core.observe import Listener, listen
 from ...core.policy import Policy
-from ...core.torch_private import TorchDispatchMode, memory_of, storage_of
+from ...core.torch_private import memory_of, storage_of
 from ...core.uncompiled import running_uncompiled
 from ...errors import HmpError
 from . import calling
@@ -219,11 +220,10 @@ def _matches(name: str, only: str) -> bool:
     return any(fnmatch.fnmatchcase(".".join(parts[:length]), only) for length in range(1, len(parts) + 1))
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(Listener):
     """Sees in which dtypes the ops of a run take each weight. A weight's own views and copies count as the weight."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.dtypes: dict[str, set[torch.dtype]] = defaultdict(set)
         self.ops: dict[str, dict[str, None]] = defaultdict(dict)  # as they ran
         self.written: set[str] = set()
@@ -237,11 +237,10 @@ class _Uses(TorchDispatchMode):
                 if first != name:
                     self.tied |= {name: first, first: name}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The op's own result; which weights it took is noted."""
-        kwargs = kwargs or {}
         given = [(tensor, _memory(tensor)) for tensor in each_tensor((args, kwargs)) if tensor.layout is torch.strided]
-        result = func(*args, **kwargs)
+        result = run(*args, **kwargs)
         known = facts(func)
         for tensor, memory in given:
             if memory in self._of:
@@ -305,7 +304,7 @@ def _why_not(name: str, tensor: Tensor, uses: _Uses, taken: set[str], frozen: bo
 
 def _outputs(model: torch.nn.Module, batch: Any, chosen: Policy, frozen: bool, uses: _Uses | None) -> list[Tensor]:
     """What the model returns for the batch under the policy; buffers and random numbers are then as before."""
-    watching: AbstractContextManager[Any] = nullcontext() if uses is None else uses
+    watching: AbstractContextManager[Any] = nullcontext() if uses is None else listen(uses)
     clear_cache()  # a weight that was cast before would not be seen
     with (
         as_before(model, model.parameters()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...core import fork_safe
 from ...core.casting import Tensor, has_values
-from ...core.fp8 import Observer, Statistics
+from ...core.fp8 import Statistics
 from ...core.torch_private import has_storage, in_plain_autograd
 from .rows import taken_together
 
@@ -43,20 +43,14 @@ class Fp8Rows:
         self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
         self._rows: list[Fp8Row] = []
 
-    def observer(self, op: str, module: str, other: Observer | None) -> Observer:
-        """What one call's product tells of its tensors, in backward too; `other` is told as well."""
-
-        def noted(statistics: Statistics) -> None:
-            if other is not None:
-                other(statistics)
-            if not has_values(statistics.amax) or not has_storage(statistics.amax) or not in_plain_autograd():
-                return  # a meta or fake tensor, or one that stands for several (vmap): it has no figures
-            with self._lock:
-                self._pending.append(((op, module, statistics.role), statistics.figures()))
-                if len(self._pending) >= _PENDING:
-                    self._read()
-
-        return noted
+    def quantised(self, op: str, module: str, statistics: Statistics) -> None:
+        """Notes what quantising did to an operand."""
+        if not has_values(statistics.amax) or not has_storage(statistics.amax) or not in_plain_autograd():
+            return  # a meta or fake tensor, or one that stands for several (vmap): it has no figures
+        with self._lock:
+            self._pending.append(((op, module, statistics.role), statistics.figures()))
+            if len(self._pending) >= _PENDING:
+                self._read()
 
     def rows(self) -> list[Fp8Row]:
         """What was told so far, in the order of first uses."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...core.casting import Tensor, each_tensor, has_values
+from ...core.observe import nbytes_of
 from ...core.torch_private import has_storage, memory_of, storage_of, without_torch_function
-from .kernels import nbytes_of
 
 Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
 

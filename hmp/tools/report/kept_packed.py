@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...core import fork_safe
-from ...core.saved import watchers
+from ...core.observe import Listener, modules
 from .rows import taken_together
 
 
@@ -34,22 +33,13 @@ class KeptRow:
     seconds: float
 
 
-class KeptRows:
+class KeptRows(Listener):
     """Adds up what is told of packed tensors, in any thread. `module` gives the module whose call is running."""
 
-    def __init__(self, module: Callable[[], str]) -> None:
+    def __init__(self, module: Callable[[], str] = lambda: modules.path) -> None:
         self._module = module
         self._lock = fork_safe.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
-
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """A stretch in which what is kept is counted."""
-        watchers.append(self)
-        try:
-            yield
-        finally:
-            watchers.remove(self)
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:
         """Counts what an op keeps."""

@@ -13,10 +13,11 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import fork_safe
-from ...core.active import Off, PolicyTable, state
+from ...core.active import state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
-from ...core.observing import PACKAGES, Modules
+from ...core.observe import RUNS_BACKWARD, Call, modules
+from ...core.observing import PACKAGES
 from ...core.policy import Listed, ListEntry, Policy
 from ...core.rules import OpRule, rules
 from ..diagnostics import Overrider, overriding
@@ -77,8 +78,7 @@ class LastWord:
     A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
     """
 
-    def __init__(self, modules: Modules, places: BoundedPlaces) -> None:
-        self._modules = modules
+    def __init__(self, places: BoundedPlaces) -> None:
         self._places = places
         self._lock = fork_safe.RLock()
         self._counts: dict[Violation, int] = {}
@@ -86,47 +86,47 @@ class LastWord:
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
         self.rounded = RoundedBefore()
         self._parts = overriding.AppliedParts()
-        self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
     def found(self) -> list[Violation]:
         """What was noted so far, most calls first."""
         with self._lock:
             return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
 
-    def decided(
-        self, here: PolicyTable | Off, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
-    ) -> None:
-        """A call of an op that hmp decided by `rule`, which computed in the dtypes `got`, in float32 where it `lacked` a kernel."""
-        policy, given_by_user = here.policy, here.user_policy
+    def decided(self, call: Call, rule: OpRule, given: Given) -> None:
+        """A call of an op that hmp decided by `rule`."""
+        policy, given_by_user = call.here.policy, call.here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and rule.kind.is_list:
-            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if lacked else _LEFT
-            self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
+            lacks = Overrider("no_kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if call.lacks_kernel else _LEFT
+            got = "float32" if call.lacks_kernel else call.computed
+            self._check(policy, rule.op, got, overriding.over_casts() or lacks, given, call.result)
             if rule.kind is rules.FP32_LIST:
-                self._look_at_inputs(policy, rule.op, given, result)
-        self.rounded.notice(given, result)
+                self._look_at_inputs(policy, rule.op, given, call.result)
+        self.rounded.notice(given, call.result)
 
     def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
         """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded before", words))
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded_before", words))
 
-    def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
+    def past(self, call: Call) -> None:
         """A call of torch's own function by a name that Python code took before."""
-        self._check(policy, op, got, Overrider("past hmp", "a name that was taken before hmp patched torch"), given, result)
+        overrider = Overrider("bypassed", "a name that was taken before hmp patched torch")
+        self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
-    def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
+    def uncast(self, call: Call) -> None:
         """A call where no casts are in force."""
+        op, got, given, result = call.op, call.computed, call.given, call.result
         if not state.current_state().disabled:
             self._outside_of_calls(op, got, given, result)
             return
         overrider = overriding.in_place_of_casts()
         if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
             return
-        policy = overriding.overridden(self._modules.running)
+        policy = overriding.overridden(modules.running)
         if policy is not None:
             self._check(policy, op, got, overrider, given, result)
         elif overrider.kind == "backward" and self._outside:
@@ -138,7 +138,7 @@ class LastWord:
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
         """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
-        running = self._modules.running
+        running = modules.running
         found = self._parts.model_of(running) if running else None
         if found is not None:
             model, policy = found
@@ -148,7 +148,7 @@ class LastWord:
         """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
-            if frame.f_code in self.runs_backward:
+            if frame.f_code is RUNS_BACKWARD:
                 return True
             frame = frame.f_back
         return False
@@ -159,7 +159,7 @@ class LastWord:
         if region is not None and self._listed:
             self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
 
-    def _check(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
+    def _check(self, policy: Policy | Any, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
         found = self._violated(policy, op, got, overrider, given, result)
         if found is not None:
             self._note(op, *found, got, overrider)

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...core.formatting import dtype_name
-from ...core.observing import Modules
+from ...core.observe import Listener, modules
 from ...core.torch_private import graph_task, in_plain_autograd, packed, sequence_number
 from .kept import Marks, kept_for_backward
 
@@ -95,29 +95,28 @@ def _are_alike(one: Model, other: Model) -> bool:
     return replace(one, kept=None, count=1) == replace(other, kept=None, count=1)
 
 
-class RunningModels(Modules):
+class RunningModels(Listener):
     """The running modules, which are looked at where they are outermost ones: once, and without keeping them alive."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.found: list[Model] = []
         self._followed = threading.local()
         # the place of each outermost module in `found`, -1 without parameters
         self._places: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        if not self._stack():
+    def entered(self, module: torch.nn.Module) -> None:
+        """Begins to follow the call of an outermost module, and notes where each other one begins."""
+        if modules.around is None:
             self._followed.marks = [] if self._is_to_be_followed(module) else None
-        super()._enter(module, args)
-        self._mark()
+        self._mark(modules.path)
 
-    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        was_running = bool(self._stack())
-        super()._leave(module, args, output)
-        if self._stack() or not was_running:
-            self._mark()
+    def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        """Notes where a module ends, and of an outermost one what the call keeps for backward."""
+        around = modules.around
+        if around is not None:
+            self._mark(around)
             return
-        marks, self._followed.marks = self._followed.marks, None
+        marks, self._followed.marks = getattr(self._followed, "marks", None), None
         # of a checkpoint's recomputation, in backward, a part of the model is the outermost
         if module not in self._places and graph_task() < 0:
             self._places[module] = self._place_of(module)
@@ -127,10 +126,10 @@ class RunningModels(Modules):
             if place >= 0 and kept is not None and self.found[place].kept is None:
                 self.found[place] = replace(self.found[place], kept=kept)
 
-    def _mark(self) -> None:
+    def _mark(self, path: str) -> None:
         marks: Marks | None = getattr(self._followed, "marks", None)
         if marks is not None:
-            marks.append((sequence_number(), self.path))
+            marks.append((sequence_number(), path))
 
     def _is_to_be_followed(self, module: torch.nn.Module) -> bool:
         """Whether the call may be the first one of the model that autograd records."""

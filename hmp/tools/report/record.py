@@ -8,11 +8,10 @@ from contextlib import contextmanager
 import torch
 
 from ...core import low_kernels
-from ...core.active import state
-from ...core.convert import observed_by
 from ...core.formatting import dtype_name, provenance
+from ...core.observe import listen
 from ...core.uncompiled import running_uncompiled
-from .recorder import Recorder, Unlisted
+from .recorder import Recorder
 from .report import Report
 
 
@@ -30,12 +29,8 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     report = Report((), (), (), (), device=_device(), in_float32=in_float32, **provenance())
     report._recorder = recorder
     try:
-        with running_uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
-            state.around_backward.append(unlisted.in_backward)
-            try:
-                yield report
-            finally:
-                state.around_backward.remove(unlisted.in_backward)
+        with running_uncompiled(), listen(recorder, recorder.models, recorder.packed):
+            yield report
     finally:
         report._end()
 

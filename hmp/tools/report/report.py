@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,20 @@ import torch
 
 from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
 from ...core.policy import LISTS
-from ...errors import HmpError
+from ...errors import HmpError, ViolationError
 from ..printers import printer
 from . import bounded_places, kept_packed
 from .in_fp8 import Fp8Row, merged
 from .kept_packed import KeptRow
 from .models import Model, alike_together
-from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
-from .violations import Violation, together
+from .rows import BYPASSED, FIELDS, UNLISTED, Row, grouped, in_words
+from .violations import Violation, check_allowed, in_lines, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 FORMAT = 1
+_SHOWN = 40  # names that were never called; `never_called` has them all
 _TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
 
 
@@ -100,7 +101,7 @@ class Report:
     @property
     def kept(self) -> list[KeptRow]:
         """What ops kept for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
-        return list(self._kept) if self._recorder is None else self._recorder.kept.rows()
+        return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
 
     def violations(self) -> list[Violation]:
         """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
@@ -112,7 +113,7 @@ class Report:
     @property
     def models(self) -> list[Model]:
         """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
-        return list(self._models) if self._recorder is None else list(self._recorder.modules.found)
+        return list(self._models) if self._recorder is None else list(self._recorder.models.found)
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -140,7 +141,7 @@ class Report:
         """What a reader must know of how this was recorded."""
         rows = self.rows
         notes = []
-        if not any(row.rule not in (PAST, UNLISTED) for row in rows):
+        if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
             notes.append(
                 "No policy decided anything: call hmp.convert(), or use hmp.casts() or hmp.apply(), before or inside hmp.record()."
                 if not self.policies
@@ -162,7 +163,7 @@ class Report:
             notes.append(
                 f"{count(unplaced, 'call')} in places beyond the first {bounded_places.MOST:,} are added up by op, without module and line."
             )
-        past = [row for row in rows if row.rule == PAST]
+        past = [row for row in rows if row.rule == BYPASSED]
         if past:
             names = ", ".join(sorted({row.op for row in past}))
             notes.append(
@@ -187,7 +188,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in _TOLD}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
-            self._kept, self._violations = tuple(recorder.kept.rows()), tuple(recorder.last_word.found())
+            self._kept, self._violations = tuple(recorder.packed.rows()), tuple(recorder.last_word.found())
             self._models = tuple(self.models)
             self._about |= {**told, "seconds": recorder.seconds}
             self._recorder = None
@@ -205,6 +206,46 @@ class Report:
         if wrong:
             lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
+
+    def verify(self, allow: Collection[str] = ()) -> Report:
+        """Return the report itself if every call on the BF16, FP32 or FP8 list ran as its entry says.
+
+        Args:
+            allow: Kinds of violations that are no error: "region" (an enabled torch.autocast), "island" (a model's own
+                torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
+                it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward",
+                "rounded_before" (an op on the FP32 list whose weight or input came in a low dtype, from the caller, a hook or a wrapper
+                and not by hmp), "torch".
+
+        Raises:
+            ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
+                dtype that was wanted and the one that it got, what overrode the list, and the remedy.
+            HmpError: No call followed a list, so that nothing was shown, or `allow` is no list of kinds.
+
+        Example:
+            >>> net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+            >>> with hmp.casts("autocast"), hmp.record() as report:
+            ...     y = net(x)
+            >>> checked = report.verify()
+        """
+        check_allowed(allow)
+        found = [each for each in self.violations() if each.kind not in allow]
+        if found:
+            calls = sum(each.calls for each in found)
+            told = f"{count(calls, 'call')} did not follow {'its list' if calls == 1 else 'their lists'}"
+            raise ViolationError(f"{told}:\n{in_lines(found)}{self.never_called_notice}", self)
+        if not any(row.source for row in self.rows):
+            raise HmpError(
+                "nothing was verified: no call followed a line of a list. Give a policy, or call hmp.apply(model, policy) before"
+                + self.never_called_notice
+            )
+        return self
+
+    @property
+    def never_called_notice(self) -> str:
+        """A line that names what is on the lists and matched no call; "" for nothing."""
+        names = self.never_called
+        return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
         """What ran otherwise in `other`: ops that compute in other dtypes, that came or went, one line each. Numbers of calls are not

@@ -13,7 +13,7 @@ T = TypeVar("T")
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
 # And of a listed op that was called by a name that Python code took before, and that hmp did not find.
-PAST = "past hmp"
+BYPASSED = "bypassed"
 # A rule's number says nothing by itself.
 _WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in rules.RULES if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
@@ -32,7 +32,7 @@ class Row:
     """Calls of one op by one rule, in one place, with the same dtypes.
 
     `op` is the op's id as lists spell it; `rule` the list that decided ("bf16", "fp32", "promote"), the rule that did ("R5", "R7",
-    "R12"), "autocast" where torch.autocast decides inside, "unlisted", or "past hmp" for a call of torch's own function by a name that
+    "R12"), "autocast" where torch.autocast decides inside, "unlisted", or "bypassed" for a call of torch's own function by a name that
     hmp.unreachable() knows; `source` the list entry, with file and line where it has one. `inputs`, `compute` and `output` are dtypes: of
     the castable inputs as the caller gave them, those that torch computed in, and of the result. `module`, `file` and `line` say
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as

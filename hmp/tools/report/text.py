@@ -12,8 +12,8 @@ from .kept_packed import KeptRow
 from .kept_packed import merged as merged_kept
 from .models import Model, Share, shares
 from .report import Report
-from .rows import PAST, UNLISTED, Row, entry, in_words, total
-from .violations import REMEDIES, Violation, kinds
+from .rows import BYPASSED, UNLISTED, Row, entry, in_words, total
+from .violations import OverrideKind, Violation, kinds
 
 _UNCAST = "Where no casts are in force (disable_casts(), optimizer steps, outside of a region or of an applied model)"
 _SHOWN = 25  # rows of a table, and names that were never called; the JSON has them all
@@ -24,7 +24,7 @@ def text(report: Report) -> str:
     parts = [_heading(report)]
     violations = report.violations()
     if violations:
-        parts += [_violations(violations), "\n".join(f"{kind}: {REMEDIES[kind]}." for kind in kinds(violations))]
+        parts += [_violations(violations), "\n".join(f"{kind}: {OverrideKind(kind).remedy}." for kind in kinds(violations))]
     if report.models:
         parts.append(_models(report.models))
     parts.append(table(report))
@@ -84,7 +84,7 @@ def _kept(report: Report) -> Counter[str]:
 
 
 def _violations(found: list[Violation]) -> str:
-    words = ("ran otherwise than its line says", "line", "wanted", "got", "in", "who had the last word")
+    words = ("did not follow its list", "entry", "wanted", "got", "in", "overridden by")
     rows = [
         (each.op, entry(each.source) or NOTHING, each.wanted, each.got, each.place, f"{each.kind}: {each.by}", str(each.calls))
         for each in found[:_SHOWN]
@@ -136,7 +136,7 @@ def _unlisted(found: list[Row]) -> str:
 
 
 def _heading(report: Report) -> str:
-    decided = sum(row.calls for row in report.rows if row.rule not in (PAST, UNLISTED))
+    decided = sum(row.calls for row in report.rows if row.rule not in (BYPASSED, UNLISTED))
     names = ", ".join(f"{each['name']} ({each['dtype']}, {each['fingerprint']})" for each in report.policies) or "none"
     sums = total(report.rows)
     return (

@@ -1,24 +1,49 @@
-"""Calls that ran otherwise than the line of their list says, and who had the last word."""
+"""Calls that did not follow the entry of their list, and what overrode it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
+from enum import Enum
 
+from ...errors import HmpError
 from .rows import taken_together
 
-# Who overrode a line → what may be done about it.
-REMEDIES = {
-    "region": "end the region before, or put the policy in force inside it: by hmp.casts(), or by a call of a model with hmp.apply()",
-    "island": "take the region out, or the op off the list where it is meant to be float32 here",
-    "disable_casts": "take the call out of disable_casts(), or the op off the list",
-    "no kernel": "take the op off the list on this device, or say `op @ modules` where it has a kernel",
-    "outside": "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))",
-    "past hmp": "hmp.unreachable() says which name was taken before; take it after hmp.convert()",
-    "backward": "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd",
-    "rounded before": "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
-    "torch": "hmp left the call to torch, for what it was given; the rules say when",
-}
+
+class OverrideKind(str, Enum):
+    """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
+
+    REGION = "region", "end the region before, or activate the policy inside it: by hmp.casts(), or by a call of a model with hmp.apply()"
+    ISLAND = "island", "take the region out, or the op off the list where it is meant to be float32 here"
+    DISABLE_CASTS = "disable_casts", "take the call out of disable_casts(), or the op off the list"
+    NO_KERNEL = "no_kernel", "take the op off the list on this device, or say `op @ modules` where it has a kernel"
+    OUTSIDE = "outside", "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))"
+    BYPASSED = "bypassed", "hmp.unreachable() says which name was taken before; take it after hmp.convert()"
+    BACKWARD = "backward", "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd"
+    ROUNDED_BEFORE = (
+        "rounded_before",
+        "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
+    )
+    TORCH = "torch", "hmp left the call to torch, for what it was given; the rules say when"
+
+    remedy: str
+
+    def __new__(cls, value: str, remedy: str = "") -> OverrideKind:
+        """Return a kind, which is its value as a string."""
+        made = str.__new__(cls, value)
+        made._value_ = value
+        made.remedy = remedy
+        return made
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+
+def check_allowed(allow: Collection[str]) -> None:
+    """Raise HmpError unless `allow` is a list of kinds of violations."""
+    known = [each.value for each in OverrideKind]
+    if isinstance(allow, str) or any(kind not in known for kind in allow):
+        raise HmpError(f"allow={allow!r}: expected a list of kinds of violations; there are {', '.join(map(repr, known))}")
 
 
 @dataclass(frozen=True)
@@ -26,7 +51,7 @@ class Violation:
     """Calls of one op in one place that ran otherwise than a line of a list says.
 
     `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
-    in; `kind` who had the last word, a key of REMEDIES, and `by` who that was in words: a region of torch.autocast with the line that
+    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a region of torch.autocast with the line that
     opened it. `module`, `file` and `line` say who called, `calls` how often.
     """
 
@@ -49,7 +74,7 @@ class Violation:
     @property
     def remedy(self) -> str:
         """What may be done about it."""
-        return REMEDIES[self.kind]
+        return OverrideKind(self.kind).remedy
 
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
@@ -74,5 +99,5 @@ def in_lines(found: Iterable[Violation]) -> str:
     lines = []
     for kind in kinds(listed):
         lines += [f"  {each}" for each in listed if each.kind == kind]
-        lines.append(f"    what may be done: {REMEDIES[kind]}")
+        lines.append(f"    to fix: {OverrideKind(kind).remedy}")
     return "\n".join(lines)

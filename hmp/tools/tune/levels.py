@@ -9,9 +9,8 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ...core.convert import Observer, Op, OpRule, observed_by
 from ...core.fp8 import RECIPES, is_real
-from ...core.observing import Modules
+from ...core.observe import Call, Listener, listen, modules
 from ...core.policy import ListEntry, Policy, as_policy, plain_path
 from ...core.uncompiled import running_uncompiled
 from ..report.kept_packed import KeptRows
@@ -123,27 +122,21 @@ def search_fp8(
 # --- packing ---
 
 
-class _PackableCalls(Observer):
+class _PackableCalls(Listener):
     """Note which ops that can be packed are called, and in which modules."""
 
     def __init__(self, module: Callable[[], str]) -> None:
         self.seen: dict[tuple[str, str], None] = {}
         self._module = module
 
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        if not rule.saved:
-            return wrapper
-
-        def noted(*args: object, **kwargs: object) -> object:
-            self.seen[rule.op, self._module()] = None
-            return wrapper(*args, **kwargs)
-
-        return noted
+    def begin(self, call: Call) -> None:
+        if call.rule is not None and call.rule.saved:
+            self.seen[call.op, self._module()] = None
 
 
 def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key, Packed]:
     """Return what each unit keeps in one step under the policy, with all that can be packed on its saved list."""
-    modules, paths = Modules(), {id(module): plain_path(name) for name, module in task.model.named_modules()}
+    paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
 
     def module() -> str:
         return paths.get(id(modules.innermost), "") if decisions.per_module else ""
@@ -151,7 +144,7 @@ def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key,
     kept, calls = KeptRows(module), _PackableCalls(module)
     policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
     task.from_the_start()
-    with running_uncompiled(), task.under(policy), observed_by(calls), modules.watch(), kept.watch():
+    with running_uncompiled(), task.under(policy), listen(calls, kept):
         loss = task.loss(task.batches[0])
         if loss.requires_grad:
             loss.backward()

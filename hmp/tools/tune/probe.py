@@ -1,7 +1,7 @@
 """What each op of a step costs in float32 and in the low dtype, and what its rounding does to the loss: one watched step in float32.
 
-An observer stands around every decided op of a step that runs in float32. At each call it also runs the op in the low dtype on the
-same inputs: the difference, times the gradient that backward brings, is the first-order change of the loss.
+Where a decided op has run in float32, it runs in the low dtype too, on the same inputs: the difference, times the gradient that backward
+brings, is the first-order change of the loss.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...core import observe
 from ...core.active import disable_casts
 from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
-from ...core.convert import Observer, Op, OpRule, observed_by, op_wrap
+from ...core.convert import Op, OpRule, op_wrap
 from ...core.fp8 import PRODUCTS, RECIPES, why_not
-from ...core.observing import Modules
+from ...core.observe import Listener, listen
 from ...core.policy import plain_path
 from ...core.rules import rules, writes
 from ...core.torch_private import functorch_level
@@ -118,7 +119,7 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     probing = Probe(task, decisions)
     policy = decisions.policy(())
     try:
-        with running_uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
+        with running_uncompiled(), task.under(policy), listen(probing):
             loss = task.loss(task.batches[0])
             probing.measurements.loss = float(loss.detach())
             if loss.requires_grad:
@@ -129,93 +130,81 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     return probing.measurements
 
 
-class _Casts(Observer):
-    """Notes which tensors are cast."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, Tensor] = {}  # holds them, so that no other gets the same id
-
-    def clear(self) -> None:
-        self.seen.clear()
-
-    def casting(self, caster: Caster) -> Caster:
-        def noting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-            if tensor.dtype is not dtype:
-                self.seen[id(tensor)] = tensor
-            return caster(tensor, dtype)
-
-        return noting
-
-
 @dataclass
 class _Op:
-    """A function of torch, as the probe calls it: in float32, in the low dtype, that once more so that its casts are noted, and in FP8
-    where it is a product and FP8 a level."""
+    """A function of torch, as the probe calls it: in float32, in the low dtype, and in FP8 where it is a product and FP8 a level. What the
+    low dtype casts is in `cast`, by id."""
 
     name: str
     rule: OpRule
     full: Op
     low: Op
-    casts: _Casts
-    telling: Op
     fp8: Op | None
+    cast: dict[int, Tensor] = field(default_factory=dict)  # holds them, so that no other gets the same id
+
+    def noting(self, caster: Caster) -> Caster:
+        """`caster`, which notes what it casts."""
+
+        def note(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            if tensor.dtype is not dtype:
+                self.cast[id(tensor)] = tensor
+            return caster(tensor, dtype)
+
+        return note
 
 
-class Probe(Observer):
-    """The observer. Calls of other threads than its own, and of ops inside ops, go on unwatched."""
+class Probe(Listener):
+    """Runs each op in both dtypes where it has run in float32. Calls of other threads than its own go on unwatched."""
 
     def __init__(self, task: Task, decisions: Decisions) -> None:
         self.measurements = Measurements()
-        self.modules = Modules()
         self._task = task
         self._decisions = decisions
         self._paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
         self.hooks: list[Any] = []
-        self._op: Op | None = None
-        self._busy = False
+        self._ops: dict[tuple[Any, OpRule], _Op | None] = {}
+        self._begun: tuple[_Op, Call, Tensor] | None = None  # with the arguments as they were before, and the state of random numbers
         self._thread = threading.get_ident()
         self._timed: dict[Any, tuple[float, float, int]] = {}
         self._cast_seconds: dict[int, float] = {}
 
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        """`op` itself; `around` is told of its wrapper next."""
-        self._op = op
-        return op
+    def begin(self, call: observe.Call) -> None:
+        """Keeps the arguments of a decided op."""
+        self._begun = None
+        if threading.get_ident() != self._thread or call.rule is None:
+            return
+        key = call.function, call.rule
+        if key not in self._ops:
+            self._ops[key] = self._in_each_dtype(*key)
+        op = self._ops[key]
+        if op is None or writes(call.args, call.kwargs, call.rule):
+            return
+        if functorch_level() is not None:
+            measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
+            measured.calls, measured.low.unseen = measured.calls + 1, True
+            return
+        with disable_casts():
+            self._begun = op, _as_given(call.args, call.kwargs), self._draws()
 
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        """`wrapper`, beside which the op runs in both dtypes."""
-        inner, decided = self._op, self._decisions.op_of(rule.op)
-        if rule.kind is not rules.FP32_LIST or inner is None or decided is None:
-            return wrapper
-        op = self._in_each_dtype(decided, rule, wrapper, inner)
+    def end(self, call: observe.Call) -> None:
+        """Measures it."""
+        begun, self._begun = self._begun, None
+        if begun is not None and call.error is None:
+            op, given, draws = begun
+            with disable_casts():
+                self._measure(op, given, call.result, not torch.equal(draws, self._draws()))
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._busy or threading.get_ident() != self._thread or writes(args, kwargs, rule):
-                return wrapper(*args, **kwargs)
-            if functorch_level() is not None:
-                measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
-                measured.calls, measured.low.unseen = measured.calls + 1, True
-                return wrapper(*args, **kwargs)
-            self._busy = True
-            try:
-                with disable_casts():
-                    call = _as_given(args, kwargs)
-                    draws = self._draws()
-                    result = wrapper(*args, **kwargs)
-                    self._measure(op, call, result, not torch.equal(draws, self._draws()))
-                return result
-            finally:
-                self._busy = False
-
-        return watched
-
-    def _in_each_dtype(self, name: str, rule: OpRule, wrapper: Op, inner: Op) -> _Op:
-        casts, in_low = _Casts(), rule._replace(kind=rules.BF16_LIST)
+    def _in_each_dtype(self, function: Op, rule: OpRule) -> _Op | None:
+        name = self._decisions.op_of(rule.op)
+        if rule.kind is not rules.FP32_LIST or name is None:
+            return None
         fp8 = None
         if self._decisions.in_fp8 and rule.op in PRODUCTS:
             start = self._decisions.start
-            fp8 = op_wrap(inner, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
-        return _Op(name, rule, wrapper, op_wrap(inner, in_low), casts, op_wrap(inner, in_low, casts), fp8)
+            fp8 = op_wrap(function, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
+        op = _Op(name, rule, op_wrap(function, rule), function, fp8)
+        op.low = op_wrap(function, rule._replace(kind=rules.BF16_LIST), around_cast=op.noting)
+        return op
 
     def _draws(self) -> Tensor:
         """The state of the random numbers that the op may draw."""
@@ -225,7 +214,7 @@ class Probe(Observer):
         return found
 
     def _unit(self, op: _Op) -> Measured:
-        key = self._decisions.key(op.name, self._paths.get(id(self.modules.innermost), ""))
+        key = self._decisions.key(op.name, self._paths.get(id(observe.modules.innermost), ""))
         return self.measurements.units.setdefault(key, Measured())
 
     def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
@@ -249,9 +238,10 @@ class Probe(Observer):
         results = list(each_castable((result,)))
         with torch.no_grad():
             args, kwargs = _copied(call, detach=True)
-            op.casts.clear()
-            lows = list(each_castable((op.telling(*args, **kwargs),)))
-        taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.casts.seen)
+            op.cast.clear()
+            lows = list(each_castable((op.low(*args, **kwargs),)))
+        taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.cast)
+        op.cast.clear()
         if drew:
             lows = [t.detach().to(self._decisions.low) for t in results]  # other draws are no error: what is left is rounding
         for got, wanted in zip(lows, results, strict=True):

@@ -16,8 +16,8 @@ from ....core.rules import rules
 from ..kept_packed import merged as merged_kept
 from ..models import shares
 from ..report import Report
-from ..rows import PAST, UNLISTED, Row, entry, total
-from ..violations import REMEDIES, Violation, kinds
+from ..rows import BYPASSED, UNLISTED, Row, entry, total
+from ..violations import OverrideKind, Violation, kinds
 from . import charts, model
 
 UNLISTED_OPS, FP8_ROWS, MODELS, KEPT_ROWS = 15, 200, 12, 12
@@ -28,7 +28,7 @@ for _rule in rules.RULES:
     if _rule.in_reports:
         RULES.setdefault(_rule.in_reports, []).append(_rule.sentence)
 RULES[UNLISTED] = ["on no list: left to torch"]
-RULES[PAST] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
+RULES[BYPASSED] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
 
 
 def report_page(report: Report) -> str:
@@ -46,11 +46,11 @@ def report_page(report: Report) -> str:
         made=report.about,
         verdict=model.verdict(report, sums),
         sums=sums,
-        decided=sum(row.calls for row in rows if row.rule not in (PAST, UNLISTED)),
+        decided=sum(row.calls for row in rows if row.rule not in (BYPASSED, UNLISTED)),
         headline=model.headline(report),
         parts=model.parts(rows),
         violations=violations,
-        remedies={kind: REMEDIES[kind] for kind in kinds(violations)},
+        remedies={kind: OverrideKind(kind).remedy for kind in kinds(violations)},
         computed=sorted({row.compute for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ....core.formatting import count, share, some
 from ..models import pattern
 from ..report import Report
-from ..rows import GROUPS, PAST, UNLISTED, Row, grouped, total
+from ..rows import BYPASSED, GROUPS, UNLISTED, Row, grouped, total
 
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
@@ -179,7 +179,7 @@ def in_short(modules: Iterable[str]) -> str:
 
 def verdict(report: Report, sums: Row) -> str:
     """Return what was seen, in a sentence."""
-    if all(row.rule in (PAST, UNLISTED) for row in report.rows):
+    if all(row.rule in (BYPASSED, UNLISTED) for row in report.rows):
         return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
     dtypes = sorted({policy["dtype"] for policy in report.policies})
     low = sum(row.calls for row in report.rows if row.compute in dtypes)

@@ -1,0 +1,209 @@
+"""What a wrapper tells those that listen: that an op begins and ends, its casts, its dtypes and its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..cast_cache import hits_here
+from ..casting import Caster, Tensor, castable, each_castable
+from ..formatting import dtype_name
+from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, first_dtype, hear_aten, here, nbytes_of, quantised
+from ..torch_private import (
+    devices_in_autocast,
+    function_mode_at,
+    function_modes,
+    in_plain_autograd,
+    is_any_autocast_enabled,
+    is_profiled,
+    pop_function_mode,
+    push_function_mode,
+    tree_leaves,
+)
+from .float32_products import replaces_autocast
+from .kernel_fallback import fallbacks_of
+from .op_rule import Op, OpRule
+
+_MOST_KERNELS = 4096
+# They move values or make none: what they get says nothing of the dtype that an op computes in.
+_MOVES = frozenset("_to_copy clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
+_autocast_dtype = torch.get_autocast_dtype
+_compiling = torch.compiler.is_compiling
+
+
+def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
+    """Return `caster`, whose casts are noted in the call that makes them."""
+    lists = any(each.lists_casts for each in told)
+
+    def counting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        call = here.call
+        if call is None or tensor.dtype is dtype:
+            return caster(tensor, dtype)
+        hits = hits_here()
+        started = clock()
+        if is_profiled():
+            with torch.profiler.record_function(f"hmp::cast {dtype_name(tensor.dtype)} to {dtype_name(dtype)}"):
+                copy = caster(tensor, dtype)
+        else:
+            copy = caster(tensor, dtype)
+        call.cast_seconds += clock() - started
+        if lists:
+            call.cast_dtypes += ((tensor.dtype, dtype),)
+        if hits_here() == hits:
+            call.casts += 1
+            call.cast_bytes += nbytes_of(tensor)
+        else:
+            call.casts_saved += 1
+        return copy
+
+    return counting
+
+
+def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
+    """Return torch's own `op`, or the product in FP8 in its place, whose dtype and time are noted in the call that makes it."""
+    own = getattr(op, "computes", None)  # of a product in FP8
+    computes = "" if own is None else dtype_name(own)
+    low_of = getattr(op, "computes_in_float32", None)
+
+    def timing(*args: Any, **kwargs: Any) -> Any:
+        call = here.call
+        if call is None:
+            return op(*args, **kwargs)
+        given = args if not kwargs else (*args, *kwargs.values())
+        call.computed = computes or asked_dtype(given) or first_dtype(given)
+        if computes:
+            kwargs["observer"] = quantised(told, rule.op, kwargs.get("observer"))
+        if low_of is not None and low_of(args, kwargs) is not None:
+            call.in_float32 = True
+        started = clock()
+        try:
+            return op(*args, **kwargs)
+        finally:
+            call.op_seconds += clock() - started
+
+    return timing
+
+
+def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], clock: Clock | None) -> Op:
+    """Return `wrapper`, of whose calls the listeners are told. One inside another is hmp's own, on the way to an op."""
+    begins, ends = begins_of(told), [each.end for each in told]
+    first = next((each for each in told if each.measures), told[0])
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        if here.call is not None:
+            return wrapper(*args, **kwargs)
+        mode = here.functions
+        if mode is None or mode.inside or not (modes := function_modes()) or function_mode_at(modes - 1) is not mode:
+            return tell(args, kwargs)
+        # nobody is told by the mode of what is inside, and in force it makes four microseconds of each reading of a tensor's dtype
+        try:  # an interrupt may come right after the call
+            pop_function_mode()
+            return tell(args, kwargs)
+        finally:
+            push_function_mode(mode)
+
+    def tell(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(rule.op, rule, function, args, kwargs)
+        if here.function is not None:
+            here.function.decided = True
+        for begin in begins:
+            begin(call)
+        here.call = call
+        try:
+            call.result = wrapper(*args, **kwargs) if clock is None else _measured(wrapper, call, clock, first)
+        except BaseException as error:
+            call.error = error
+            raise
+        finally:
+            here.call = None
+            for end in ends:
+                end(call)
+        return call.result
+
+    return telling
+
+
+def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
+    """Return the wrapper's result. Where torch.autocast decides, inside the op or around it, what it does is looked at."""
+    rule = call.rule
+    assert rule is not None
+    if rule.leaves_to_autocast:
+        call.is_autocast = not replaces_autocast(rule, list(each_castable(call.given)))
+    else:
+        call.is_autocast = rule.kind.dtype is not None and is_any_autocast_enabled()
+    lacking = fallbacks_of(rule.op)
+    try:
+        if not call.is_autocast:
+            return wrapper(*call.args, **call.kwargs)
+        began = clock()
+        try:
+            return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
+        finally:
+            call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
+    finally:
+        call.lacks_kernel = fallbacks_of(rule.op) > lacking  # other threads count too
+
+
+# --- what torch.autocast does inside an op ---
+
+
+class _Kernels(Listener):
+    """The dtypes of the first castable inputs of the ATen ops that compute, each once, in order, and the casts that are made."""
+
+    def __init__(self) -> None:
+        self.dtypes: dict[torch.dtype, None] = {}
+        self.casts = self.cast_bytes = 0
+
+    def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The op's own result."""
+        result = run(*args, **kwargs)
+        first = next(each_castable(tree_leaves((args, kwargs))), None)
+        if first is None:
+            return result
+        name = func._schema.name.partition("::")[2]
+        if name == "_to_copy":
+            if isinstance(result, Tensor) and castable(result) and result.dtype is not first.dtype:
+                self.casts += 1
+                self.cast_bytes += nbytes_of(first)
+        elif name not in _MOVES and not func.is_view:
+            self.dtypes[first.dtype] = None
+        return result
+
+
+def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
+    """Return the wrapper's result; the kernels are looked at once for calls with such arguments, and then `known`."""
+    rule = call.rule
+    assert rule is not None
+    args, kwargs = call.args, call.kwargs
+    if _compiling() or not in_plain_autograd():
+        result = wrapper(*args, **kwargs)
+        # what runs inside is not seen; the result of an op on a list tells what a region made of it
+        call.computed = "" if rule.leaves_to_autocast or _compiling() else dtypes_of((result,))
+        return result
+    regions = [(device, _autocast_dtype(device)) for device in devices_in_autocast()]
+    key = (rule.op, rule.kind, rule.low_dtype, torch.is_grad_enabled(), *regions, *_form(args, kwargs))
+    seen = known.get(key)
+    if seen is None:
+        seen, casts, cast_bytes = _Kernels(), call.casts, call.cast_bytes
+        with hear_aten(seen):
+            result = wrapper(*args, **kwargs)
+        seen.casts -= call.casts - casts  # those that hmp makes itself are counted where they are made
+        seen.cast_bytes -= call.cast_bytes - cast_bytes
+        if len(known) < _MOST_KERNELS:
+            known[key] = seen
+    else:
+        result = wrapper(*args, **kwargs)
+    call.computed = ", ".join(map(dtype_name, seen.dtypes))
+    call.casts += seen.casts
+    call.cast_bytes += seen.cast_bytes
+    return result
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what is equal for calls that run the same kernels on other values: shapes, dtypes and flags of tensors, and the rest."""
+    return tuple(
+        (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf) if isinstance(leaf, Tensor) else (type(leaf), str(leaf))
+        for leaf in tree_leaves((args, kwargs))
+    )
