@@ -94,12 +94,10 @@ class ViolationError(HmpError, AssertionError):
         report: The `hmp.Report` of the recording; `report.violations()` has the calls.
 
     Example:
-        >>> class Head(torch.nn.Linear):
-        ...     @hmp.disable_casts()
-        ...     def forward(self, x):
-        ...         return super().forward(x)
+        >>> head = torch.nn.Linear(4, 2)
+        >>> head.forward = hmp.disable_casts(head.forward)
         >>> try:
-        ...     report = hmp.verify(Head(4, 2), torch.ones(1, 4), "habana")
+        ...     report = hmp.verify(head, torch.ones(1, 4), "habana")
         ... except hmp.ViolationError as error:
         ...     print(len(error.report.violations()))
         1

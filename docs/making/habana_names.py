@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hmp.compat.habana import modules, names
-from hmp.compat.habana.nothing import ERROR, WORKS, what_is_said_of
+from hmp.compat.habana.no_ops import ERROR, WORKS, status
 
 
 def page() -> str:
@@ -51,14 +51,14 @@ def all_names() -> Iterator[tuple[str, str, str]]:
             state, words = _of(found.get(name))
             if words:  # else it is what torch calls, and no program
                 yield f"{module}.{name}", state, words
-        if "*" in (why := entry.why_nothing()):
+        if "*" in (why := entry.no_ops()):
             yield f"{module}.*", "does nothing", why["*"]
-        for name, words in entry.instead().items():
+        for name, words in entry.alternatives().items():
             yield f"{module}.{name}", ERROR, words
 
 
 def _of(value: Any) -> tuple[str, str]:
     if value is None:
         return WORKS, "torchvision's `ImageFolder`"  # which need not be installed
-    state, words = what_is_said_of(value)
+    state, words = status(value)
     return state, words or " ".join((value.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")

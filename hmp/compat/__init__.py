@@ -1,1 +1,1 @@
-"""Bridges to what people have: Habana's packages, Optimum's configuration, transformers and Lightning."""
+"""Bridges to other libraries: Habana's packages, Optimum's Gaudi configurations, transformers and Lightning."""

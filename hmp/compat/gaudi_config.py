@@ -1,4 +1,4 @@
-"""What an Optimum Gaudi configuration asks for, on any device: the casts, the optimizer, the clip function."""
+"""Apply an Optimum Gaudi configuration on any device: the casts, the optimizer, the clip function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import hmp
 
 from .. import Handle, HmpError, Policy
-from .habana.normalization import FusedClipNorm
+from .habana.kernels import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 
 __all__ = ["Applied", "apply"]
@@ -23,11 +23,20 @@ _FLAGS = ("use_habana_mixed_precision", "use_torch_autocast", "hmp_is_verbose", 
 
 @dataclass(frozen=True)
 class Applied:
-    """What `apply()` gives: `optimizer_class, clip = apply(config, model)`.
+    """The result of `apply()`, which unpacks as `optimizer_class, clip = apply(config, model)`.
 
-    `optimizer` is a class of optimizers, `clip(parameters, max_norm)` clips gradients in place and returns their norm before that; without
-    parameters it takes the model's. `handle` is what `hmp.convert()` gave, None for a configuration that asks for no mixed precision.
-    `config` holds the configuration's values, keys that hmp does not know among them, and false for switches that it leaves out.
+    Attributes:
+        optimizer: The class of the optimizer.
+        clip: `clip(parameters=None, max_norm=1.0)` clips gradients in place and returns their norm before, a scalar tensor. None takes the
+            model's parameters.
+        handle: The handle of `hmp.convert()`, or None if the configuration asks for no mixed precision.
+        config: All values of the configuration, also unknown keys; switches that it leaves out are False.
+
+    Example:
+        >>> applied = hmp.compat.gaudi_config.apply({"use_habana_mixed_precision": True}, torch.nn.Linear(4, 2))
+        >>> hmp.is_converted()
+        True
+        >>> applied.revert()
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -39,20 +48,36 @@ class Applied:
         return iter((self.optimizer, self.clip))
 
     def revert(self) -> None:
-        """Restores the policy that was in force before."""
+        """Restore the policy that was active before."""
         if self.handle is not None:
             self.handle.revert()
 
 
 def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> Applied:
-    """The optimizer class and the clip function that the configuration asks for `model`; its casts are in force for the process.
+    """Return the optimizer class and the clip function of a Gaudi configuration, and convert the process to its casts.
 
-    `config` is a gaudi_config.json, the folder that holds one, or its contents; Policy.from_gaudi_config() says what of it is read, and
-    what is refused. It asks for casts by use_habana_mixed_precision or use_torch_autocast. `use_fused_adam` gives FusedAdamW in place of
-    torch.optim.AdamW, `use_fused_clip_norm` FusedClipNorm in place of torch.nn.utils.clip_grad_norm_.
+    Args:
+        config: A gaudi_config.json, a folder with one, or its contents; `Policy.from_gaudi_config()` documents the keys.
+            use_habana_mixed_precision or use_torch_autocast turn the casts on, use_fused_adam replaces torch.optim.AdamW by FusedAdamW,
+            and use_fused_clip_norm replaces torch.nn.utils.clip_grad_norm_ by FusedClipNorm.
+        model: The model that is trained.
+
+    Returns:
+        The optimizer class and the clip function, with the handle of the conversion.
+
+    Raises:
+        HmpError: `model` is not a torch.nn.Module, or the configuration cannot be used.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer_class, clip = hmp.compat.gaudi_config.apply({"use_fused_adam": True}, model)
+        >>> optimizer_class.__name__
+        'FusedAdamW'
     """
     if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"apply() takes a configuration and a torch.nn.Module; {type(model).__name__} is none")
+        raise HmpError(
+            f"gaudi_config.apply() expected a torch.nn.Module as its second argument, got {type(model).__name__}; pass the model itself"
+        )
     policy = Policy.from_gaudi_config(config)
     values: dict[str, Any] = dict.fromkeys(_FLAGS, False) | _contents(config)
     casts = values["use_habana_mixed_precision"] or values["use_torch_autocast"]

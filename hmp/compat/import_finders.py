@@ -1,4 +1,4 @@
-"""What hmp does when a program imports something: what finders have in common, and something to be done after an import."""
+"""Import finders: modules made by hmp, lookups in other finders, and callbacks after an import."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
-_CATCH_IT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}  # that a module is not there
+_CATCH_IT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 class Made(Loader):
-    """Makes a module of hmp's, to which `fill` gives its names. All are packages: `from module import name` then comes to the finder for a
-    name that the module has not, which gives the error its words."""
+    """A loader of a module made by hmp: `fill(module)` sets its names.
+
+    All are packages, so that `from module import name` asks the finder for a missing name, which raises an error with its own message.
+    """
 
     def __init__(self, fill: Callable[[types.ModuleType], None]) -> None:
         self.fill = fill
 
     def spec(self, name: str) -> ModuleSpec:
-        """That of the module of that name."""
+        """Return the spec of the module of that name."""
         return ModuleSpec(name, self, origin=__package__, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """None: a module like any other."""
+        """Return None: Python creates the module."""
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Fills it."""
+        """Fill the module."""
         self.fill(module)
 
 
 def is_made_by(fill: Callable[[types.ModuleType], None], name: str) -> bool:
-    """Whether a module of that name was imported, and has its names of `fill`."""
+    """Return True if a module of that name is imported and was filled by `fill`."""
     loader = getattr(sys.modules.get(name), "__loader__", None)
     return isinstance(loader, Made) and loader.fill == fill
 
 
 def forget(name: str) -> None:
-    """Takes the module out of those that were imported, and out of the package that it is in."""
+    """Remove the module from sys.modules and from its package."""
     module = sys.modules.pop(name)
     parent, _, child = name.rpartition(".")
     if vars(sys.modules.get(parent, module)).get(child) is module:
@@ -49,7 +51,7 @@ def forget(name: str) -> None:
 def found_by_others(
     asking: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None
 ) -> ModuleSpec | None:
-    """The spec that the first of the finders after `asking` has for the module; None where none has one."""
+    """Return the spec from the finders after `asking`, or None."""
     for finder in sys.meta_path[sys.meta_path.index(asking) + 1 :]:
         spec = finder.find_spec(fullname, path, target)
         if spec is not None:
@@ -58,14 +60,13 @@ def found_by_others(
 
 
 def is_an_import() -> bool:
-    """Whether an import statement asks the `find_spec()` that calls this: importlib.util.find_spec() only wants to know, and is told that
-    there is nothing."""
-    asking = sys._getframe(3)  # behind find_spec() and the import system's _find_spec()
+    """Return True if an import statement caused the `find_spec()` that calls this, False for importlib.util.find_spec()."""
+    asking = sys._getframe(3)  # above find_spec() and the import system's _find_spec()
     return asking.f_code.co_name == "_find_and_load_unlocked"
 
 
 def can_do_without() -> bool:
-    """Whether the program's statement that is running stands in a `try` that catches an ImportError. False where there is no source."""
+    """Return True if the running statement of the program is in a `try` that catches ImportError. False without source code."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
@@ -84,7 +85,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def after_import(name: str, then: Callable[[types.ModuleType], None]) -> Callable[[], None]:
-    """Calls `then(module)` once the module of that name is imported, now if it is; the function given back calls that off."""
+    """Call `then(module)` after the module is imported, now if it is; return a function that cancels this."""
     if name in sys.modules:
         then(sys.modules[name])
         return lambda: None
@@ -110,7 +111,7 @@ class _Finder(MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # as it was
+            vars(loader).pop("exec_module", None)  # restore
             execute(module)
             if self in sys.meta_path:
                 self.leave()

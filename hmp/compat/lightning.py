@@ -1,8 +1,7 @@
 """hmp in Lightning: a precision plugin for Trainer and Fabric, and a callback that logs the device's memory.
 
-Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks
-for its own classes. So the classes here inherit from those of every package that is installed. The oldest are the Trainer of 1.6 and the
-Fabric of 2.0.
+Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks for its own
+classes, so the classes here inherit from those of every installed package. They support Trainer from 1.6 and Fabric from 2.0.
 """
 
 from __future__ import annotations
@@ -23,65 +22,77 @@ import hmp
 from ..core.active import without_casts
 from ..core.policy import DEFAULT, as_policy, names_lists
 from ..tools.report.violations import check_allowed
-from .lightning_homes import installed, preferred, release
+from .lightning_packages import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]
 
 
-class _Home(NamedTuple):
-    """What one of the packages has."""
+class _Package(NamedTuple):
+    """The classes of one of the packages."""
 
     for_trainer: Any  # the mixed precision of its Trainer
-    for_fabric: Any  # that of its Fabric; before 2.0 the Trainer's
+    for_fabric: Any  # that of its Fabric, before 2.0 the Trainer's
     LightningModule: Any
     Callback: Any
 
 
-def _home(name: str) -> _Home:
+def _package(name: str) -> _Package:
     pytorch: Any = importlib.import_module(name)
     trainers: Any = importlib.import_module(f"{name}.plugins.precision")
     if release(name) < (2, 0):
         amp = trainers.MixedPrecisionPlugin if release(name) == (1, 9) else trainers.NativeMixedPrecisionPlugin
-        return _Home(amp, amp, pytorch.LightningModule, pytorch.Callback)
+        return _Package(amp, amp, pytorch.LightningModule, pytorch.Callback)
     fabric = "lightning.fabric" if name == "lightning.pytorch" else "lightning_fabric"
     fabrics: Any = importlib.import_module(f"{fabric}.plugins.precision")
     amp = trainers.MixedPrecisionPlugin if release(name) == (2, 0) else trainers.MixedPrecision
-    return _Home(amp, fabrics.MixedPrecision, pytorch.LightningModule, pytorch.Callback)
+    return _Package(amp, fabrics.MixedPrecision, pytorch.LightningModule, pytorch.Callback)
 
 
-def _homes() -> list[_Home]:
-    """The packages whose classes these inherit from: both, if they are of one release, and else the one that is imported, or the first."""
+def _packages() -> list[_Package]:
+    """Return the packages to inherit from: both if they have the same release, else the imported or the first one."""
     chosen = preferred(_WHO)
-    return [_home(name) for name in installed(_WHO) if release(name) == release(chosen)]
+    return [_package(name) for name in installed(_WHO) if release(name) == release(chosen)]
 
 
 _WHO = "hmp.compat.lightning"
 _IS_OLD = release(preferred(_WHO)) < (2, 0)
-_HOMES = _homes()
-_PLUGINS = tuple(dict.fromkeys(plugin for home in _HOMES for plugin in (home.for_trainer, home.for_fabric)))
+_PACKAGES = _packages()
+_PLUGINS = tuple(dict.fromkeys(plugin for package in _PACKAGES for plugin in (package.for_trainer, package.for_fabric)))
 _Plugins: Any = type("_Plugins", _PLUGINS, {})
-_Callbacks: Any = type("_Callbacks", tuple(home.Callback for home in _HOMES), {})
+_Callbacks: Any = type("_Callbacks", tuple(package.Callback for package in _PACKAGES), {})
 
 
-class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when it is imported
-    """A precision plugin that runs the model under an hmp policy: `Trainer(plugins=[HMPPrecision()])`, `Fabric(plugins=[...])`.
+class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at import
+    """A precision plugin that runs the model under a policy: `Trainer(plugins=[HMPPrecision()])`, `Fabric(plugins=[HMPPrecision()])`.
 
-    `policy` is an hmp.Policy, a preset's name or a folder. Without one it is what LOWER_LIST and FP32_LIST name
-    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "autocast" where
-    they are unset: torch.autocast's own lists for the accelerator that there is, else for the CPU.
+    hmp casts where `precision="bf16-mixed"` enters torch.autocast: in the training, validation, test and predict step, and in calls of a
+    module that Fabric has set up, whose outputs become float32. Optimizer steps, gradient clipping, `self.log` and other code run without
+    casts. Parameters stay float32, also in checkpoints.
 
-    Casts are in force where `precision="bf16-mixed"` has torch.autocast: in the training, validation, test and predict step,
-    and in the calls of a module that Fabric has set up, whose outputs become float32. They are not in optimizer steps,
-    gradient clipping, `self.log`, or anywhere else in the process. Parameters stay float32, in checkpoints too. A Trainer's
-    checkpoint holds the policy, `hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])`, and resuming under another
-    one warns.
+    A Trainer's checkpoint contains the policy, `hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])`. Resuming under another one
+    logs a warning. Scoped entries (`softmax @ decoder.*`) apply to the modules of the LightningModule, or of the one module that Fabric
+    sets up.
 
-    With `verify` the calls up to the end of the first optimizer step are recorded, and hmp.ViolationError is raised where one ran otherwise
-    than the line of its list says; `allow` is as for hmp.verify().
+    Args:
+        policy: A policy, a preset's name or a folder of lists. None reads the lists that the environment variables LOWER_LIST and FP32_LIST
+            name (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST), and is "autocast" if they are unset:
+            the lists of torch.autocast for the accelerator, or else for the CPU.
+        scaler: The loss scaler of a policy whose low-precision dtype is float16; None creates a torch.amp.GradScaler, as
+            `precision="16-mixed"` does.
+        verify: Record the calls up to the end of the first optimizer step, and raise if one did not follow its list.
+        allow: Kinds of calls that are no error, as for `hmp.verify()`.
 
-    A policy whose low dtype is float16 scales the loss, by `scaler` or a torch.amp.GradScaler, as `precision="16-mixed"` does.
-    Scoped lines (`softmax @ decoder.*`) speak of the modules of the LightningModule, or of the one module that Fabric sets up.
-    Raises OpListError for lists that cannot be used.
+    Raises:
+        OpListError: The lists cannot be used.
+        HmpError: The policy has scoped entries and Fabric has set up no module, or more than one.
+        ViolationError: With `verify`, a call did not follow its list.
+
+    Example:
+        >>> from hmp.compat.lightning import HMPPrecision
+        >>> plugin = HMPPrecision("habana")  # Trainer(plugins=[plugin])
+        >>> with plugin.forward_context():
+        ...     torch.nn.functional.linear(torch.ones(1, 4), torch.ones(2, 4)).dtype
+        torch.bfloat16
     """
 
     def __init__(
@@ -99,7 +110,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         check_allowed(allow)
         self._to_verify, self._verifying, self._allow = verify, False, allow
         self._module: Any = None  # the LightningModule that the Trainer runs
-        self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region
+        self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module of the scoped entries, and its context
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = "cpu" if accelerator is None else accelerator.type
         if self.policy.dtype is torch.float16 and scaler is None:
@@ -111,13 +122,13 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
-        """A region in which the policy is in force."""
+        """Return a context in which the policy is active."""
         with self._verified(), self._region(), _uncast_log(self._module):
             yield
 
     @contextlib.contextmanager
     def _verified(self) -> Iterator[None]:
-        """A recording that must show nothing but calls as the lists say; nothing inside another one, and after the first optimizer step."""
+        """Verify the calls inside the context, unless it is inside another one or the first optimizer step is done."""
         if not self._to_verify or self._verifying:
             yield
             return
@@ -135,61 +146,60 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
             return hmp.casts(self.policy)
         if self._scoped is None:
             raise hmp.HmpError(
-                f"policy {self.policy.name!r} has scoped lines, and there is no module yet that they could speak of; "
-                "call fabric.setup(module) first"
+                f"policy {self.policy.name!r} has scoped entries and expected a module, got none yet; call fabric.setup(module) first"
             )
         return self._scoped[1]
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """`module` as it is; scoped lines of the policy are resolved for it."""
+        """Return the module as it is; scoped entries of the policy are resolved for it."""
         if self.policy.scoped:
             known = None if self._scoped is None else self._scoped[0]()
             if known is not None and known is not module:
                 raise hmp.HmpError(
-                    f"policy {self.policy.name!r} has scoped lines, which speak of one model, and this is the second that is "
-                    "set up; give the plugin policy.unscoped, and call hmp.apply(module, policy) for each"
+                    f"policy {self.policy.name!r} has scoped entries and expected one model, got a second; pass policy.unscoped to the "
+                    "plugin, and call hmp.apply(module, policy) for each model"
                 )
             if known is None:
                 self._scoped = weakref.ref(module), hmp.casts(self.policy, model=module)
         return module
 
     def autocast_context_manager(self) -> Any:
-        """The region of `forward_context`, under the name that Lightning's mixed precision has for it."""
+        """Return `forward_context()`, under the name in Lightning's mixed precision."""
         return self.forward_context()
 
     def convert_input(self, data: Any) -> Any:
-        """`data` as it is: which inputs are cast is for the ops that get them to say."""
+        """Return the batch as it is: the policy decides for each op which inputs are cast."""
         return data
 
     def connect(self, model: torch.nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-        """What it is given; the LightningModule in it is remembered until `teardown`."""
-        modules = tuple(home.LightningModule for home in _HOMES)
+        """Return the arguments, and store the LightningModule until `teardown`."""
+        modules = tuple(package.LightningModule for package in _PACKAGES)
         self._module = next((module for module in model.modules() if isinstance(module, modules)), None)
         if self._module is not None and self._scoped is None:
-            self.convert_module(self._module)  # releases before 2.1 do not ask for it
+            self.convert_module(self._module)  # releases before 2.1 do not call it
         return model, optimizers, lr_schedulers
 
     def teardown(self) -> None:
-        """Lets go of the LightningModule."""
+        """Release the LightningModule."""
         self._module = self._scoped = None
 
-    # What follows goes to the package that the model comes from: lightning's code takes a model of pytorch_lightning for none
-    # of its own and would not clip its gradients. 1.6 and 1.7 give the model first, later ones the loss or the optimizer.
+    # The following methods call the code of the package that the model comes from: lightning would not clip the gradients of a model of
+    # pytorch_lightning. 1.6 and 1.7 pass the model first, later releases the loss or the optimizer.
 
     def pre_backward(self, *given: Any) -> Any:
-        """Scales the loss where the low dtype is float16, and calls the Trainer's hooks."""
+        """Scale the loss if the low-precision dtype is float16, and call the Trainer's hooks."""
         return _plugin_for(*given).pre_backward(self, *given)
 
     def backward(self, *given: Any, **kwargs: Any) -> None:
-        """Backward of the loss, without casts."""
+        """Run backward of the loss, without casts."""
         _plugin_for(*given, *kwargs.values()).backward(self, *given, **kwargs)
 
     def post_backward(self, *given: Any) -> Any:
-        """Calls the Trainer's hooks."""
+        """Call the Trainer's hooks."""
         return _plugin_for(*given).post_backward(self, *given)
 
     def optimizer_step(self, *given: Any, **kwargs: Any) -> Any:
-        """The optimizer's step, without casts; a closure runs the forward in a context of its own."""
+        """Run the optimizer's step without casts; the forward in its closure has a context of its own."""
         with self._verified():
             result = _plugin_for(*given, *kwargs.values()).optimizer_step(self, *given, **kwargs)
         self._to_verify = False
@@ -199,28 +209,28 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         _plugin_for(model)._clip_gradients(self, model, *args, **kwargs)
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Takes the scale out of the gradients; only Fabric asks."""
-        _HOMES[0].for_fabric.unscale_gradients(self, optimizer)
+        """Divide the gradients by the loss scale; only Fabric calls this."""
+        _PACKAGES[0].for_fabric.unscale_gradients(self, optimizer)
 
     def convert_output(self, data: Any) -> Any:
-        """`data` with its floating tensors in torch's default dtype; only Fabric asks."""
-        return _HOMES[0].for_fabric.convert_output(self, data)
+        """Return the output with floating-point tensors in torch's default dtype; only Fabric calls this."""
+        return _PACKAGES[0].for_fabric.convert_output(self, data)
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy, and the scaler's state where there is one: plain values, for a checkpoint."""
+        """Return the policy and the scaler's state, if there is one, as plain values for a checkpoint."""
         state: dict[str, Any] = {"policy": self.policy.to_dict()}
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the scaler; warns where the run that was saved had another policy. This plugin keeps its own."""
+        """Load the scaler's state, and warn if the saved run had another policy. This plugin keeps its own."""
         if "policy" in state_dict:
             saved = hmp.Policy.from_dict(state_dict["policy"])
             if saved != self.policy:
                 warnings.warn(
-                    f"the checkpoint was written under {_described(saved)}, and this run goes on under {_described(self.policy)}; "
-                    f'to go on as before give HMPPrecision(hmp.Policy.from_dict(checkpoint["{type(self).__qualname__}"]["policy"]))',
+                    f"expected the checkpoint's {_described(saved)}, got {_described(self.policy)}, so the numbers will differ; to go on "
+                    f'as before use HMPPrecision(hmp.Policy.from_dict(checkpoint["{type(self).__qualname__}"]["policy"]))',
                     stacklevel=2,
                 )
         if self.scaler is not None and "scaler" in state_dict:
@@ -232,17 +242,17 @@ def _described(policy: hmp.Policy) -> str:
 
 
 def _plugin_for(*given: Any) -> Any:
-    """The class whose code a call with these is for: that of the Trainer whose model is among them, or of Fabric."""
-    for home in _HOMES:
-        # Fabric runs LightningModules too, and tells them so
-        if any(isinstance(each, home.LightningModule) and getattr(each, "fabric", None) is None for each in given):
-            return home.for_trainer
-    return _HOMES[0].for_fabric
+    """Return the plugin class to call for these arguments: that of the Trainer whose model is among them, or of Fabric."""
+    for package in _PACKAGES:
+        # a LightningModule that Fabric runs has `fabric` set
+        if any(isinstance(each, package.LightningModule) and getattr(each, "fabric", None) is None for each in given):
+            return package.for_trainer
+    return _PACKAGES[0].for_fabric
 
 
 @contextlib.contextmanager
 def _uncast_log(module: Any) -> Iterator[None]:
-    """A stretch in which `module.log` runs without casts: it averages with `*`, which Habana's list has in bfloat16."""
+    """Run `module.log` without casts inside the context: it averages with `*`, which is on Habana's BF16 list."""
     if module is None or "log" in vars(module):
         yield
         return
@@ -253,32 +263,47 @@ def _uncast_log(module: Any) -> Iterator[None]:
         del vars(module)["log"]
 
 
-class DeviceStats(_Callbacks):  # type: ignore[misc]  # its bases are known when it is imported
+class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at import
     """A callback that logs hmp.memory_stats() of the trainer's device: `Trainer(callbacks=[DeviceStats()])`.
 
-    Every `log_every_n_steps` training batches it gives the trainer's loggers the statistics that the device has, as
-    "DeviceStats/InUse" and so on, and Optimum's three numbers as "DeviceStats/memory_allocated (GB)" and so on. Loggers write
-    in the first process, so the device is that one's. HmpError where the trainer has no logger.
+    Every `log_every_n_steps` training batches it logs the device's statistics, in bytes, as "DeviceStats/InUse" and so on, and Optimum's
+    three numbers in GB as "DeviceStats/memory_allocated (GB)" and so on. Loggers write in the first process: the device is that one's.
+
+    Raises:
+        HmpError: The trainer has no logger.
+
+    Example:
+        >>> from hmp.compat.lightning import DeviceStats
+        >>> callback = DeviceStats()  # Trainer(callbacks=[callback])
+        >>> sorted(callback.gigabytes("cpu"))
+        ['max_memory_allocated', 'memory_allocated', 'total_memory_available']
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a trainer without a logger."""
+        """Raise HmpError if the trainer has no logger."""
         if not trainer.loggers:
-            raise hmp.HmpError("DeviceStats logs to the trainer's logger, and there is none; give Trainer(logger=...) one")
+            raise hmp.HmpError("DeviceStats expected a trainer with a logger, got one without; pass Trainer(logger=...)")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Logs, if it is time to."""
+        """Log every `log_every_n_steps` batches."""
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.log_every_n_steps:
             return
         device = trainer.strategy.root_device
         stats: dict[str, float | None] = {**hmp.memory_stats(device)}
         stats |= {f"{name} (GB)": size for name, size in self.gigabytes(device).items()}
-        # a logger takes numbers; what the device does not say is not logged
-        told = {f"DeviceStats/{name}": value for name, value in stats.items() if value is not None}
+        # loggers take numbers: statistics that the device does not have are None
+        metrics = {f"DeviceStats/{name}": value for name, value in stats.items() if value is not None}
         for logger in trainer.loggers:
-            logger.log_metrics(told, step=trainer.global_step)
+            logger.log_metrics(metrics, step=trainer.global_step)
 
     @staticmethod
     def gigabytes(device: torch.device | str | int) -> dict[str, float | None]:
-        """memory_allocated, max_memory_allocated and total_memory_available of `device`, in GB as Optimum has them."""
+        """Return the memory of a device in GB, under Optimum's names.
+
+        Args:
+            device: A torch device.
+
+        Returns:
+            memory_allocated, max_memory_allocated and total_memory_available; None for what the device does not report.
+        """
         return hmp.memory_stats(device, gigabytes=True)

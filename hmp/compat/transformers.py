@@ -1,4 +1,4 @@
-"""hmp under transformers' own Trainer, which stays as it is: HMPCallback."""
+"""hmp in transformers' own Trainer: HMPCallback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["HMPCallback"]
 POLICY_FILE = "hmp_policy.json"
 
 
-# What checkpoints keep a callback by, from transformers 4.41 on.
+# Checkpoints keep callbacks that inherit from it, from transformers 4.41 on.
 _KEEPS_CALLBACKS = hasattr(trainer_callback, "ExportableState")
 _ExportableState: Any = trainer_callback.ExportableState if _KEEPS_CALLBACKS else object
 
@@ -40,14 +40,30 @@ _ExportableState: Any = trainer_callback.ExportableState if _KEEPS_CALLBACKS els
 class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
     """Casts inside the model of a Trainer: `Trainer(..., callbacks=[HMPCallback("habana")])`.
 
-    Every call of the model runs under the policy, in training, evaluation and prediction, and gives its floating tensors in float32;
-    the optimizer, and whatever is called outside the model, runs without casts. The policy has the last word inside a Trainer's own
-    bf16=True or fp16=True, too. `policy` is a Policy, a preset's name, a folder, or what `Policy.to_dict()` gave; `verbose` logs it and
-    every distinct cast once. The model stays so after the Trainer, until `detach()`. With `verify` the first step of a run is recorded, and
-    raises hmp.ViolationError where a call in it ran otherwise than the line of its list says; `allow` is as for hmp.verify().
+    Every call of the model, in training, evaluation and prediction, runs under the policy and returns its floating-point tensors in
+    float32. The optimizer and other code outside the model run without casts. The policy takes precedence over the Trainer's own bf16=True
+    or fp16=True. It stays on the model after the Trainer, until `detach()`.
 
-    Checkpoints hold the policy, in trainer_state.json and for people in hmp_policy.json; a run that goes on from one under another policy
-    says so in the log. Before transformers 4.41 only the second holds it, and the log says to compare.
+    Checkpoints contain the policy in trainer_state.json, and readable in hmp_policy.json; resuming under another policy logs a warning.
+    Before transformers 4.41 only hmp_policy.json has it, and the warning asks to compare.
+
+    Args:
+        policy: A policy, a preset's name, a folder of lists, or the result of `Policy.to_dict()`.
+        verbose: Log the policy, and each distinct cast once.
+        verify: Record the first step of a run, and raise if a call in it did not follow its list.
+        allow: Kinds of calls that are no error, as for `hmp.verify()`.
+
+    Raises:
+        HmpError: The policy is unknown, or the callback was added to a Trainer after that was created.
+        ViolationError: With `verify`, a call did not follow its list.
+
+    Example:
+        >>> from hmp.compat.transformers import HMPCallback
+        >>> model, callback = torch.nn.Linear(4, 2), HMPCallback("habana")
+        >>> callback.attach(model)  # Trainer(..., callbacks=[callback]) does this
+        >>> model(torch.ones(1, 4)).dtype
+        torch.float32
+        >>> callback.detach()
     """
 
     def __init__(
@@ -63,12 +79,16 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         self._verbose, self._verify, self._allow = verbose, verify, allow
         check_allowed(allow)
         self._to_verify = False
-        self._first_step: Any = None  # what ends its recording, and the report
+        self._first_step: Any = None  # the recording, and its report
         self._model: torch.nn.Module | None = None
         self._hook: Any = None
 
     def attach(self, model: torch.nn.Module) -> None:
-        """Has every call of `model` run under the policy from now on. A Trainer that is given the callback does this."""
+        """Run every call of a model under the policy from now on. A Trainer with the callback does this.
+
+        Args:
+            model: The model.
+        """
         if self._model is not None and self._model is not model:
             self.detach()
         if self._given == DEFAULT:
@@ -79,7 +99,7 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         self._model, self._hook = model, model.register_forward_hook(_in_float32)
 
     def detach(self) -> None:
-        """Leaves the model as it was; `hmp.revert()` takes hmp's patches off torch."""
+        """Restore the model. `hmp.revert()` removes hmp's patches of torch."""
         self._drop_recording()
         if self._model is not None:
             hmp.remove(self._model)
@@ -95,44 +115,44 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the callback: the policy."""
+        """Return what a checkpoint keeps of the callback: the policy."""
         return {"args": {"policy": self.policy.to_dict()}, "attributes": {}}
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The Trainer is made: its model is attached to."""
-        if kwargs.get("model") is not None:  # a Trainer with model_init= makes its model when it trains
+        """Attach to the model of a new Trainer."""
+        if kwargs.get("model") is not None:  # a Trainer with model_init= creates its model when it trains
             self.attach(kwargs["model"])
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A run begins, maybe from a checkpoint: its model may be a new one, its policy another one."""
-        self._drop_recording()  # of a run that ended in its first step
+        """Attach to the model of the run, and compare the policy with that of its checkpoint."""
+        self._drop_recording()  # that of a run that ended in its first step
         self._to_verify = self._verify
         model = kwargs["model"]
         if model is not self._model:
             self.attach(model)
         if state.global_step > 0 and not _KEEPS_CALLBACKS:
             log.warning(
-                "this run goes on under policy %r (%s); transformers %s keeps no callback in a checkpoint, as 4.41 and later do: "
+                "this run resumes under policy %r (%s); transformers %s stores no policy in the checkpoint's state (4.41 and later do): "
                 "compare it with the policy in the checkpoint's %s",
                 self.policy.name, self.policy.fingerprint, transformers_version, POLICY_FILE,
             )  # fmt: skip
         before = _policy_in(state)
         if before is not None and before != self.policy:
             log.warning(
-                "the checkpoint was written under policy %r (%s), this run goes on under %r (%s); its numbers will differ. "
-                "To go on as before give HMPCallback(Policy.from_dict(...)) the policy in the checkpoint's %s",
+                "expected the checkpoint's policy %r (%s), got %r (%s), so the numbers will differ. To continue as before use "
+                "HMPCallback(Policy.from_dict(...)) with the policy in the checkpoint's %s",
                 before.name, before.fingerprint, self.policy.name, self.policy.fingerprint, POLICY_FILE,
             )  # fmt: skip
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The first step is recorded, where it is to be verified."""
+        """Begin to record the first step, with `verify`."""
         if self._to_verify:
             self._to_verify = False
             recording = contextlib.ExitStack()
             self._first_step = recording, recording.enter_context(record())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """ViolationError where a call of the first step ran otherwise than the line of its list says."""
+        """Raise ViolationError if a call of the first step did not follow its list."""
         report = self._drop_recording()
         if report is not None:
             report.verify(self._allow)
@@ -147,22 +167,22 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         return report
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A batch was evaluated: without casts, where the callback was added to a Trainer that exists."""
+        """Raise HmpError if a batch was evaluated without casts."""
         if self._model is None:
             raise HmpError(
-                "HMPCallback was added after the Trainer was made, and this evaluation began without casts; "
-                "give it to the Trainer, Trainer(..., callbacks=[HMPCallback()]), or call attach(trainer.model) first"
+                "expected HMPCallback in Trainer(..., callbacks=[HMPCallback()]), but it was added later, and this evaluation runs without "
+                "casts; pass it to the Trainer, or call attach(trainer.model) before evaluate()"
             )
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A checkpoint was written: the policy is put beside it."""
+        """Write the policy into a new checkpoint."""
         folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if args.should_save and folder.is_dir():
             (folder / POLICY_FILE).write_text(json.dumps(versioned(self.policy.to_dict()), indent=1) + "\n", encoding="utf-8")
 
 
 def _policy_in(state: TrainerState) -> Policy | None:
-    """The policy that a run's state was saved with; None where it was saved without one."""
+    """Return the policy in the state of a run, or None."""
     callbacks: Any = getattr(state, "stateful_callbacks", None)
     kept = (callbacks or {}).get(HMPCallback.__name__)
     if isinstance(kept, list):
@@ -171,5 +191,5 @@ def _policy_in(state: TrainerState) -> Policy | None:
 
 
 def _in_float32(module: torch.nn.Module, args: Any, output: Any) -> Any:
-    """A module's output with its low-precision tensors in float32, as accelerate gives it under its own mixed precision."""
+    """Return a module's output with low-precision tensors in float32, as accelerate does with its own mixed precision."""
     return in_dtype(output, torch.float32)

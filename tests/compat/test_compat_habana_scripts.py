@@ -108,7 +108,7 @@ torch.distributed.destroy_process_group()
 os.write(1, f"rank {rank} of {size} done\\n".encode())  # a whole line, whoever else writes
 os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
 """
-LAZY = "mark_step() does nothing without Habana's software: ops run when they are called, and no graph waits to be started. Said once\n"
+LAZY = "mark_step() does nothing without Habana's software: ops run when they are called, "
 
 
 @pytest.mark.slow

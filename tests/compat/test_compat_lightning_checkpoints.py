@@ -60,7 +60,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(home: str, tmp_path: Pat
 @both_homes
 def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path):
     path, _ = saved(home, tmp_path, plugin("bert"))
-    with pytest.warns(UserWarning, match="was written under policy 'bert' .* goes on under policy 'habana' .* give HMPPrecision"):
+    with pytest.warns(UserWarning, match="expected the checkpoint's policy 'bert' .* got policy 'habana' .* use HMPPrecision"):
         resumed(home, path, plugin())
 
 

@@ -127,15 +127,15 @@ def test_without_a_precision_it_trains_as_plain_lightning_does(home: str):
 def test_what_cannot_be_is_refused(home: str):
     accelerator = its().HPUAccelerator
     for wrong in (0, -1, "two", [0], 1.0, True):
-        with pytest.raises(hmp.HmpError, match="HPUAccelerator takes a number of devices, 1 or more, or 'auto'"):
+        with pytest.raises(hmp.HmpError, match="devices= expected a number >= 1 or 'auto'"):
             accelerator.parse_devices(wrong)
-    with pytest.raises(hmp.HmpError, match="DDPStrategy is no strategy for 'hpu'; give strategy=\"auto\", or one of hpu_single, hpu_par"):
+    with pytest.raises(hmp.HmpError, match="expected strategy= to be 'auto' or one of hpu_single, hpu_parallel, hpu_ddp, got DDPStrategy"):
         trainer(home, strategy="ddp", devices=2)
-    with pytest.raises(hmp.HmpError, match=r"precision='64-true' is not one of those on 'hpu' here: bf16-mixed, bf16, 16-mixed, 32-true"):
+    with pytest.raises(hmp.HmpError, match=r"precision= expected one of bf16-mixed, bf16, 16-mixed, 32-true, 32, got '64-true'"):
         trainer(home, precision=64)
-    with pytest.raises(hmp.HmpError, match="precision='fp8' is not one of those on 'hpu'"):
+    with pytest.raises(hmp.HmpError, match="got 'fp8'"):
         its().HPUPrecisionPlugin("fp8")
-    with pytest.raises(hmp.HmpError, match="HPUAccelerator runs on 'hpu', and the strategy's device is 'cpu'"):
+    with pytest.raises(hmp.HmpError, match="expected a strategy on 'hpu', got one on 'cpu'"):
         accelerator().setup_device(torch.device("cpu"))
     with pytest.raises(ValueError, match="Received both `precision=bf16-mixed` and `plugins"):
         trainer(home, precision="bf16-mixed", plugins=[its().HPUPrecisionPlugin("bf16-mixed")])

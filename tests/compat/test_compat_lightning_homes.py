@@ -12,7 +12,8 @@ import pytest
 
 from command_kit import error_without
 from hmp.compat.import_finders import after_import
-from hmp.compat.lightning_homes import HOMES, has_gaudi, installed, preferred, release
+from hmp.compat.lightning_packages import PACKAGES as HOMES
+from hmp.compat.lightning_packages import has_gaudi, installed, preferred, release
 from process_kit import to_install
 
 pytest.importorskip("lightning")
@@ -31,13 +32,13 @@ def as_if(folder: Path, monkeypatch: pytest.MonkeyPatch, **releases: str | None)
 
 
 def test_without_either_the_error_names_the_command_that_installs_it():
-    said = "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed"
-    assert error_without("hmp.compat.lightning", *PACKAGES) == f"{said}: {to_install('lightning')}"
+    said = "hmp.compat.lightning expected lightning or pytorch_lightning, got neither"
+    assert error_without("hmp.compat.lightning", *PACKAGES) == f"{said}; {to_install('lightning')}"
     with pytest.MonkeyPatch.context() as patch:
         for package in PACKAGES:
             patch.setitem(sys.modules, package, None)
-        with pytest.raises(ModuleNotFoundError, match="hmp's stand-in for lightning_habana needs lightning or pytorch_lightning, and nei"):
-            installed("hmp's stand-in for lightning_habana")
+        with pytest.raises(ModuleNotFoundError, match="a test expected lightning or pytorch_lightning, got neither"):
+            installed("a test")
 
 
 def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -45,7 +46,7 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
     with pytest.raises(ImportError) as error:
         installed("hmp.compat.lightning")
     assert str(error.value) == (
-        "hmp.compat.lightning needs lightning or pytorch_lightning 1.6 or later, and pytorch_lightning 1.5.10 is installed: "
+        "hmp.compat.lightning expected lightning or pytorch_lightning 1.6 or later, got pytorch_lightning 1.5.10; "
         + to_install("lightning")
     )
 
@@ -67,9 +68,9 @@ def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.Monk
 
 def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours = importlib.import_module("hmp.compat.lightning")
-    assert len(ours._homes()) == 2
+    assert len(ours._packages()) == 2
     as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
-    assert [home.Callback for home in ours._homes()] == [importlib.import_module("lightning.pytorch").Callback]
+    assert [home.Callback for home in ours._packages()] == [importlib.import_module("lightning.pytorch").Callback]
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "gaudi_config.json").write_text("{")
-    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON"):
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected JSON, got an error"):
         GaudiConfig.from_pretrained(tmp_path)
     (tmp_path / "gaudi_config.json").write_text("[]")
-    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON object"):
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected a JSON object .* got a list"):
         GaudiConfig.from_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, "hmp"):
         assert GaudiConfig(use_magic=3).policy is None
@@ -52,11 +52,11 @@ def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Pat
 
 @pytest.mark.usefixtures("hpu_on_cpu")
 def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="use_lazy_mode, gaudi_config_name cannot be used without use_habana; give"):
+    with pytest.raises(ValueError, match=r"use_lazy_mode, gaudi_config_name: .*; set use_habana=True"):
         GaudiTrainingArguments(str(tmp_path), use_lazy_mode=True, gaudi_config_name="here")
-    with pytest.raises(ValueError, match="takes no bf16 or fp16; set use_habana_mixed_precision in the Gaudi configuration"):
+    with pytest.raises(ValueError, match=r"expected bf16 and fp16 to be False, .*; set use_habana_mixed_precision"):
         GaudiTrainingArguments(str(tmp_path), use_habana=True, bf16=True)
-    with pytest.raises(ValueError, match="throughput_warmup_steps is -1; it must be 0 or more"):
+    with pytest.raises(ValueError, match="throughput_warmup_steps= expected a number >= 0, got -1"):
         GaudiTrainingArguments(str(tmp_path), use_habana=True, throughput_warmup_steps=-1)
 
 
@@ -105,7 +105,7 @@ def test_lists_and_defaults_are_those_of_the_configuration() -> None:
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(hmp.HmpError, match=r"takes a configuration and a torch\.nn\.Module; dict is none"):
+    with pytest.raises(hmp.HmpError, match=r"expected a torch\.nn\.Module .* got dict"):
         gaudi_config.apply({}, {})
     with pytest.raises(hmp.HmpError, match="no such file"):
         gaudi_config.apply(tmp_path / "gaudi_config.json", torch.nn.Linear(2, 2))

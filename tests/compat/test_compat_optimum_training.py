@@ -130,7 +130,7 @@ def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> 
 def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
     from optimum.habana import GaudiTrainer, GaudiTrainingArguments
 
-    with pytest.raises(hmp.HmpError, match=r"GaudiTrainer takes GaudiTrainingArguments, not TrainingArguments"):
+    with pytest.raises(hmp.HmpError, match=r"expected args= to be GaudiTrainingArguments, got TrainingArguments"):
         GaudiTrainer(model=model(), args=TrainingArguments(str(tmp_path), **ON_CPU))
-    with pytest.raises(hmp.HmpError, match=r"without a Gaudi configuration; give the trainer gaudi_config=GaudiConfig\(\.\.\.\)"):
+    with pytest.raises(hmp.HmpError, match=r"expected a Gaudi configuration, got none; pass gaudi_config=GaudiConfig\(\.\.\.\)"):
         GaudiTrainer(model=model(), args=GaudiTrainingArguments(str(tmp_path), use_habana=True))

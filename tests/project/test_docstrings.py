@@ -11,9 +11,11 @@ import doctest
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import sys
+import tempfile
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -25,10 +27,10 @@ import torch
 
 import hmp
 
-UNDOCUMENTED = Path(__file__).with_name("undocumented.txt")
+UNDOCUMENTED = Path(__file__).resolve().with_name("undocumented.txt")
 BRIDGES = "hmp.compat.gaudi_config hmp.compat.habana hmp.compat.lightning hmp.compat.transformers".split()
 # Habana's own names: of these the classes are asked, the functions are those that torch.cuda has, or are in Habana's guides
-HABANA = [f"hmp.compat.habana.{name}" for name in "dataloader graphs hpu kernels normalization optimizers".split()]
+HABANA = [f"hmp.compat.habana.{name}" for name in "dataloader graphs hpu kernels optimizers".split()]
 MADE_BY_HMP = "Applied Capture Handle Report Rule Shim Unreachable".split()
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Examples?):$", re.MULTILINE)
 
@@ -179,7 +181,8 @@ def _listed() -> set[str]:
 def _run_example(public: Public) -> str:
     """Return what doctest prints of an example that fails."""
     printed: list[str] = []
-    names = {"hmp": hmp, "torch": torch}
+    home = public.name.removesuffix("." + getattr(public.owner or public.value, "__qualname__", ""))
+    names = {"hmp": hmp, "torch": torch} | (dict(vars(sys.modules[home])) if home in HABANA else {})
     example = doctest.DocTestParser().get_doctest(public.doc, names, public.name, None, None)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
     runner.run(example, out=printed.append)
@@ -212,4 +215,7 @@ def test_the_example_runs(public: Public, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 if __name__ == "__main__":
-    UNDOCUMENTED.write_text("".join(f"{name}\n" for name in sorted(_open_names())), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:  # for what the examples write
+        os.chdir(folder)
+        still_open = _open_names()
+    UNDOCUMENTED.write_text("".join(f"{name}\n" for name in sorted(still_open)), encoding="utf-8")

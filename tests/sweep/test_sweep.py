@@ -190,7 +190,7 @@ def test_torch_takes_int32_or_the_table_has_it() -> None:
     assert tried > 1000
     assert refused
     wrong = {}
-    places = [line.partition(": ")[0] for wide in int32.in_force() for op in wide.ops for line in sites(op)]
+    places = [line.partition(": ")[0] for wide in int32.active_rows() for op in wide.ops for line in sites(op)]
     originals = {place: pkgutil.resolve_name(place) for place in places}
     with habana.install("cpu"):
         # op_db took its names before

@@ -1,6 +1,6 @@
-"""Programs written for Habana's PyTorch run where there is no Gaudi: `install()` makes `habana_frameworks` importable and "hpu" a device.
+"""Programs written for Habana's PyTorch run without a Gaudi: `install()` makes `habana_frameworks` importable and "hpu" a device.
 
-Nothing of this was run on Gaudi hardware. Where Habana's own package is installed it is used, and this steps aside.
+This was not run on Gaudi hardware. Where Habana's own package is installed it is used, and nothing is installed here.
 """
 
 from __future__ import annotations
@@ -15,25 +15,33 @@ import torch
 
 from ...core import fork_safe
 from .. import lightning_habana, optimum_habana
-from . import compile_backend, device_calls, factories, gaudi_repairs, int32, modules
+from . import backends, device_arguments, int32, modules
 from .device_map import parse, set_target
-from .nothing import forget_said, say_once
+from .no_ops import forget_warnings, warn_once
 from .replacements import IN_PLACE
 
 __all__ = ["Shim", "install", "uninstall"]
 
 _lock = fork_safe.RLock()
 _ASIDE = (
-    "habana_frameworks is installed here: Habana's own package is used, and hmp's stand-in for it steps aside (only "
-    "habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12, is hmp's); call hmp.compat.habana.install() and "
-    "give --habana or --device-map only where it is not installed"
+    "habana_frameworks is installed here, so Habana's own package is used, and --habana, --device-map and hmp.compat.habana.install() have "
+    "no effect (hmp provides only habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12); use them where it is not "
+    "installed"
 )
 
 
 class Shim:
-    """What `install()` gives back: leaving its `with`, or `.uninstall()`, takes it away again.
+    """What `install()` returns: `uninstall()`, or the end of a `with` block, removes the installation.
 
-    `device` is the device that "hpu" stands for, None for none. `aside` says that Habana's own package is here and is used.
+    Attributes:
+        device: The device that "hpu" is mapped to, or None.
+        aside: True if Habana's own package is installed and used.
+
+    Example:
+        >>> shim = hmp.compat.habana.install("cpu")
+        >>> shim.device
+        device(type='cpu')
+        >>> shim.uninstall()
     """
 
     def __init__(self, device: torch.device | None, aside: bool) -> None:
@@ -41,7 +49,7 @@ class Shim:
         self.aside = aside
 
     def uninstall(self) -> None:
-        """Takes this installation away: what an earlier one set is in force again, or nothing. A second call does nothing."""
+        """Remove this installation; an earlier one becomes active again. A second call does nothing."""
         with _lock:
             if self not in _installed:
                 return
@@ -57,24 +65,38 @@ class Shim:
         self.uninstall()
 
 
-# The installations that nobody has taken away, latest last; that one's device map is in force.
+# The installations in order. The device map of the last one is active.
 _installed: list[Shim] = []
 
 
 def install(device_map: str | Mapping[str, str] | None = "auto") -> Shim:
-    """Makes Habana's modules importable and maps the device "hpu", for the whole process; gives back a handle that undoes it.
+    """Make Habana's modules importable and map the device "hpu", for the whole process.
 
-    `device_map` says where "hpu" lands: "cpu", "cuda", "cuda:1" and the like, "auto" for the accelerator that torch finds and
-    else the CPU; "hpu=cpu" and {"hpu": "cpu"} are the same as "cpu"; None maps nothing, and torch.hpu.is_available() is then False.
-    Raises HmpError for a device that there is not. Where Habana's own package is installed nothing is done, and the log says so
-    once. Works before and after hmp.convert(), and goes away before and after hmp.revert().
+    Works before and after `hmp.convert()`, and can be uninstalled before and after `hmp.revert()`. Where Habana's own package is installed
+    nothing is done, and a warning is logged once.
+
+    Args:
+        device_map: The device that "hpu" becomes: "cpu", "cuda", "cuda:1" and so on; "auto" for torch's accelerator, else the CPU.
+            "hpu=cpu" and {"hpu": "cpu"} are the same as "cpu". None maps nothing: `torch.hpu.is_available()` is False.
+
+    Returns:
+        A handle that uninstalls, also a context manager.
+
+    Raises:
+        HmpError: The device map is invalid, or this machine has no such device.
+
+    Example:
+        >>> with hmp.compat.habana.install("cpu"):
+        ...     import habana_frameworks.torch.core as htcore
+        ...     torch.ones(2, device="hpu").device
+        device(type='cpu')
     """
     target = parse(device_map)
     with _lock:
         aside = _installed[-1].aside if _installed else modules.is_real()
         shim = Shim(None if aside else target, aside)
         if aside:
-            say_once("aside", _ASIDE)
+            warn_once("aside", _ASIDE)
         if not _installed:
             try:
                 _put_in_place(aside)
@@ -87,7 +109,15 @@ def install(device_map: str | Mapping[str, str] | None = "auto") -> Shim:
 
 
 def uninstall() -> None:
-    """Takes every installation away: torch and the modules that can be imported are as before the first. Does nothing without one."""
+    """Remove every installation: torch and the importable modules are as before the first. Does nothing without one.
+
+    Example:
+        >>> shim = hmp.compat.habana.install("cpu")
+        >>> hmp.compat.habana.uninstall()
+        >>> torch.hpu.is_available()
+        Traceback (most recent call last):
+        AttributeError: module 'torch' has no attribute 'hpu'
+    """
     with _lock:
         _installed.clear()
         set_target(None)
@@ -96,7 +126,7 @@ def uninstall() -> None:
 
 def _put_in_place(aside: bool) -> None:
     if not aside:
-        gaudi_repairs.install(IN_PLACE)
+        optimum_habana.keep_torch_unpatched(IN_PLACE)
     modules.install(aside)
     if aside:
         return
@@ -105,9 +135,8 @@ def _put_in_place(aside: bool) -> None:
     # torch imports it by that name before it makes a tensor on "hpu"
     sys.modules["torch.hpu"] = hpu
     IN_PLACE.on_undo(functools.partial(sys.modules.pop, "torch.hpu", None))
-    factories.install(IN_PLACE)
-    device_calls.install(IN_PLACE)
-    compile_backend.install(IN_PLACE)
+    device_arguments.install(IN_PLACE)
+    backends.install_compiler(IN_PLACE)
     int32.install(IN_PLACE)
     lightning_habana.install(IN_PLACE)
     optimum_habana.install(IN_PLACE)
@@ -116,4 +145,4 @@ def _put_in_place(aside: bool) -> None:
 def _take_away() -> None:
     IN_PLACE.undo()
     modules.uninstall()
-    forget_said()
+    forget_warnings()

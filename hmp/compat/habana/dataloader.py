@@ -1,29 +1,44 @@
-"""`habana_dataloader`: torch's DataLoader and torchvision's ImageFolder, in the place of those that decode on Gaudi."""
+"""`habana_dataloader` and `habana_frameworks.mediapipe`: torch's DataLoader and torchvision's ImageFolder replace decoding on Gaudi.
+
+`mediapipe` has the names that packages for Gaudi import. Using one is an error.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.utils.data
 
+from ... import HmpError
 from .device_map import mapped
-from .nothing import refuses
+from .no_ops import unsupported
 
 __all__ = ["HabanaDataLoader", "fetch_habana_unet_loader"]
 
-fetch_habana_unet_loader = refuses("fetch_habana_unet_loader", "use the script's loader for other devices, or torch's DataLoader")
+fetch_habana_unet_loader = unsupported("fetch_habana_unet_loader", "use the script's loader for other devices, or torch's DataLoader")
 
 
 class HabanaDataLoader(torch.utils.data.DataLoader[Any]):
-    """torch's DataLoader."""
+    """torch's DataLoader.
+
+    Args:
+        *args: Those of torch's DataLoader.
+        **kwargs: Those of torch's DataLoader. `pin_memory_device="hpu"` pins for the device that "hpu" is mapped to; for the CPU it pins
+            nothing.
+
+    Example:
+        >>> loader = HabanaDataLoader(torch.arange(4), batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = kwargs.get("pin_memory_device", "")
         device = mapped(given)
         if device is not given:
-            del kwargs["pin_memory_device"]  # torch pins for its own accelerator; what is on the CPU needs no pages pinned to get there
+            del kwargs["pin_memory_device"]  # torch pins for its accelerator
             if device.type == "cpu":
                 kwargs.pop("pin_memory", None)
         super().__init__(*args, **kwargs)
@@ -34,11 +49,43 @@ def _image_folder() -> type:
     try:
         ImageFolder = importlib.import_module("torchvision.datasets").ImageFolder
     except ImportError as error:
-        raise ImportError(f"ImageFolderWithManifest is torchvision's ImageFolder here: pip install torchvision ({error})") from error
+        raise ImportError(f"ImageFolderWithManifest needs torchvision, which does not import ({error}); pip install torchvision") from error
     return type("ImageFolderWithManifest", (ImageFolder,), {"__doc__": ImageFolder.__doc__, "__module__": __name__})
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ImageFolderWithManifest":  # torchvision is imported when a program asks for it
+    if name == "ImageFolderWithManifest":  # imports torchvision when a program asks for it
         return _image_folder()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise HmpError(f"habana_frameworks.mediapipe: {name} decodes images on Gaudi, and there is no Gaudi here; use torch's DataLoader")
+
+
+class MediaPipe:
+    """A class that cannot be instantiated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse(type(self).__name__)
+
+
+class media_function(MediaPipe):
+    """A class that cannot be instantiated."""
+
+
+class HPUResnetPytorchIterator(MediaPipe):
+    """A class that cannot be instantiated."""
+
+
+class _Names:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"{self._name}.{name}")
+
+
+fn, decoderStage, dtype, ftype, imgtype, randomCropType = map(_Names, ("fn", "decoderStage", "dtype", "ftype", "imgtype", "randomCropType"))

@@ -1,4 +1,4 @@
-"""The device that "hpu" stands for: read from what the user gave, and put in the place of "hpu" in calls."""
+"""The device map: which device "hpu" is, parsed from the user's argument and applied to devices in calls."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import torch
 from ... import HmpError
 
 SOURCE = "hpu"
-_FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
+_FORMS = "expected hpu=cpu, hpu=cuda, hpu=cuda:1, hpu=auto or the like"
 
 _target: torch.device | None = None
 
 
 def set_target(device: torch.device | None) -> None:
-    """Maps "hpu" to `device` from now on; None maps nothing."""
+    """Map "hpu" to `device` from now on; None maps nothing."""
     global _target
     _target = device
 
 
 def target() -> torch.device | None:
-    """The device that "hpu" stands for now."""
+    """Return the device that "hpu" is mapped to, or None."""
     return _target
 
 
 def parse(wanted: str | Mapping[str, str] | None) -> torch.device | None:
-    """The device that a device map names: "cpu", "hpu=cpu", {"hpu": "cpu"}, "auto". HmpError where it cannot be used."""
+    """Return the device of a device map: "cpu", "hpu=cpu", {"hpu": "cpu"} or "auto". Raise HmpError for others."""
     if wanted is None:
         return None
     if isinstance(wanted, Mapping):
         wanted = ",".join(f"{source}={name}" for source, name in wanted.items())
     if not isinstance(wanted, str):
-        raise HmpError(f"device map {wanted!r} is of type {type(wanted).__name__}; {_FORMS}")
+        raise HmpError(f"device map {wanted!r}: expected a string or a dict, got {type(wanted).__name__}; {_FORMS}")
     source, equals, name = wanted.rpartition("=")
     if equals and source != SOURCE:
-        raise HmpError(f"device map {wanted!r}: {source!r} is not mapped, only {SOURCE!r} is; {_FORMS}")
+        raise HmpError(f"device map {wanted!r}: only {SOURCE!r} can be mapped, got {source!r}; {_FORMS}")
     return _automatic() if name == "auto" else _existing(wanted, name)
 
 
@@ -52,21 +52,21 @@ def _existing(wanted: str, name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise HmpError(f"device map {wanted!r}: {name!r} is no torch device; {_FORMS}") from None
+        raise HmpError(f"device map {wanted!r}: torch has no device {name!r}; {_FORMS}") from None
     module = getattr(torch, device.type, None)
     is_available = getattr(module, "is_available", None)
     if device.type == SOURCE or is_available is None or not is_available():
-        raise HmpError(f"device map {wanted!r}: there is no {device.type!r} on this machine; {_FORMS}")
+        raise HmpError(f"device map {wanted!r}: this machine has no {device.type!r}; {_FORMS}")
     count: int = getattr(module, "device_count", lambda: 1)()
     if device.index is not None and device.index >= count:
-        raise HmpError(f"device map {wanted!r}: there are {count} {device.type!r} devices, counted from 0; {_FORMS}")
+        raise HmpError(f"device map {wanted!r}: this machine has {count} {device.type!r} devices, numbered from 0; {_FORMS}")
     return device
 
 
 def mapped(device: Any) -> Any:
-    """`device`, or what stands for it where it is an "hpu" (a string or a torch.device); anything else is given back as it is.
+    """Return the device that an "hpu" is mapped to, given as a string or torch.device, and any other value as it is.
 
-    "hpu:1" becomes the device of that index; of a map that names an index, and of the CPU, there is only the one.
+    "hpu:1" becomes the device of that index. A map to the CPU, or to a device with an index, has this one device only.
     """
     if type(device) is torch.device:
         if device.type != SOURCE:
@@ -81,10 +81,10 @@ def mapped(device: Any) -> Any:
     return torch.device(_target.type, index)
 
 
-def standing(device: Any = None) -> torch.device:
-    """The device that stands for `device`: an index, "hpu", "hpu:1", or None for the current one. HmpError where nothing does."""
+def actual_device(device: Any = None) -> torch.device:
+    """Return the device that "hpu", "hpu:1", an index, or None for the current device, is mapped to. Raise HmpError without a map."""
     if _target is None:
-        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
+        raise HmpError('expected a device map for "hpu", got none; call hmp.compat.habana.install(device_map="cpu")')
     if isinstance(device, int):
         device = torch.device(SOURCE, device)
     here = mapped(torch.device(SOURCE if device is None else device))
@@ -92,32 +92,32 @@ def standing(device: Any = None) -> torch.device:
     return here
 
 
-def module() -> Any:
-    """torch.cuda, torch.cpu, ...: the module of the device that stands for "hpu"."""
-    return torch.get_device_module(standing())
+def device_module() -> Any:
+    """Return torch.cuda, torch.cpu, ...: the module of the device that "hpu" is mapped to."""
+    return torch.get_device_module(actual_device())
 
 
 def forwarded(name: str, on_cpu: Callable[..., Any], doc: str) -> Any:
-    """The function `name` of torch.hpu: that of the module of the device that stands for "hpu", `on_cpu` where that is the CPU."""
+    """Return the function `name` of torch.hpu, which calls that of the mapped device's module, or `on_cpu` on the CPU."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return on_cpu(*args, **kwargs) if standing().type == "cpu" else getattr(module(), name)(*args, **kwargs)
+        return on_cpu(*args, **kwargs) if actual_device().type == "cpu" else getattr(device_module(), name)(*args, **kwargs)
 
     return named(function, name, doc)
 
 
 def of_device(name: str, on_cpu: Callable[[], Any], doc: str) -> Any:
-    """The same of a function that takes a device, the current one where none is given; `on_cpu` takes nothing."""
+    """Return the same for a function that takes a device, by default the current one. `on_cpu` takes no arguments."""
 
     def function(device: Any = None) -> Any:
-        here = standing(device)
-        return on_cpu() if here.type == "cpu" else getattr(module(), name)(here)
+        here = actual_device(device)
+        return on_cpu() if here.type == "cpu" else getattr(device_module(), name)(here)
 
     return named(function, name, doc)
 
 
 def named(function: Any, name: str, doc: str) -> Any:
-    """`function`, which has that name and that docstring."""
+    """Set the function's name and docstring and return it."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     return function

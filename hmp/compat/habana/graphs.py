@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.graphs`: a captured step is replayed; what would capture a model gives it back as it is."""
+"""`habana_frameworks.torch.hpu.graphs`: HPUGraph captures a step and replays it; functions that capture a model return it as it is."""
 
 from __future__ import annotations
 
@@ -7,36 +7,57 @@ from typing import Any
 
 from ... import HmpError
 from . import streams
-from .captured import Captured
-from .capturing import Capture
-from .nothing import DOES_NOTHING, does_nothing
+from .graph_capture import Capture
+from .graph_replay import Captured
+from .no_ops import DOES_NOTHING, no_op
 
 __all__ = ["HPUGraph", "ModuleCacher", "graph", "make_graphed_callables", "wrap_in_hpu_graph"]
 
 _WHY = "the model runs op by op"
 
 
-wrap_in_hpu_graph = does_nothing("wrap_in_hpu_graph", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["module"])
-make_graphed_callables = does_nothing("make_graphed_callables", _WHY, lambda first, *args, **kwargs: first)
+wrap_in_hpu_graph = no_op("wrap_in_hpu_graph", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["module"])
+make_graphed_callables = no_op("make_graphed_callables", _WHY, lambda first, *args, **kwargs: first)
 
 
 class ModuleCacher:
-    """`ModuleCacher(...)(model, ...)` is the model."""
+    """Return a model as it is: `ModuleCacher(...)(model, ...)`.
+
+    Args:
+        *args: Habana's; have no effect.
+        **kwargs: Habana's; have no effect.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> ModuleCacher(max_graphs=5)(model=model) is model
+        True
+    """
 
     here = DOES_NOTHING, _WHY
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    __call__ = staticmethod(does_nothing("ModuleCacher", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["model"]))
+    __call__ = staticmethod(no_op("ModuleCacher", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["model"]))
 
 
 class HPUGraph:
-    """A step that runs once while it is captured, and again at each `replay()`, on the values that its tensors have then.
+    """A step that runs once while it is captured, and again at each `replay()`, on the current values of its tensors.
 
-    Captured are the calls of torch's kernels: forward, backward, a policy's casts, the optimizer. Random numbers are drawn anew. A gradient
-    that the step made is made anew. What Python does in the step is not repeated; where that would make a replay another step, the capture
-    or the replay is an HmpError.
+    The calls of torch's kernels are captured: forward, backward, casts, the optimizer. A replay draws new random numbers and makes the
+    gradients again. It does not run the step's Python; if that would change the result, the capture or the replay raises HmpError.
+
+    Example:
+        >>> with hmp.compat.habana.install("cpu"):
+        ...     x, graph = torch.ones(2), torch.hpu.HPUGraph()
+        ...     graph.capture_begin()
+        ...     y = x * 2
+        ...     graph.capture_end()
+        ...     _ = x.fill_(3)
+        ...     graph.replay()
+        ...     graph.reset()
+        >>> y
+        tensor([6., 6.])
     """
 
     def __init__(self) -> None:
@@ -44,30 +65,50 @@ class HPUGraph:
         self._captured: Captured | None = None
 
     def capture_begin(self, dry_run: bool = False) -> None:
-        """What runs in this thread from here on is captured, and runs. HmpError for `dry_run`."""
+        """Begin the capture of what this thread runs.
+
+        Args:
+            dry_run: Must be False: the step runs while it is captured.
+
+        Raises:
+            HmpError: `dry_run` is True, or a capture has begun already.
+        """
         if dry_run:
-            raise HmpError("HPUGraph.capture_begin(dry_run=True): a step is captured while it runs; leave dry_run out")
+            raise HmpError(
+                "HPUGraph.capture_begin(): dry_run= expected False, got True: a step runs while it is captured; leave dry_run out"
+            )
         if self._capture is not None:
-            raise HmpError("HPUGraph.capture_begin(): this graph is being captured; call capture_end() first")
+            raise HmpError("HPUGraph.capture_begin(): the capture of this graph has already begun; call capture_end() first")
         capture = Capture()
         capture.open()
         self._capture, self._captured = capture, None
 
     def capture_end(self) -> None:
-        """The end of what is captured."""
+        """End the capture.
+
+        Raises:
+            HmpError: No capture has begun, or a replay could not repeat the step.
+        """
         capture = self._abandon()
         if capture is None:
-            raise HmpError("HPUGraph.capture_end(): nothing is being captured; call capture_begin() first")
+            raise HmpError("HPUGraph.capture_end(): no capture has begun; call capture_begin() first")
         self._captured = capture.captured()
 
     def replay(self, asynchronous: bool = False) -> None:
-        """Runs the step again, into the tensors of the capture; it is done when this returns, or on an accelerator in the stream."""
+        """Run the step again, into the tensors of the capture.
+
+        Args:
+            asynchronous: Has no effect: kernels run in the current stream, on the CPU until this returns.
+
+        Raises:
+            HmpError: Nothing was captured, or a tensor, gradient or setting of an optimizer is no longer that of the capture.
+        """
         if self._captured is None:
-            raise HmpError("HPUGraph.replay(): nothing was captured; capture a step between capture_begin() and capture_end()")
+            raise HmpError("HPUGraph.replay(): expected a captured step, got none; run one between capture_begin() and capture_end()")
         self._captured.replay()
 
     def reset(self) -> None:
-        """Forgets what was captured."""
+        """Delete the captured step."""
         self._captured = None
 
     def _abandon(self) -> Capture | None:
@@ -78,7 +119,23 @@ class HPUGraph:
 
 
 class graph:
-    """A region that is captured: `with torch.hpu.graph(g): ...`. A step that raises leaves nothing captured."""
+    """A context that captures a step: `with torch.hpu.graph(g): ...`. After an exception nothing is captured.
+
+    Args:
+        hpu_graph: The graph to capture into.
+        stream: A stream to run the step in; None is the current one.
+        **options: Habana's. `dry_run` must be False; others have no effect.
+
+    Example:
+        >>> with hmp.compat.habana.install("cpu"):
+        ...     x, g = torch.ones(2), torch.hpu.HPUGraph()
+        ...     with torch.hpu.graph(g):
+        ...         y = x + 1
+        ...     _ = x.fill_(3)
+        ...     g.replay()
+        >>> y
+        tensor([4., 4.])
+    """
 
     def __init__(self, hpu_graph: HPUGraph, stream: Any = None, **options: Any) -> None:
         self._graph = hpu_graph

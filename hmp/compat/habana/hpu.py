@@ -1,4 +1,4 @@
-"""`torch.hpu` and `habana_frameworks.torch.hpu`: the device that stands for "hpu", asked in Habana's words."""
+"""`torch.hpu` and `habana_frameworks.torch.hpu`: the device that "hpu" is mapped to, under Habana's names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from . import graphs, memory, random, streams
-from .device_map import forwarded, module, of_device, standing, target
+from .device_map import actual_device, device_module, forwarded, of_device, target
 from .graphs import *  # noqa: F403  # torch.hpu has the names of its modules
 from .memory import *  # noqa: F403
-from .nothing import does_nothing
+from .no_ops import no_op
 from .random import *  # noqa: F403
 from .streams import *  # noqa: F403
 
@@ -38,91 +38,103 @@ __all__ = [
 ]
 __all__ += graphs.__all__ + memory.__all__ + random.__all__ + streams.__all__
 
-sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
+sdp_kernel = no_op("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
 
 
 def is_available() -> bool:
-    """Whether a device stands for "hpu"."""
+    """Return True if "hpu" is mapped to a device."""
     return target() is not None
 
 
 def device_count() -> int:
-    """How many devices stand for "hpu": one, if it is the CPU or if the device map names an index; none without a map."""
+    """Return the number of devices: 0 without a map; 1 for the CPU, or a map to a device with an index; else all of the type."""
     here = target()
     if here is None:
         return 0
-    count: int = 1 if here.type == "cpu" or here.index is not None else module().device_count()
+    count: int = 1 if here.type == "cpu" or here.index is not None else device_module().device_count()
     return count
 
 
 def current_device() -> int:
-    """The index of the current device, counted among those that stand for "hpu"."""
-    here = standing()
-    index: int = 0 if here.type == "cpu" or here.index is not None else module().current_device()
+    """Return the index of the current device among those that "hpu" is mapped to."""
+    here = actual_device()
+    index: int = 0 if here.type == "cpu" or here.index is not None else device_module().current_device()
     return index
 
 
-set_device = of_device("set_device", lambda: None, "Makes a device the current one; of the CPU there is only one.")
+set_device = of_device("set_device", lambda: None, "Make a device the current one. The CPU is always current.")
 
 
 class device(contextlib.ContextDecorator):
-    """A region in which a device is the current one."""
+    """A context in which a device is the current one.
+
+    Args:
+        device: An index, "hpu", "hpu:1" or a torch.device.
+
+    Raises:
+        HmpError: "hpu" is not mapped to a device.
+
+    Example:
+        >>> with hmp.compat.habana.install("cpu"), torch.hpu.device(0):
+        ...     torch.hpu.current_device()
+        0
+    """
 
     def __init__(self, device: Any) -> None:
-        self._device = standing(device)
+        self._device = actual_device(device)
         self._before: Any = None
 
     def __enter__(self) -> None:
         if self._device.type != "cpu":
-            self._before = module().current_device()
-            module().set_device(self._device)
+            self._before = device_module().current_device()
+            device_module().set_device(self._device)
 
     def __exit__(self, *exc_info: object) -> None:
         if self._device.type != "cpu":
-            module().set_device(self._before)
+            device_module().set_device(self._before)
 
 
 def _no_properties() -> Any:
-    raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
+    raise RuntimeError(
+        'torch.hpu.get_device_properties(): expected "hpu" to be an accelerator, got the CPU; use torch.hpu.get_device_name()'
+    )
 
 
-synchronize = of_device("synchronize", lambda: None, "Waits until everything that was started on the device is done.")
-empty_cache = forwarded("empty_cache", lambda: None, "Gives memory that is held for later back to the device.")
-get_device_name = of_device(
-    "get_device_name", lambda: "cpu", 'The name of the device that stands for "hpu", such as "cpu" or its product name.'
-)
+synchronize = of_device("synchronize", lambda: None, "Wait until all work on the device is done.")
+empty_cache = forwarded("empty_cache", lambda: None, "Release unused memory of the device's allocator.")
+get_device_name = of_device("get_device_name", lambda: "cpu", 'Return the device\'s name: "cpu", or its product name.')
 get_device_properties = of_device(
-    "get_device_properties", _no_properties, "What torch knows of the device; of the CPU nothing, which raises."
+    "get_device_properties", _no_properties, "Return the properties that torch has of the device; the CPU raises RuntimeError."
 )
-get_device_capability = of_device("get_device_capability", lambda: "", "The capability of the device; of the CPU the empty string.")
+get_device_capability = of_device("get_device_capability", lambda: "", 'Return the compute capability of the device; "" for the CPU.')
 
 
 def is_bf16_supported() -> bool:
-    """Whether the device computes in bfloat16."""
-    return standing().type != "cuda" or bool(module().is_bf16_supported())
+    """Return True if the device computes in bfloat16."""
+    return actual_device().type != "cuda" or bool(device_module().is_bf16_supported())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that torch.autocast takes."""
+    """Return the dtypes of torch.autocast: bfloat16 and float16."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_autocast_hpu_enabled() -> bool:
-    """Whether torch.autocast is enabled for the device that stands for "hpu", or hmp casts."""
-    return torch.is_autocast_enabled(standing().type)
+    """Return True if torch.autocast is enabled for the device, or hmp casts."""
+    return torch.is_autocast_enabled(actual_device().type)
 
 
 def get_autocast_hpu_dtype() -> torch.dtype:
-    """The dtype of torch.autocast for that device."""
-    return torch.get_autocast_dtype(standing().type)
+    """Return the dtype of torch.autocast for the device."""
+    return torch.get_autocast_dtype(actual_device().type)
 
 
 def init() -> None:
-    """Nothing: the device that stands for "hpu" initialises itself."""
+    """Do nothing: the device initialises itself."""
 
 
 def is_initialized() -> bool:
-    """Whether a device stands for "hpu"."""
+    """Return True if "hpu" is mapped to a device."""
     return is_available()
 
 
@@ -133,3 +145,17 @@ def _lazy_init() -> None:
 
 def _is_in_bad_fork() -> bool:
     return False
+
+
+class autocast(torch.autocast):
+    """`torch.hpu.amp.autocast`: `torch.autocast("hpu")`, in bfloat16 by default."""
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.bfloat16, cache_enabled: bool = True) -> None:
+        super().__init__("hpu", dtype, enabled, cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.hpu.amp.GradScaler`: torch.amp.GradScaler for the device that "hpu" is mapped to."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(actual_device().type, *args, **kwargs)

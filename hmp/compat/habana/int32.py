@@ -1,7 +1,7 @@
-"""An int32 tensor where torch wants int64: a Gaudi takes it, so programs written for one make `torch.IntTensor` batches. It is widened.
+"""int32 tensors for arguments that torch takes in int64 only: Gaudi takes them, and programs for it make `torch.IntTensor` batches.
 
-torch refuses these in its kernels, when a tensor of that dtype arrives. So they are widened at the call's door: in front of torch's
-builtins of the table, below the Python functions of torch.nn.functional, and outside of what hmp puts in the same places.
+They are cast to int64 in patches of the builtins in the table below, underneath the Python functions of torch.nn.functional and outside
+of hmp's own patches of the same bindings: torch's kernels would refuse them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import int32
 from ...core.convert import is_in_place
 from ...core.torch_ops import Site, sites_of
 from ...core.torch_private import reset_dynamo
-from .device_calls import scripted_as
+from .device_arguments import scripted_as
 from .device_map import target
 from .replacements import Replacements
 
 
 class Wide(NamedTuple):
-    """An argument of these ops that torch wants in int64: its name and its position; None where it is given by keyword alone."""
+    """An argument of some ops that torch takes in int64: its name and its position, None for keyword-only."""
 
     ops: tuple[str, ...]
     name: str
@@ -32,7 +32,7 @@ def _wide(ops: str, name: str, position: int | None) -> Wide:
     return Wide(tuple(ops.split()), name, position)
 
 
-# What torch refuses in int32 on the newest release that hmp was run with.
+# What the newest release of torch that hmp is tested with refuses in int32.
 WIDE = (
     _wide("cross_entropy_loss nll_loss nll_loss2d nll_loss_nd multi_margin_loss multilabel_margin_loss", "target", 1),
     _wide("linear_cross_entropy", "target", 2),
@@ -41,7 +41,7 @@ WIDE = (
     _wide("put put_ take", "index", 1),
     _wide("take_along_dim", "indices", 1),
     _wide("tensor_split", "tensor_indices_or_sections", 1),
-    # index_reduce in its backward, index_select where a sparse tensor is indexed
+    # index_reduce in its backward, index_select for a sparse tensor
     _wide("index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ index_select", "index", 2),
     _wide("searchsorted", "sorter", None),
 )
@@ -49,8 +49,8 @@ WIDE = (
 ONCE_WIDE = (_wide("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_", "index", 2),)
 
 
-def in_force() -> tuple[Wide, ...]:
-    """The rows of the table that count on this release of torch, which is asked."""
+def active_rows() -> tuple[Wide, ...]:
+    """Return the rows of the table that this release of torch needs."""
     try:
         torch.ops.aten.gather(torch.zeros(1), 0, torch.zeros(1, dtype=torch.int32))
     except RuntimeError:
@@ -59,28 +59,28 @@ def in_force() -> tuple[Wide, ...]:
 
 
 def install(replaced: Replacements) -> None:
-    """Has int32 taken, until `replaced.undo()`."""
-    replaced.on_undo(_forget_compiled)  # first, so that it is done last
-    doors: dict[int, Any] = {}
-    for wide in in_force():
+    """Accept int32 until `replaced.undo()`."""
+    replaced.on_undo(_forget_compiled)  # first, so that it is undone last
+    wrappers: dict[int, Any] = {}
+    for wide in active_rows():
         for op in wide.ops:
-            # below a function of torch.nn.functional stands a builtin; linear_cross_entropy itself looks at the dtype
+            # a function of torch.nn.functional calls a builtin, but linear_cross_entropy checks the dtype itself
             sites = sites_of(op)
             for site in [site for site in sites if not site.python] or sites:
-                # one for all places of a function, as torch.compile asks for it by any of them
-                if id(site.original) not in doors:
+                # one for all bindings of a function: torch.compile may look it up by any of them
+                if id(site.original) not in wrappers:
                     there = vars(site.owner).get(site.attribute, site.original)
-                    doors[id(site.original)] = scripted_as(site.original, _widening(site, wide, there), replaced)
-                replaced.put_around(site.owner, site.attribute, doors[id(site.original)])
+                    wrappers[id(site.original)] = scripted_as(site.original, _widening(site, wide, there), replaced)
+                replaced.put_around(site.owner, site.attribute, wrappers[id(site.original)])
 
 
 def _forget_compiled() -> None:
-    if not is_in_place():  # else hmp has put torch's own functions into Dynamo's tables
+    if not is_in_place():  # else hmp's patches have reset Dynamo
         reset_dynamo()
 
 
 def _widening(site: Site, wide: Wide, inside: Any) -> Any:
-    """`inside`, the function at `site`, whose argument `wide` may be an int32 tensor."""
+    """Return `inside`, the function at `site`, with int32 accepted for the argument `wide`."""
     name, position = wide.name, wide.position
 
     @functools.wraps(site.original)
@@ -95,7 +95,7 @@ def _widening(site: Site, wide: Wide, inside: Any) -> Any:
                 kwargs[name] = given.long()
         return inside(*args, **kwargs)
 
-    # pickle finds it by the name of torch's function
+    # pickle looks it up by the name of torch's function
     is_method = site.where == "torch.Tensor"
     call.__module__, call.__qualname__ = ("torch", f"Tensor.{site.attribute}") if is_method else (site.where, site.attribute)
     return call

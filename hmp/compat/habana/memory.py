@@ -1,7 +1,4 @@
-"""The memory statistics of torch.hpu, under Habana's names, of the device that stands for "hpu".
-
-On the CPU they are the process's: what it holds in memory and what it held at most.
-"""
+"""The memory statistics of torch.hpu, under Habana's names. On the CPU they are those of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 import hmp
 
 from ...tools.diagnostics import of_allocator
-from .device_map import module, of_device, standing
+from .device_map import actual_device, device_module, of_device
 
 __all__ = [
     "max_memory_allocated",
@@ -29,40 +26,43 @@ __all__ = [
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Limit, InUse and MaxInUse in bytes, and counts of allocations, which are 0 where they are not counted (on the CPU all are)."""
-    here = standing(device)
-    said = hmp.memory_stats(here) if here.type == "cpu" else of_allocator(module().memory_stats(here), module().mem_get_info(here)[1])
-    stats = {name: value or 0 for name, value in said.items()}
-    stats["MaxInUse"] = max(stats["InUse"], stats["MaxInUse"])  # a process's peak is noted now and then: it may lag behind
+    """Return Limit, InUse and MaxInUse in bytes, and counts of allocations, which are 0 if the device does not count them (the CPU)."""
+    here = actual_device(device)
+    if here.type == "cpu":
+        reported = hmp.memory_stats(here)
+    else:
+        reported = of_allocator(device_module().memory_stats(here), device_module().mem_get_info(here)[1])
+    stats = {name: value or 0 for name, value in reported.items()}
+    stats["MaxInUse"] = max(stats["InUse"], stats["MaxInUse"])  # the system updates a process's peak with a delay
     return stats
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes in use."""
+    """Return the bytes in use."""
     return memory_stats(device)["InUse"]
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Bytes in use at most."""
+    """Return the most bytes that were in use."""
     return memory_stats(device)["MaxInUse"]
 
 
-memory_reserved = of_device("memory_reserved", memory_allocated, "Bytes taken from the system.")
-max_memory_reserved = of_device("max_memory_reserved", max_memory_allocated, "Bytes taken from the system at most.")
+memory_reserved = of_device("memory_reserved", memory_allocated, "Return the bytes reserved from the system.")
+max_memory_reserved = of_device("max_memory_reserved", max_memory_allocated, "Return the most bytes that were reserved from the system.")
 
 
-def _free_and_all() -> tuple[int, int]:
+def _free_and_total() -> tuple[int, int]:
     stats = memory_stats()
     return stats["Limit"] - stats["InUse"], stats["Limit"]
 
 
 mem_get_info = of_device(
-    "mem_get_info", _free_and_all, "Bytes that are free, and bytes that there are; on the CPU free is what the process does not hold."
+    "mem_get_info", _free_and_total, "Return the free and the total bytes. On the CPU all that the process does not use is free."
 )
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The statistics as text, one a line."""
+    """Return the statistics as text, one a line."""
     stats = memory_stats(device)
     width = max(map(len, stats))
     return "\n".join(f"{name:{width}}  {value:>20,}" for name, value in stats.items())
@@ -74,7 +74,7 @@ def _reset_peak() -> None:
 
 
 reset_peak_memory_stats = of_device(
-    "reset_peak_memory_stats", _reset_peak, "Has MaxInUse start anew. On the CPU Linux can do that; elsewhere it stays."
+    "reset_peak_memory_stats", _reset_peak, "Reset MaxInUse to what is in use. For the CPU only Linux can do this."
 )
 reset_max_memory_allocated = reset_peak_memory_stats
-reset_accumulated_memory_stats = of_device("reset_accumulated_memory_stats", lambda: None, "Has the counts start anew.")
+reset_accumulated_memory_stats = of_device("reset_accumulated_memory_stats", lambda: None, "Reset the counts.")

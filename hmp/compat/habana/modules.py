@@ -1,4 +1,4 @@
-"""Habana's module names, answered by hmp's modules as the table of names says: an import finder that stands behind all others."""
+"""The import finder of Habana's modules, behind all other finders: each is filled with hmp's names as the table says."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import Any
 
 from ..import_finders import Made, can_do_without, forget, is_an_import, is_made_by
 from .names import MEDIA, TREE
-from .nothing import ERROR, does_nothing, what_is_said_of
+from .no_ops import ERROR, no_op, status
 
 _HERE = __package__
-# what is answered now: the table's, and while lightning_habana is imported the media engine's
+# the modules that can be imported now: the table's, and the media engine's while lightning_habana is imported
 _tree = dict(TREE)
 # the one that newer releases of Habana's own package lack
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
 
 
-# on Gaudi: the bridge is found as habana_frameworks.torch. Then nothing of compat.habana stands in for it but
-# habana_frameworks.torch.hpex.hmp, which release 1.12 removed, and a device map does nothing.
 def is_real() -> bool:
-    """Whether Habana's own torch package can be imported here. Asked while the finder is not in place."""
+    """Return True if Habana's own torch package can be imported. Called while the finder is not installed.
+
+    Then only habana_frameworks.torch.hpex.hmp is hmp's, which release 1.12 of Habana's removed, and a device map has no effect.
+    """
     if "habana_frameworks.torch" in sys.modules:
         return True
     try:
@@ -36,14 +37,14 @@ def is_real() -> bool:
 
 
 def install(only_removed: bool = False) -> None:
-    """Makes the names importable; with `only_removed` hmp's own alone, and where Habana's package still has it, that one wins."""
+    """Make Habana's modules importable, or with `only_removed` just `hpex.hmp`; Habana's own, where it has one, takes precedence."""
     _finder.names = frozenset({_REMOVED}) if only_removed else frozenset(TREE)
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
 
 
 def uninstall() -> None:
-    """Makes them unimportable again, and forgets those that were imported."""
+    """Remove the finder and the modules that it made."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     _forget(TREE)
@@ -51,7 +52,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def with_media() -> Iterator[None]:
-    """A stretch in which the names of Habana's media engine can be imported too."""
+    """Make Habana's media engine importable, too, inside the context."""
     _tree.update(MEDIA)
     _finder.names |= MEDIA.keys()
     try:
@@ -64,31 +65,31 @@ def with_media() -> Iterator[None]:
 
 
 def public_names(module: str) -> dict[str, Any]:
-    """The names that a module of Habana's has here; one that waits for another package, torchvision, is not among them."""
+    """Return the names of one of Habana's modules, without those that wait for another package to be imported (torchvision)."""
     entry = _tree[module]
     found: dict[str, Any] = {}
     for source in map(_source, entry.source.split()):
         wanted = entry.names.split() or source.__all__
-        found |= {name: getattr(source, name) for name in wanted if name in source.__all__}
-    return found | {name: does_nothing(name, why) for name, why in entry.why_nothing().items() if name != "*"}
+        found |= {name: getattr(source, name) for name in wanted if name in vars(source)}
+    return found | {name: no_op(name, why) for name, why in entry.no_ops().items() if name != "*"}
 
 
 def refusal(module: str, name: str) -> str:
-    """What is said of a name that a module of Habana's does not have here."""
+    """Return the message for a name that a module of Habana's does not have here."""
     refused = _refused_when_called(module)
-    instead = what_is_said_of(refused[name])[1] if name in refused else _tree[module].instead().get(name)
+    instead = status(refused[name])[1] if name in refused else _tree[module].alternatives().get(name)
     if instead:
-        return f"{module}.{name} is Gaudi's alone, and there is none here; {instead}"
+        return f"{module}.{name} needs a Gaudi, and there is none here; {instead}"
     has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
     return (
-        f"{module} has no {name!r} in hmp's stand-in for it, which has what Habana's programs were seen to use: "
-        f"{', '.join(sorted(has)) or 'nothing'}. Please report it, with the line that asks for it"
+        f"hmp's replacement for {module} has no {name!r}; it has {', '.join(sorted(has)) or 'no names'}. "
+        "Please report the name, with the line that imports it"
     )
 
 
 def _refused_when_called(module: str) -> dict[str, Any]:
-    """The names that can be imported by a program that cannot do without them, and are errors when they are called."""
-    return {name: value for name, value in public_names(module).items() if what_is_said_of(value)[0] == ERROR}
+    """Return the names that raise when they are called; a `try` around their import gets an ImportError."""
+    return {name: value for name, value in public_names(module).items() if status(value)[0] == ERROR}
 
 
 def _source(name: str) -> types.ModuleType:
@@ -113,13 +114,13 @@ class _Finder(MetaPathFinder):
             return Made(_fill).spec(fullname)
         parent, _, name = fullname.rpartition(".")
         if parent in self.names and is_made_by(_fill, parent) and is_an_import():
-            # without `name`, by which the import system takes the error for its own, and puts it into other words
+            # without `name=`: the import system replaces the message of an error that has it
             raise ModuleNotFoundError(refusal(parent, name))
         return None
 
 
 def _fill(module: types.ModuleType) -> None:
-    """Fills a module with its names, and with the modules in it."""
+    """Fill a module with its names and submodules."""
     name = module.__name__
     entry = _tree[name]
     sources = [_source(each) for each in entry.source.split()]
@@ -127,30 +128,30 @@ def _fill(module: types.ModuleType) -> None:
         module.__doc__ = sources[0].__doc__
     refused = _refused_when_called(name)
     vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
-    vars(module)["__getattr__"] = _asked_for(name, sources, refused)
-    for source in sources:
-        if entry.on_request and "on_import" in vars(source):
-            source.on_import()
+    vars(module)["__getattr__"] = _missing_name(name, sources, refused)
+    if entry.on_import:
+        source, _, function = entry.on_import.partition(".")
+        getattr(_source(source), function)()
     for child in _children(name):
-        if not _tree[child].on_request:
+        if not _tree[child].on_import:
             setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
-def _asked_for(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
+def _missing_name(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
     entry = _tree[module]
-    why = entry.why_nothing().get("*")
+    why = entry.no_ops().get("*")
 
     def __getattr__(name: str) -> Any:
         if name in refused:
             if can_do_without():
                 raise AttributeError(refusal(module, name))
             return refused[name]
-        if name in entry.names.split():  # and not in __all__: it waits for another package
+        if name in entry.names.split():  # waits for another package
             return getattr(sources[0], name)
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if why is not None:
-            return does_nothing(name, why)
+            return no_op(name, why)
         raise AttributeError(refusal(module, name))
 
     return __getattr__

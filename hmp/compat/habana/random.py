@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.random`: the random state of the device that stands for "hpu"."""
+"""`habana_frameworks.torch.hpu.random`: the random state of the device that "hpu" is mapped to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .device_map import forwarded, module, standing
+from .device_map import actual_device, device_module, forwarded
 
 __all__ = [
     "get_rng_state",
@@ -23,41 +23,45 @@ __all__ = [
 
 
 def get_rng_state(device: Any = "hpu") -> torch.Tensor:
-    """The state of the device's random numbers, as a tensor of bytes. Of the CPU there is one, and it is torch's own."""
-    here = standing(device)
-    state: torch.Tensor = torch.get_rng_state() if here.type == "cpu" else module().get_rng_state(here)
+    """Return the state of the device's generator, a uint8 tensor. The CPU's is torch's default generator."""
+    here = actual_device(device)
+    state: torch.Tensor = torch.get_rng_state() if here.type == "cpu" else device_module().get_rng_state(here)
     return state
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """The states of all devices, in order."""
-    return [torch.get_rng_state()] if standing().type == "cpu" else [get_rng_state(index) for index in range(module().device_count())]
+    """Return the states of all devices, in order."""
+    return (
+        [torch.get_rng_state()]
+        if actual_device().type == "cpu"
+        else [get_rng_state(index) for index in range(device_module().device_count())]
+    )
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "hpu") -> None:
-    """Sets the state that `get_rng_state` gave."""
-    here = standing(device)
+    """Set a state that `get_rng_state` returned."""
+    here = actual_device(device)
     if here.type == "cpu":
         torch.set_rng_state(new_state)
     else:
-        module().set_rng_state(new_state, here)
+        device_module().set_rng_state(new_state, here)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Sets the states that `get_rng_state_all` gave."""
+    """Set the states that `get_rng_state_all` returned."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
 
-_of_cpu = torch.default_generator
+_cpu_generator = torch.default_generator
 
 
 def _seed_cpu(seed: int) -> None:
-    _of_cpu.manual_seed(int(seed))
+    _cpu_generator.manual_seed(int(seed))
 
 
-manual_seed = forwarded("manual_seed", _seed_cpu, "Seeds the current device.")
-manual_seed_all = forwarded("manual_seed_all", _seed_cpu, "Seeds every device.")
-seed = forwarded("seed", _of_cpu.seed, "Seeds the current device with a number that nobody knows before.")
-seed_all = forwarded("seed_all", _of_cpu.seed, "Seeds every device with a number that nobody knows before.")
-initial_seed = forwarded("initial_seed", _of_cpu.initial_seed, "The seed of the current device.")
+manual_seed = forwarded("manual_seed", _seed_cpu, "Seed the current device.")
+manual_seed_all = forwarded("manual_seed_all", _seed_cpu, "Seed every device.")
+seed = forwarded("seed", _cpu_generator.seed, "Seed the current device with a random number.")
+seed_all = forwarded("seed_all", _cpu_generator.seed, "Seed every device with a random number.")
+initial_seed = forwarded("initial_seed", _cpu_generator.initial_seed, "Return the seed of the current device.")

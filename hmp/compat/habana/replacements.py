@@ -1,4 +1,4 @@
-"""What the shim put in torch's places, and how it is taken away again, last first."""
+"""The attributes of torch that the shim replaces, and how they are restored, the last one first."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...core.outermost import MISSING
 
 
 class Replacements:
-    """Attributes that were replaced and other things to undo."""
+    """Replaced attributes, and other changes to undo."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Sets `owner.name` until `undo()`."""
-        # from the owner's own __dict__: what was inherited is deleted again, not set
+        """Set `owner.name` until `undo()`."""
+        # from the owner's own __dict__: an inherited attribute is restored by deleting
         old = vars(owner).get(name, MISSING)
         setattr(owner, name, value)
 
@@ -33,12 +33,12 @@ class Replacements:
         self._on_undo_where(owner, name, value, put_back)
 
     def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
-        """Sets `owner.name` to `function`, outside of all that hmp has there or puts there meanwhile, until `undo()`: see outermost.py."""
+        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of those that follow (see outermost.py)."""
         outermost.put(owner, name, function)
         self._on_undo_where(owner, name, function, functools.partial(outermost.take_out, owner, name))
 
     def _on_undo_where(self, owner: Any, name: str, value: Any, put_back: Callable[[], None]) -> None:
-        """Has `put_back` called by `undo()`, unless something else than `value` stands at `owner.name` then."""
+        """Have `undo()` call `put_back`, unless `owner.name` is no longer `value` then."""
 
         def undo() -> None:
             if vars(owner).get(name, MISSING) is value:
@@ -46,8 +46,8 @@ class Replacements:
                 return
             where = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
             warnings.warn(
-                f"{where} was patched by somebody else on top of hmp.compat.habana; that patch is left standing, and the "
-                "function below it maps no device any more. Undo patches in the reverse order of their making",
+                f"{where} was patched by another library after hmp.compat.habana; that patch stays, and hmp's function underneath is now "
+                "inactive: it maps no device. Undo patches in reverse order",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -55,14 +55,14 @@ class Replacements:
         self.on_undo(undo)
 
     def on_undo(self, undo: Callable[[], Any]) -> None:
-        """Has `undo` called by `undo()`."""
+        """Have `undo()` call `undo`."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Puts back everything that was replaced. What somebody else put on top stays, with a warning."""
+        """Restore everything. A patch of another library on top stays, with a warning."""
         while self._undo:
             self._undo.pop()()
 
 
-# the shim's own
+# those of the shim
 IN_PLACE = Replacements()

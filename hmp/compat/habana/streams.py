@@ -1,4 +1,4 @@
-"""Streams and events of torch.hpu: those of the device that stands for "hpu"; on the CPU ops run in order and a stream is nothing."""
+"""Streams and events of torch.hpu: those of the device that "hpu" is mapped to. On the CPU ops run in order, and a stream does nothing."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ class _Stream:
         pass
 
     def synchronize(self) -> None:
-        """Nothing waits."""
+        """Do nothing: ops have run when their calls return."""
 
     def query(self) -> bool:
-        """True: nothing waits."""
+        """Return True: ops have run when their calls return."""
         return True
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing waits."""
+        """Do nothing: ops have run when their calls return."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing waits."""
+        """Do nothing: ops have run when their calls return."""
 
     def record_event(self, event: Any = None) -> Any:
-        """The event, recorded."""
+        """Record the event, or a new one, and return it."""
         event = _Event() if event is None else event
         event.record(self)
         return event
 
 
 class _Event:
-    """A moment on the CPU."""
+    """A point in time on the CPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Notes the time."""
+        """Store the current time."""
         self._at = time.perf_counter()
 
     def query(self) -> bool:
-        """True: nothing waits."""
+        """Return True: ops have run when their calls return."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing waits."""
+        """Do nothing: ops have run when their calls return."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing waits."""
+        """Do nothing: ops have run when their calls return."""
 
     def elapsed_time(self, end_event: _Event) -> float:
-        """Milliseconds until another event."""
+        """Return the time from this event to another, in milliseconds."""
         if self._at is None or end_event._at is None:
-            raise RuntimeError("both events must be recorded before the time between them is asked for")
+            missing = "this event" if self._at is None else "end_event"
+            raise RuntimeError(f"elapsed_time(): expected two recorded events, {missing} is not recorded; call record() of both first")
         return (end_event._at - self._at) * 1000
 
 
@@ -69,7 +70,7 @@ _stream = _Stream()
 
 Stream = forwarded("Stream", _Stream, "A stream.")
 Event = forwarded("Event", _Event, "An event.")
-current_stream = of_device("current_stream", lambda: _stream, "The stream that ops run in.")
-default_stream = of_device("default_stream", lambda: _stream, "The stream that ops run in unless another one is entered.")
-set_stream = forwarded("set_stream", lambda stream: None, "Has ops run in `stream`.")
-stream = forwarded("stream", lambda stream: contextlib.nullcontext(), "A region whose ops run in `stream`.")
+current_stream = of_device("current_stream", lambda: _stream, "Return the current stream.")
+default_stream = of_device("default_stream", lambda: _stream, "Return the default stream.")
+set_stream = forwarded("set_stream", lambda stream: None, "Make a stream the current one.")
+stream = forwarded("stream", lambda stream: contextlib.nullcontext(), "Return a context in which a stream is the current one.")

@@ -1,4 +1,4 @@
-"""`lightning_habana.pytorch.accelerator`: the device that stands for "hpu", as an accelerator of Lightning's Trainer."""
+"""`lightning_habana.pytorch.accelerator`: the device that "hpu" is mapped to, as an accelerator of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 
 from ... import HmpError
 from ..habana import hpu
-from ..lightning_homes import without_gaudi
+from ..lightning_packages import without_gaudi
 
-_of_lightning = [importlib.import_module(f"{home}.accelerators").Accelerator for home in without_gaudi()]
-_Accelerators: Any = type("_Accelerators", tuple(_of_lightning), {})
+_BASES = tuple(importlib.import_module(f"{package}.accelerators").Accelerator for package in without_gaudi())
+_Accelerators: Any = type("_Accelerators", _BASES, {})
 
 
 class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are known when it is imported
-    """`Trainer(accelerator=HPUAccelerator(), devices=1)`; `Trainer(accelerator="hpu")` is the same.
+    """The accelerator "hpu": `Trainer(accelerator=HPUAccelerator(), devices=1)`, or `Trainer(accelerator="hpu")`.
 
-    On the CPU any number of devices are that many processes; of other devices there are as many as there are.
+    On the CPU `devices` is the number of processes, any number. Of other devices it is at most the number of them.
     """
 
     def setup_device(self, device: torch.device) -> None:
-        """Makes the device the current one. HmpError for one that is no "hpu"."""
+        """Make the device the current one. Raise HmpError if it is not an "hpu"."""
         if device.type != "hpu":
-            raise HmpError(f"HPUAccelerator runs on 'hpu', and the strategy's device is {str(device)!r}; give the strategy no device")
+            raise HmpError(f"HPUAccelerator expected a strategy on 'hpu', got one on {str(device)!r}; leave the strategy's device out")
         if device.index is not None:
             hpu.set_device(device)
 
     def teardown(self) -> None:
-        """Nothing: the device holds nothing that is the accelerator's."""
+        """Do nothing: there is nothing to release."""
 
     def get_device_stats(self, device: torch.device | str | int | None) -> dict[str, int]:
-        """The ten statistics of Habana's memory_stats: limit, bytes in use, counts of allocations (0 where the device does not count)."""
+        """Return Habana's memory_stats: bytes, and counts of allocations, which are 0 if the device does not count them."""
         return hpu.memory_stats(device)
 
     @staticmethod
     def parse_devices(devices: int | str | list[int] | None) -> int | None:
-        """How many devices are asked for. HmpError for what is no number of them, and for more than there are."""
+        """Return the number of devices. Raise HmpError if it is not a number >= 1, or more than there are."""
         if devices is None:
             return None
         try:
@@ -45,38 +45,40 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
         except (TypeError, ValueError):
             count = 0
         if count < 1 or isinstance(devices, (bool, float)):
-            raise HmpError(f"devices={devices!r}: HPUAccelerator takes a number of devices, 1 or more, or 'auto'")
+            raise HmpError(f"devices= expected a number >= 1 or 'auto' for accelerator 'hpu', got {devices!r}")
         there = hpu.device_count()
         if count > there and hpu.get_device_name() != "cpu":
-            raise HmpError(f"devices={devices!r}: {there} stand for 'hpu' here; give that or less, or map it to the CPU")
+            raise HmpError(
+                f"devices= expected at most {there}, the number of devices of 'hpu', got {devices!r}; map 'hpu' to the CPU for more"
+            )
         return count
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        """The "hpu", once for each device; which one a process takes is its strategy's to say."""
+        """Return "hpu" once for each device; the strategy chooses that of a process."""
         return [torch.device("hpu")] * devices
 
     @staticmethod
     def auto_device_count() -> int:
-        """How many devices `devices="auto"` takes: all there are, and one on the CPU."""
+        """Return the number of devices for `devices="auto"`: all, or 1 on the CPU."""
         return hpu.device_count()
 
     @staticmethod
     def is_available() -> bool:
-        """Whether a device stands for "hpu"."""
+        """Return True if "hpu" is mapped to a device."""
         return hpu.is_available()
 
     @staticmethod
     def name() -> str:
-        """What Lightning calls it by."""
+        """Return the name in Lightning's registry."""
         return "hpu"
 
     @staticmethod
     def get_device_name() -> str:
-        """The name of the device that stands for "hpu"."""
+        """Return the name of the device that "hpu" is mapped to."""
         return str(hpu.get_device_name())
 
     @staticmethod
     def is_lazy() -> bool:
-        """False: ops run when they are called."""
+        """Return False: ops run when they are called."""
         return False

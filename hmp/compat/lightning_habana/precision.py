@@ -16,17 +16,24 @@ _LOW = {"bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16, "16-mixed": torch.
 
 
 class HPUPrecisionPlugin(HMPPrecision):
-    """`Trainer(plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")])`, and what `precision="bf16-mixed"` is on "hpu".
+    """HMPPrecision under Habana's name: `Trainer(plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")])`.
 
-    "bf16-mixed" is HMPPrecision() with the policy of Habana's plugin: what LOWER_LIST and FP32_LIST name, else "habana". "16-mixed" is
-    the same in float16, with a scaled loss. "32-true", the default, casts nothing. HmpError for any other precision.
+    `Trainer(accelerator="hpu", precision="bf16-mixed")` is the same.
+
+    Args:
+        precision: "bf16-mixed": the lists in the environment variables LOWER_LIST and FP32_LIST, else the policy "habana". "16-mixed": the
+            same in float16, with a scaled loss. "32-true": no casts.
+        device: Accepted for Habana's scripts; has no effect.
+
+    Raises:
+        HmpError: For any other precision.
     """
 
     def __init__(self, precision: str = "32-true", device: str = "hpu") -> None:
         if precision not in (*_FLOAT32, *_LOW):
             raise HmpError(
-                f"precision={precision!r} is not one of those on 'hpu' here: {', '.join((*_LOW, *_FLOAT32))}; "
-                "give one of them, or plugins=[HMPPrecision(policy)] for lists of your own"
+                f"precision= expected one of {', '.join((*_LOW, *_FLOAT32))}, got {precision!r}; for lists of your own use "
+                "plugins=[HMPPrecision(policy)]"
             )
         self.device = device
         self._casts = precision in _LOW
@@ -36,10 +43,10 @@ class HPUPrecisionPlugin(HMPPrecision):
 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
-        """A region in which the policy is in force, and with "32-true" a region like any other."""
+        """Return a context in which the policy is active; with "32-true" it does nothing."""
         with super().forward_context() if self._casts else contextlib.nullcontext():
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy, and the scaler's state where there is one; nothing with "32-true"."""
+        """Return the policy and the state of the loss scaler, if there is one; {} with "32-true"."""
         return super().state_dict() if self._casts else {}

@@ -1,4 +1,4 @@
-"""`lightning_habana.pytorch.strategies`: Lightning's strategies for one device and for several, on the devices that stand for "hpu"."""
+"""`lightning_habana.pytorch.strategies`: Lightning's strategies for one device and for several, on "hpu"."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..habana import hccl
-from ..habana.device_map import standing
-from ..lightning_homes import STAND_IN, preferred, without_gaudi
+from ..habana import backends
+from ..habana.device_map import actual_device
+from ..lightning_packages import SHIM, preferred, without_gaudi
 
 
 class Strategies(NamedTuple):
-    """The strategies for the Trainer of one package."""
+    """The strategies for the Trainer of one of Lightning's packages."""
 
     SingleHPUStrategy: Any
     HPUParallelStrategy: Any
@@ -22,40 +22,40 @@ class Strategies(NamedTuple):
 
 
 class _Parallel:
-    """What the strategy for several processes has in its own way, over the DDPStrategy that stands behind it."""
+    """The mixin that turns DDPStrategy into that of "hpu"."""
 
     local_rank: int
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this process: the one of its rank in the node."""
+        """The device of this process, by its local rank."""
         device: torch.device = super().root_device  # type: ignore[misc]
         return torch.device("hpu", self.local_rank) if device.type == "hpu" and device.index is None else device
 
     def setup_distributed(self) -> None:
-        """Brings the processes together."""
-        hccl.on_import()  # from then on init_process_group() takes an "hpu" as its device_id
+        """Connect the processes."""
+        backends.register_hccl()  # init_process_group() then takes an "hpu" as its device_id
         super().setup_distributed()  # type: ignore[misc]
 
     def determine_ddp_device_ids(self) -> None:
-        """None: the model is on the device already."""
+        """Return None: the model is on the device already."""
 
     def _get_process_group_backend(self) -> str:
-        """NCCL on CUDA and else Gloo by their own names, so that Lightning knows what each can do; another backend as it was given."""
+        """Return "nccl" on CUDA and else "gloo", whose features Lightning knows; another backend as it was given."""
         given: str | None = self._process_group_backend  # type: ignore[has-type]
         if given in (None, "hccl"):
-            given = "nccl" if standing(self.root_device).type == "cuda" else "gloo"
+            given = "nccl" if actual_device(self.root_device).type == "cuda" else "gloo"
         self._process_group_backend = given
         return str(given)
 
 
 @functools.cache
-def strategies_of(home: str) -> Strategies:
-    """The strategies for the Trainer of that package."""
-    theirs: Any = importlib.import_module(f"{home}.strategies")
+def strategies_of(package: str) -> Strategies:
+    """Return the strategies for the Trainer of that package."""
+    theirs: Any = importlib.import_module(f"{package}.strategies")
 
     class SingleHPUStrategy(theirs.SingleDeviceStrategy):  # type: ignore[misc]
-        """`Trainer(strategy=SingleHPUStrategy())`: one process, on the device that stands for "hpu"."""
+        """One process on one device: `Trainer(strategy=SingleHPUStrategy())`."""
 
         strategy_name = "hpu_single"
 
@@ -64,7 +64,7 @@ def strategies_of(home: str) -> Strategies:
             super().__init__(device, *args, **kwargs)
 
     class HPUParallelStrategy(_Parallel, theirs.DDPStrategy):  # type: ignore[misc]
-        """`Trainer(devices=2, strategy=HPUParallelStrategy())`: a process for each device; it takes what DDPStrategy takes."""
+        """A process for each device: `Trainer(devices=2, strategy=HPUParallelStrategy())`. Arguments are those of DDPStrategy."""
 
         strategy_name = "hpu_parallel"
 
@@ -83,15 +83,15 @@ def strategies_of(home: str) -> Strategies:
     return made
 
 
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(STAND_IN))
+SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(SHIM))
 
 
-def taken_by(home: str, strategy: Any) -> Any:
-    """`strategy`; one that was made for the other package's Trainer becomes what it would be if it had been made for this one's."""
+def taken_by(package: str, strategy: Any) -> Any:
+    """Return the strategy; one that was made for the other package's Trainer becomes one for the Trainer of this package."""
     for other in without_gaudi():
-        if other != home and type(strategy) in strategies_of(other):
+        if other != package and type(strategy) in strategies_of(other):
             args, kwargs = strategy._given
-            strategy.__class__ = getattr(strategies_of(home), type(strategy).__name__)
+            strategy.__class__ = getattr(strategies_of(package), type(strategy).__name__)
             vars(strategy).clear()
             strategy.__init__(*args, **kwargs)
     return strategy

@@ -1,12 +1,18 @@
-"""Scripts that Optimum's guide to Gaudi shows run on any device: `optimum.habana` is answered here, by thin classes over transformers' own.
+"""Scripts of Optimum's guide to Gaudi run on any device: `optimum.habana` has thin classes over transformers' own.
 
-transformers is imported when a script asks for a name. Nothing of this was run on Gaudi hardware.
+transformers is imported when a script asks for a name. This was not run on Gaudi hardware.
 """
 
 from __future__ import annotations
 
+import sys
+import types
+
+import torch
+
 from ..habana.replacements import Replacements
-from ..stand_in import StandIn
+from ..import_finders import after_import
+from ..import_shim import ImportShim
 
 _ARGUMENTS = dict.fromkeys(("GaudiTrainingArguments", "GaudiSeq2SeqTrainingArguments"), f"{__name__}.arguments")
 _TRAINERS = dict.fromkeys(("GaudiTrainer", "GaudiSeq2SeqTrainer"), f"{__name__}.trainer")
@@ -22,12 +28,40 @@ _TREE = {
     "optimum.habana.transformers.training_args_seq2seq": _ARGUMENTS,
     "optimum.habana.utils": dict.fromkeys(("get_hpu_memory_stats", "set_seed"), f"{__name__}.statistics"),
 }
-_REMEDY = "Take transformers' own, or install optimum-habana and the transformers that it was made for"
+_REMEDY = "Use transformers' own, or install optimum-habana and the transformers that it was made for"
 
-_stand_in = StandIn(_TREE, _REMEDY)
+_shim = ImportShim(_TREE, _REMEDY)
 
 
 def install(replaced: Replacements) -> None:
-    """Makes `optimum.habana` importable until `replaced.undo()`."""
-    _stand_in.install()
-    replaced.on_undo(_stand_in.uninstall)
+    """Make `optimum.habana` importable until `replaced.undo()`."""
+    _shim.install()
+    replaced.on_undo(_shim.uninstall)
+
+
+_IMPORT_UTILS = "transformers.utils.import_utils"
+_IS_AVAILABLE = "is_torch_hpu_available"
+
+
+def keep_torch_unpatched(replaced: Replacements) -> None:
+    """Keep transformers from patching torch for Gaudi, until `replaced.undo()`. Called before torch has an "hpu".
+
+    transformers patches torch when its is_torch_hpu_available() first finds an "hpu", which importing transformers does. These patches
+    would outlive the shim, and its torch.compile asks for a backend that only Habana has.
+    """
+    imported = sys.modules.get(_IMPORT_UTILS)
+    if imported is None:
+        replaced.on_undo(after_import(_IMPORT_UTILS, _replace_availability))
+    elif hasattr(imported, _IS_AVAILABLE):
+        getattr(imported, _IS_AVAILABLE)()  # it caches its result: no "hpu", and nothing to patch
+
+
+def is_torch_hpu_available() -> bool:
+    """Return True if "hpu" is mapped to a device."""
+    hpu = getattr(torch, "hpu", None)
+    return hpu is not None and bool(hpu.is_available())
+
+
+def _replace_availability(module: types.ModuleType) -> None:
+    if hasattr(module, _IS_AVAILABLE):  # releases before 4.50 have none
+        setattr(module, _IS_AVAILABLE, is_torch_hpu_available)

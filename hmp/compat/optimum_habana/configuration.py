@@ -1,4 +1,4 @@
-"""GaudiConfig: what a gaudi_config.json says, as `optimum.habana` gives it."""
+"""GaudiConfig: the contents of a gaudi_config.json, as in `optimum.habana`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from ... import HmpError, Policy
-from .. import transformers  # noqa: F401  # it says what to install where transformers is not
+from .. import transformers  # noqa: F401  # raises if transformers is not installed
 
 GAUDI_CONFIG_NAME = "gaudi_config.json"
-# Configurations on the model hub that are known without it: they hold BERT's lists, and ask for both fused kernels.
+# Configurations of the model hub that are known without a download: BERT's lists, and both fused kernels.
 _LIKE_BERT = ("Habana/bert-base-uncased", "Habana/albert-large-v2")
-# Where and how to download, which scripts pass on.
+# Arguments for a download, which scripts pass.
 _OF_THE_HUB = frozenset(
     "cache_dir force_download local_files_only proxies resume_download revision subfolder token trust_remote_code use_auth_token".split()
 )
 
 
 class GaudiConfig:
-    """A Gaudi configuration: `GaudiConfig(use_fused_adam=True)`, or `GaudiConfig.from_pretrained(folder)`.
+    """A Gaudi configuration.
 
-    Switches that are not given are off, the level is O1, and the op lists are BERT's. Keys that are not known are kept.
+    Args:
+        **values: The keys of a gaudi_config.json. By default switches are False, hmp_opt_level is "O1", and the op lists are BERT's.
+            Unknown keys are kept.
+
+    Example:
+        >>> from hmp.compat.optimum_habana.configuration import GaudiConfig
+        >>> GaudiConfig(use_fused_adam=True).use_fused_adam
+        True
     """
 
     use_habana_mixed_precision: bool
@@ -50,10 +57,17 @@ class GaudiConfig:
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **values: Any) -> GaudiConfig:
-        """The configuration in a file, or in a folder's gaudi_config.json; `values` replace what it says.
+        """Read a configuration. Nothing is downloaded.
 
-        Arguments that say where and how to download are taken and mean nothing, for nothing is downloaded: of the
-        names on the model hub those are known whose configuration hmp has, and others are an HmpError.
+        Args:
+            name_or_path: A file, a folder with a gaudi_config.json, or one of the names on the model hub that hmp knows.
+            **values: Keys that replace those of the file. Arguments for a download have no effect.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            HmpError: There is no such file and hmp does not know the name, or the file is not a JSON object.
         """
         path = Path(name_or_path)
         if path.is_dir():
@@ -64,31 +78,30 @@ class GaudiConfig:
             found = dict.fromkeys(("use_habana_mixed_precision", "use_fused_adam", "use_fused_clip_norm"), True)
         else:
             raise HmpError(
-                f"Gaudi configuration {str(name_or_path)!r}: there is no such file or folder with a {GAUDI_CONFIG_NAME}, and nothing is "
-                f"downloaded; give the path of one that you have, GaudiConfig(...) with its values, or a name that hmp knows: "
-                f"{', '.join(_LIKE_BERT)}"
+                f"from_pretrained() expected a file, a folder with a {GAUDI_CONFIG_NAME}, or one of {', '.join(_LIKE_BERT)}, got "
+                f"{str(name_or_path)!r}; hmp downloads nothing: download the file, or use GaudiConfig(...) with its values"
             )
         return cls(**{**found, **{name: value for name, value in values.items() if name not in _OF_THE_HUB}})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GaudiConfig:
-        """The configuration of these keys."""
+        """Return the configuration of these keys."""
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key and its value."""
+        """Return every key and its value."""
         return dict(vars(self))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes gaudi_config.json into `folder`, which is made if need be."""
+        """Write gaudi_config.json into `folder`, which is created if it is missing."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         (target / GAUDI_CONFIG_NAME).write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @property
     def policy(self) -> Policy | None:
-        """The casts that are asked for; None where neither use_habana_mixed_precision nor use_torch_autocast is set."""
-        policy = Policy.from_gaudi_config(self.to_dict())  # tells of unknown keys, and refuses what cannot be meant
+        """The policy, or None if neither use_habana_mixed_precision nor use_torch_autocast is set."""
+        policy = Policy.from_gaudi_config(self.to_dict())  # warns of unknown keys, raises for invalid values
         return policy if self.use_habana_mixed_precision or self.use_torch_autocast else None
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +117,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise HmpError(f"{path}: is no JSON ({error}); give a {GAUDI_CONFIG_NAME}") from None
+        raise HmpError(f"{path}: expected JSON, got an error ({error}); pass a {GAUDI_CONFIG_NAME}") from None
     if not isinstance(found, dict):
-        raise HmpError(f"{path}: is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values")
+        raise HmpError(
+            f"{path}: expected a JSON object with keys such as 'hmp_bf16_ops', got a {type(found).__name__}; pass a {GAUDI_CONFIG_NAME}"
+        )
     return found

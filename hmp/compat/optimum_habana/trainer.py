@@ -1,4 +1,4 @@
-"""GaudiTrainer: transformers' Trainer, which trains as a Gaudi configuration says."""
+"""GaudiTrainer: transformers' Trainer with a Gaudi configuration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from transformers import Seq2SeqTrainer, Trainer
 import hmp
 
 from ... import HmpError
-from ..habana.nothing import say_once
+from ..habana.no_ops import warn_once
 from ..habana.optimizers import FusedAdamW
 from ..transformers import HMPCallback
 from .arguments import GaudiTrainingArguments
 from .configuration import GaudiConfig
-from .statistics import get_hpu_memory_stats
-from .throughput import WarmUp
+from .statistics import WarmUp, get_hpu_memory_stats
 
-_REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 call it by different names
-_OF_NUMPYS_STATE: list[Any] = [
+_REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 have it under different names
+_NUMPY_STATE_TYPES: list[Any] = [
     *((_REBUILD, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     numpy.ndarray,
     numpy.dtype,
@@ -33,10 +32,28 @@ _OF_NUMPYS_STATE: list[Any] = [
 
 
 class GaudiTrainer(Trainer):
-    """`GaudiTrainer(model, gaudi_config, args, train_dataset=...)`: Trainer, with the configuration's casts, optimizer and logs.
+    """Trainer with the casts, the optimizer and the logs of a Gaudi configuration: `GaudiTrainer(model, gaudi_config, args, ...)`.
 
-    Every call of the model, and a loss that is computed of what it gives, is cast by the configuration's lists; gradients are computed,
-    clipped and applied without casts. Trainer clips on torch's foreach kernels, which is what use_fused_clip_norm asks for.
+    Calls of the model and the computation of the loss are cast by the configuration's lists. Gradients are computed, clipped and applied
+    without casts. Trainer clips with torch's foreach kernels, as use_fused_clip_norm asks for.
+
+    Args:
+        model: The model, or None with `model_init`.
+        gaudi_config: The configuration; None reads `args.gaudi_config_name`.
+        args: GaudiTrainingArguments.
+        data_collator: Trainer's.
+        train_dataset: Trainer's.
+        eval_dataset: Trainer's.
+        tokenizer: Trainer's `processing_class`, before 4.46 its `tokenizer`.
+        model_init: Trainer's.
+        compute_metrics: Trainer's.
+        callbacks: Trainer's.
+        optimizers: Trainer's.
+        preprocess_logits_for_metrics: Trainer's.
+        **others: Other arguments of Trainer's.
+
+    Raises:
+        HmpError: `args` are not GaudiTrainingArguments, or `use_habana` is set without a configuration.
     """
 
     args: GaudiTrainingArguments
@@ -60,7 +77,9 @@ class GaudiTrainer(Trainer):
         if args is None:
             args = GaudiTrainingArguments(output_dir="tmp_trainer")
         if not isinstance(args, GaudiTrainingArguments):
-            raise HmpError(f"{type(self).__name__} takes GaudiTrainingArguments, not {type(args).__name__}; give it those")
+            raise HmpError(
+                f"{type(self).__name__} expected args= to be GaudiTrainingArguments, got {type(args).__name__}; use optimum.habana's class"
+            )
         self.gaudi_config = _configuration(gaudi_config, args)
         self._policy = self.gaudi_config.policy if args.use_habana else None
         self._warm_up = WarmUp(args.throughput_warmup_steps)
@@ -86,30 +105,30 @@ class GaudiTrainer(Trainer):
 
     @contextlib.contextmanager
     def compute_loss_context_manager(self) -> Iterator[None]:  # type: ignore[override]
-        """The region of a model's call and its loss, in which the configuration's casts are in force."""
-        # scoped lines speak of modules, which HMPCallback sees to
+        """Return the context of the model's call and its loss, in which the configuration's casts are active."""
+        # HMPCallback applies scoped entries to the modules
         casts = contextlib.nullcontext() if self._policy is None else hmp.casts(self._policy.unscoped)
         with super().compute_loss_context_manager(), casts:
             yield
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's optimizer, or FusedAdamW where the configuration says use_fused_adam."""
+        """Return Trainer's optimizer, or FusedAdamW if the configuration sets use_fused_adam."""
         given = self.optimizer
         made = super().create_optimizer(*args, **kwargs)
         if given is None and self.args.use_habana and self.gaudi_config.use_fused_adam:
-            # its groups say which parameters decay
+            # its groups have the weight decay of each parameter
             groups = [{name: group[name] for name in ("params", "weight_decay")} for group in made.param_groups if group["params"]]
             betas = (self.args.adam_beta1, self.args.adam_beta2)
             self.optimizer = FusedAdamW(groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon)
         return self.optimizer
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        # releases before 4.47 were made for a torch that loads NumPy's arrays unasked
-        with torch.serialization.safe_globals(_OF_NUMPYS_STATE):
+        # releases before 4.47 expect torch.load() to load NumPy's arrays by default
+        with torch.serialization.safe_globals(_NUMPY_STATE_TYPES):
             super()._load_rng_state(checkpoint)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Logs as Trainer does; in the main process with the memory, at a training's end with the speeds after the warm-up."""
+        """Log as Trainer does, with the memory in the main process and the speeds after the warm-up at the end of training."""
         if self.args.use_habana:
             if "train_samples_per_second" in logs and self.args.throughput_warmup_steps > 0:
                 logs.update(self._speeds())
@@ -125,10 +144,10 @@ class GaudiTrainer(Trainer):
             per_step = samples / self.state.max_steps  # the last batch of an epoch may be smaller
         speeds = self._warm_up.speeds(self.state.global_step, per_step)
         if not speeds:
-            say_once(
+            warn_once(
                 "throughput_warmup_steps",
-                f"throughput_warmup_steps is {self.args.throughput_warmup_steps} and no step came after them: the speeds are those of all "
-                f"steps. Give fewer, or train for longer",
+                f"throughput_warmup_steps= expected fewer than the {self.state.global_step} steps of this run, got "
+                f"{self.args.throughput_warmup_steps}; the logged speeds are those of all steps. Use a smaller number, or train for longer",
             )
         return speeds
 
@@ -139,9 +158,11 @@ def _configuration(given: GaudiConfig | None, args: GaudiTrainingArguments) -> G
     if args.gaudi_config_name is not None:
         return GaudiConfig.from_pretrained(args.gaudi_config_name)
     if args.use_habana:
-        raise HmpError("use_habana without a Gaudi configuration; give the trainer gaudi_config=GaudiConfig(...), or gaudi_config_name")
+        raise HmpError(
+            "use_habana=True expected a Gaudi configuration, got none; pass gaudi_config=GaudiConfig(...), or set gaudi_config_name"
+        )
     return GaudiConfig()
 
 
 class GaudiSeq2SeqTrainer(GaudiTrainer, Seq2SeqTrainer):
-    """Seq2SeqTrainer in the same way."""
+    """Seq2SeqTrainer in the same way: see GaudiTrainer."""

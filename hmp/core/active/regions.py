@@ -184,12 +184,38 @@ def _region(name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off],
 
 
 def disable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region in which hmp casts nothing: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
+    """Switch hmp's casts off: a context manager, and a decorator with or without parentheses.
+
+    Args:
+        function: The function to decorate; None returns a context manager.
+
+    Returns:
+        The decorated function, or a context manager, which also decorates.
+
+    Example:
+        >>> x = torch.ones(2, 2)
+        >>> with hmp.casts("habana"), hmp.disable_casts():
+        ...     torch.matmul(x, x).dtype
+        torch.float32
+    """
     return _region("disable_casts()", lambda state: state.off, function)
 
 
 def enable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region that undoes `disable_casts()` around it: the policy that was active outside that one is active again."""
+    """Switch hmp's casts on again inside `hmp.disable_casts()`: the policy that was active outside of it is active.
+
+    Args:
+        function: The function to decorate; None returns a context manager.
+
+    Returns:
+        The decorated function, or a context manager, which also decorates.
+
+    Example:
+        >>> x = torch.ones(2, 2)
+        >>> with hmp.casts("habana"), hmp.disable_casts(), hmp.enable_casts():
+        ...     torch.matmul(x, x).dtype
+        torch.bfloat16
+    """
     return _region("enable_casts()", lambda state: state.on, function)
 
 

@@ -324,7 +324,18 @@ def current_policy() -> Any:
 
 
 def casts_enabled() -> bool:
-    """Whether ops called here and now are cast, for the calling thread or task."""
+    """Return True if ops that the calling thread or task calls now are cast.
+
+    Returns:
+        True if a policy is active and casts are not switched off.
+
+    Example:
+        >>> with hmp.casts("habana"):
+        ...     hmp.casts_enabled()
+        True
+        >>> hmp.casts_enabled()
+        False
+    """
     return not _compiling() and current_state().policy is not None
 
 

@@ -23,7 +23,14 @@ _detach = Tensor.detach
 
 
 class DeviceCache(NamedTuple):
-    """Of one device: how many copies of weights are kept, their bytes, the most bytes allowed, and by reason how often none was kept."""
+    """The cached casts of weights on one device.
+
+    Attributes:
+        entries: The number of casts.
+        bytes: Their memory.
+        limit: The most bytes allowed.
+        refused: How often a cast could not be kept, by reason (see CacheInfo).
+    """
 
     entries: int
     bytes: int
@@ -32,14 +39,21 @@ class DeviceCache(NamedTuple):
 
 
 class CacheInfo(NamedTuple):
-    """The state of the cast caches. `entries` and `bytes` are of copies of weights, on all devices; `limit` is the most bytes allowed on
-    the CPU. `hits` and `misses` count the casts of weights and activations that a copy saved, and those that a copy could have saved.
-    `refused` counts by reason the times that a weight's copy could not be kept. `devices` tells each device's part by its name.
+    """The state of the cast caches.
 
-    The reasons: "device" (its memory cannot be watched for writes: it was tried), "captured graph" (one was captured, whose replays write
-    unseen), "foreign memory" (numpy's, a file's, another process's), "held elsewhere" (a view, a dlpack capsule or a graph holds the memory
-    too), "process group" (one is initialised, and its threads may write), "other threads" (one was inside a call that may write) and
-    "limit" (set_cache_limit()).
+    The reasons in `refused`: "device" (writes to its memory cannot be watched: it was tried), "captured graph" (replays of a captured graph
+    write unseen), "foreign memory" (numpy's, a file's, another process's), "held elsewhere" (a view, a dlpack capsule or a graph holds the
+    memory, too), "process group" (one is initialised, and its threads may write), "other threads" (one was inside a call that may write)
+    and "limit" (`hmp.set_cache_limit()`).
+
+    Attributes:
+        entries: The number of cached casts of weights, on all devices.
+        bytes: Their memory.
+        limit: The most bytes allowed on the CPU.
+        hits: The casts of weights and activations that the caches saved.
+        misses: The casts that they could have saved.
+        refused: How often a weight's cast could not be kept, by reason.
+        devices: The numbers of each device, by its name.
     """
 
     entries: int
@@ -76,7 +90,13 @@ def cast_recurrent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def clear_cache() -> None:
-    """Drops every cached copy of a weight or an activation. Its memory is freed once no graph or running op uses it."""
+    """Delete every cached cast of a weight or an activation. Its memory is freed once no graph or running op uses it.
+
+    Example:
+        >>> hmp.clear_cache()
+        >>> hmp.cache_info().entries
+        0
+    """
     weight_cache.clear()
     activation_cache.clear()
 
@@ -90,7 +110,16 @@ def revert() -> None:
 
 
 def cache_info() -> CacheInfo:
-    """The state of the cast caches, with the counts since hmp patched torch (revert() sets them to 0)."""
+    """Return the state of the cast caches, with the counts since hmp patched torch.
+
+    Returns:
+        Entries, bytes, hits, misses and the reasons for which casts were not kept. `hmp.revert()` sets the counts to 0.
+
+    Example:
+        >>> hmp.clear_cache()
+        >>> hmp.cache_info().bytes
+        0
+    """
     misses = weight_cache.misses + activation_cache.misses
     entries, refused = weight_cache.entries(), weight_cache.refused.copy()
     names = sorted({str(device) for device, _ in entries} | {name for name, _ in refused})
@@ -109,23 +138,44 @@ def _of_device(device: torch.device, entries: list[tuple[torch.device, int]], re
 
 
 def set_cache_limit(limit: int | None) -> None:
-    """Lets cached copies of weights take at most `limit` bytes of each device. 0 keeps none; None is the default, a quarter of its memory.
+    """Limit the memory of cached casts of weights. A weight whose cast does not fit is cast at each use.
 
-    The copy of a float32 weight has half its size, so a model with copies of all weights takes 1.5 times its weights. The default allows
-    that for models that fill up to half of the memory; what does not fit is cast at each use. Raises HmpError for any other limit.
+    The bfloat16 cast of a float32 weight has half its size, so a model with casts of all weights takes 1.5 times the memory of its weights.
+    The default allows that for models that fill up to half of the memory.
+
+    Args:
+        limit: The most bytes on each device; 0 keeps none, None is the default, a quarter of the device's memory.
+
+    Raises:
+        HmpError: `limit` is not None and not an integer >= 0.
+
+    Example:
+        >>> hmp.set_cache_limit(0)
+        >>> hmp.cache_info().limit
+        0
+        >>> hmp.set_cache_limit(None)
     """
     _check_bytes("set_cache_limit", limit)
     weight_cache.set_limit(limit)
 
 
 def set_sharing(least: int | None) -> None:
-    """Lets products share the cast of a tensor that needs a gradient and has at least `least` bytes. None is the default: 32 KiB for
-    activations, 0 for weights.
+    """Set from which size on matrix products share the cast of a tensor that requires a gradient.
 
-    What several products take, such as the input of query, key and value, is then cast once and kept once for backward. Each use of an
-    activation costs a node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value
-    saves time where activations are small, 0 the most memory. Results are the same bits, and gradients are summed in the tensor's own dtype
-    as if each use had cast anew. Raises HmpError for any other value.
+    A tensor that several products take, such as the input of query, key and value, is then cast once and saved once for backward. Each use
+    of an activation adds a node to autograd's graph, which takes longer than the cast of a tensor of 128 KiB on a CPU: a larger value saves
+    time if activations are small, 0 saves the most memory. Results have the same bits, and gradients are summed in the tensor's own dtype
+    as without sharing.
+
+    Args:
+        least: The size in bytes; None is the default, 32 KiB for activations and 0 for weights.
+
+    Raises:
+        HmpError: `least` is not None and not an integer >= 0.
+
+    Example:
+        >>> hmp.set_sharing(0)
+        >>> hmp.set_sharing(None)
     """
     _check_bytes("set_sharing", least)
     shared_cast.least = shared_cast.DEFAULT_LEAST if least is None else least

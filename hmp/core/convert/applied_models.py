@@ -33,19 +33,35 @@ def apply(
     methods: Iterable[str] = ("forward",),
     verbose: bool = False,
 ) -> M:
-    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast":
-    torch.autocast's own lists for the device that the model's parameters are on, in bfloat16 where that device has instructions for it,
-    else float16. So move the model first.
+    """Run every call of a model under a policy. Code outside its calls is not cast. `hmp.remove(model)` undoes it.
 
-    Works through `model(...)`, not through a direct `model.forward(...)`, and through the other `methods` that are named, such as "encode"
-    and "decode". These are plain methods of the model's class, no generator or coroutine functions. Scoped lines (`softmax @ decoder.*`)
-    are resolved for the modules that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the
-    model has the policy too, and so has the model in another process that multiprocessing hands it to. A file has none; loading it warns.
+    This works through `model(...)`, not through a direct `model.forward(...)`. A deep copy of the model has the policy, too, and so has the
+    model in a process that multiprocessing sends it to. A saved file has none; loading it logs a warning. torch is patched as long as a
+    model has a policy.
 
-    `outputs` is a dtype, such as "float32": the floating tensors that a call of the model returns are cast to it, also in nested lists,
-    tuples, dicts and dataclasses, as accelerate and Lightning do; float64 and integers stay. For a loss, numpy or an op without a kernel
-    in the low dtype behind the model. What the model's own layers hand on is not changed. `verbose` logs the policy
-    and every distinct decision once. `hmp.remove(model)` undoes it; torch is patched as long as a model has a policy.
+    Args:
+        model: The model, on its device already.
+        policy: A policy, a preset's name or a folder of lists. The default is "autocast": the lists of torch.autocast for the device of
+            the model's parameters, in bfloat16 if that device has instructions for it, else in float16. Scoped entries
+            (`softmax @ decoder.*`) match the modules that the model has now, in calls inside calls of the model.
+        outputs: A dtype such as "float32", to which the floating-point tensors that a call returns are cast, also in nested lists, tuples,
+            dicts and dataclasses; float64 and integers stay. Use it if a loss, numpy or an op without a low-precision kernel follows.
+            Outputs of the model's layers are not cast. None casts none.
+        methods: The methods of the model's class that run under the policy when they are called directly, such as "encode". Generator
+            and coroutine functions are not supported.
+        verbose: Log the policy, and each distinct cast once.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        OpListError: There is no such policy, or its lists cannot be used.
+        HmpError: `model` is not a torch.nn.Module or is a scripted one, or its class has no such method.
+
+    Example:
+        >>> model = hmp.apply(torch.nn.Linear(4, 2), "habana", outputs="float32")
+        >>> model(torch.ones(1, 4)).dtype
+        torch.float32
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
@@ -79,10 +95,24 @@ def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def remove(model: M) -> M:
-    """`model`; no policy is applied to it any more. HmpError for what is no module.
+    """Remove the policy of a model that `hmp.apply()` gave it.
 
-    Where that was the last policy, nothing of torch is patched any more: no other model has one, nothing is converted, and no `casts()`
-    was entered since `revert()`, whose regions leave torch patched.
+    If it was the last policy, torch is no longer patched: no other model has one, the process is not converted, and no `hmp.casts()` was
+    entered since `hmp.revert()`.
+
+    Args:
+        model: The model, with or without a policy.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        HmpError: `model` is not a torch.nn.Module.
+
+    Example:
+        >>> model = hmp.apply(torch.nn.Linear(4, 2), "habana")
+        >>> hmp.remove(model)(torch.ones(1, 4)).dtype
+        torch.float32
     """
     marked = module_calls.inside_compiled(module_of(model, "remove()"))
     with lock:

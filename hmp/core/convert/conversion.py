@@ -29,13 +29,22 @@ from .verbose import announce
 
 
 class Handle:
-    """What `convert()` returns: at the end of its `with`, or by `.revert()`, the policy from before the conversion is active again."""
+    """The result of `hmp.convert()`: `revert()`, or the end of a `with` block, restores the policy from before.
+
+    Example:
+        >>> handle = hmp.convert()
+        >>> hmp.is_converted()
+        True
+        >>> handle.revert()
+        >>> hmp.is_converted()
+        False
+    """
 
     def __init__(self, table: PolicyTable) -> None:
         self._table = table
 
     def revert(self) -> None:
-        """Undoes this conversion and all later ones; a second call does nothing."""
+        """Undo this conversion and all later ones. A second call does nothing."""
         with _lock:
             if self not in _converted:
                 return
@@ -72,16 +81,35 @@ def convert(  # noqa: PLR0913
     verbose: bool | None = None,
     model: torch.nn.Module | None = None,
 ) -> Handle:
-    """Activates a policy for the whole process. Returns a handle that restores the policy from before.
+    """Activate a policy for the whole process. A second call replaces the policy.
 
-    "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs
-    matrix products and convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named.
-    `policy` takes a Policy, a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless
-    the policy says otherwise.
-    `isVerbose` (or `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose
-    modules scoped lines (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call
-    replaces the policy.
-    Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
+    The arguments are those of Habana's call. After an exception torch is as it was before.
+
+    Args:
+        opt_level: "O1" uses the lists. "O2" runs matrix products and convolutions in the low-precision dtype and every other op in
+            float32, whatever BF16 and FP32 lists are passed.
+        bf16_file_path: The list of ops that run in the low-precision dtype. "" and None are Habana's default list.
+        fp32_file_path: The list of ops that run in float32. "" and None are Habana's default list.
+        isVerbose: Log the policy, the references that `hmp.unreachable()` returns, and each distinct cast once.
+        promote_file_path: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
+        fp8_file_path: The list of matrix products that run in FP8. "" and None are an empty list.
+        saved_file_path: The list of ops whose saved activations are packed. "" and None are an empty list.
+        policy: A policy, a preset's name or a folder of lists, instead of list files and "O2".
+        dtype: The low-precision dtype, torch.bfloat16 or torch.float16; None takes that of the policy, else torch.bfloat16.
+        verbose: Another name of `isVerbose`.
+        model: The model whose modules the scoped entries (`softmax @ decoder.*`) match, as it is now.
+
+    Returns:
+        A handle that restores the policy from before, also a context manager.
+
+    Raises:
+        OpListError: A list cannot be used.
+        HmpError: Other arguments are wrong, or exclude each other.
+
+    Example:
+        >>> with hmp.convert():
+        ...     torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype
+        torch.bfloat16
     """
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
@@ -153,7 +181,14 @@ def choose_policy(
 
 
 def revert() -> None:
-    """Undoes every convert(), casts() and apply(): no policy is active, nothing of torch is patched. Does nothing without one."""
+    """Undo every `convert()`, `casts()` and `apply()`: no policy is active and torch is not patched. Does nothing without one.
+
+    Example:
+        >>> handle = hmp.convert()
+        >>> hmp.revert()
+        >>> hmp.is_converted()
+        False
+    """
     global _regions_entered
     with _lock:
         _converted.clear()
@@ -176,7 +211,16 @@ def revert_if_unused() -> bool:
 
 
 def is_converted() -> bool:
-    """Whether a process-wide policy is active."""
+    """Return True if a process-wide policy is active.
+
+    Returns:
+        True from `hmp.convert()` on until it is reverted; `hmp.casts()` and `hmp.apply()` do not count.
+
+    Example:
+        >>> with hmp.casts("habana"):
+        ...     hmp.is_converted()
+        False
+    """
     return PROCESS.policy is not None
 
 
@@ -191,12 +235,27 @@ def any_applied() -> bool:
 
 
 def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
-    """A region of the calling thread or task in which `policy` is active: context manager and decorator; nests.
+    """Activate a policy in the calling thread or task: a context manager and a decorator. Contexts nest.
 
-    Without a policy: "autocast", torch.autocast's own lists for the device that `model` is on, without one for the device in use.
+    torch stays patched until `hmp.revert()`. Outside the context the patches do nothing.
 
-    `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. torch stays
-    patched until `hmp.revert()`; outside the region the patches do nothing.
+    Args:
+        policy: A policy, a preset's name or a folder of lists. The default is "autocast": the lists of torch.autocast for the device of
+            `model`, or else for the device in use.
+        model: The model whose modules the scoped entries (`softmax @ decoder.*`) match, as it is now.
+
+    Returns:
+        A context manager, which also decorates functions, generators and coroutines.
+
+    Raises:
+        OpListError: There is no such policy, or its lists cannot be used.
+        HmpError: The policy has scoped entries and there is no model, or torch.compile traces the first `casts()` of the process.
+
+    Example:
+        >>> x = torch.ones(2, 2)
+        >>> with hmp.casts("habana"):
+        ...     torch.matmul(x, x).dtype, torch.softmax(x, -1).dtype
+        (torch.bfloat16, torch.float32)
     """
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
@@ -302,7 +361,24 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
 
 
 def register(owner: Any, name: str, cast: ListName) -> None:
-    """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
+    """Put a function of your own on a list, under every policy: its inputs are cast, and ops inside it are not cast again.
+
+    Args:
+        owner: The module or class that has the function.
+        name: The name of the function in `owner`.
+        cast: The list: "bf16", "fp32" or "promote".
+
+    Raises:
+        HmpError: `owner` has no such function, hmp or torch owns it, or `cast` is not one of the lists.
+
+    Example:
+        >>> import types
+        >>> mine = types.SimpleNamespace(scale=lambda x: x * 2)
+        >>> hmp.register(mine, "scale", "bf16")
+        >>> with hmp.casts("habana"):
+        ...     mine.scale(torch.ones(2)).dtype
+        torch.bfloat16
+    """
     with _lock:
         user_functions.add(owner, name, cast)
         _rebuild_all()

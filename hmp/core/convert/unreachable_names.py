@@ -20,8 +20,18 @@ from ..patching import SKIPPED, unfrozen
 
 
 class Unreachable(NamedTuple):
-    """One reference to an original function of torch: its module, the name that has it, the line of the module that made it (None where
-    unknown), and the function. Calls through it are not cast."""
+    """A reference to an original function of torch. Calls through it are not cast.
+
+    Attributes:
+        module: The module of the reference.
+        name: The name that refers to the function.
+        line: The line of the module that made the reference, from 1; None if unknown.
+        op: The function.
+
+    Example:
+        >>> print(hmp.Unreachable("train", "ACTIVATIONS", 7, "torch.relu"))
+        train:7: ACTIVATIONS holds torch.relu as it was before it was patched
+    """
 
     module: str
     name: str
@@ -34,11 +44,20 @@ class Unreachable(NamedTuple):
 
 
 def unreachable() -> list[Unreachable]:
-    """The references to torch's original functions that were taken before convert() and still call them; [] while nothing is patched.
+    """Find references to torch's original functions that were taken before the conversion: calls through them are not cast.
 
-    They are in tuples, in sets, in keys of dicts, in attributes of objects that are no nn.Module, and in closures of nested functions.
-    Not listed are local variables of running functions, references of C code, and torch's own. Looks at every object that is alive, which
-    takes a few tenths of a second.
+    They are in tuples, sets, keys of dicts, attributes of objects other than nn.Module, and closures of nested functions. Local variables
+    of running functions, references in C code and torch's own are not found. The search looks at every object, which takes a few tenths of
+    a second.
+
+    Returns:
+        The references, sorted by module and line; [] while torch is not patched.
+
+    Example:
+        >>> activations = (torch.sigmoid,)
+        >>> with hmp.convert():
+        ...     len(hmp.unreachable()) >= 0
+        True
     """
     originals = placement.originals()
     if not originals:

@@ -87,16 +87,75 @@ def rule_of(function: Any, low: Any) -> OpRule:
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the BF16 list: where casts are on, its castable inputs become the low dtype (R1), and what it calls inside is
-    not cast again (R8)."""
+    """Make a function one op on the BF16 list: while a policy is active, its inputs are cast to the low-precision dtype (R1).
+
+    Ops inside the function are not cast again.
+
+    Args:
+        function: The function, static method or class method to decorate.
+
+    Returns:
+        The decorated function.
+
+    Raises:
+        HmpError: `function` is a class, or cannot be called.
+
+    Example:
+        >>> @hmp.bf16_function
+        ... def scale(x, y):
+        ...     return x * y
+        >>> with hmp.casts("habana"):
+        ...     scale(torch.ones(2), torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.bfloat16
+    """
     return _decorated(function, "bf16")
 
 
 def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the FP32 list: where casts are on, its castable inputs become float32 (R2)."""
+    """Make a function one op on the FP32 list: while a policy is active, its inputs are cast to float32 (R2).
+
+    Ops inside the function are not cast again.
+
+    Args:
+        function: The function, static method or class method to decorate.
+
+    Returns:
+        The decorated function.
+
+    Raises:
+        HmpError: `function` is a class, or cannot be called.
+
+    Example:
+        >>> @hmp.fp32_function
+        ... def scale(x, y):
+        ...     return x * y
+        >>> with hmp.casts("habana"):
+        ...     scale(torch.ones(2), torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
     return _decorated(function, "fp32")
 
 
 def promote_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the promote list: where casts are on, its castable inputs become the widest dtype among them (R3)."""
+    """Make a function one op on the promote list: while a policy is active, its inputs become the widest dtype among them (R3).
+
+    Ops inside the function are not cast again.
+
+    Args:
+        function: The function, static method or class method to decorate.
+
+    Returns:
+        The decorated function.
+
+    Raises:
+        HmpError: `function` is a class, or cannot be called.
+
+    Example:
+        >>> @hmp.promote_function
+        ... def scale(x, y):
+        ...     return x * y
+        >>> with hmp.casts("habana"):
+        ...     scale(torch.ones(2), torch.ones(2, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
     return _decorated(function, "promote")

@@ -44,18 +44,33 @@ HABANA = "habana"  # what convert() makes active, and what stands in for list fi
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which
-    ops have what they keep for backward packed.
+    """Which ops run in which dtype: an immutable value. Policies are equal if their lists and dtypes are, whatever their names and files.
 
-    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
-    torch.float16.
-    `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
-    Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
-    unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
+    Lists contain names as list files spell them, also with a scope: "softmax @ decoder.*".
 
-    `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
-    "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
-    `saved_recipe` is what is kept for backward as: "fp8", "bf16" or "int8".
+    Args:
+        name: The name, for messages and tables.
+        dtype: The low-precision dtype, torch.bfloat16 or torch.float16.
+        bf16: Ops that run in the low-precision dtype.
+        fp32: Ops that run in float32.
+        promote: Ops that run in the widest dtype of their inputs.
+        scoped: The entries of all lists that have a scope; entries with a scope in the other arguments are moved here.
+        origin: The file and line of entries, by (list, name), for messages.
+        fp8: Matrix products that run in FP8.
+        fp8_recipe: The scales of FP8: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "mxfp8".
+        fp8_kernel: "emulate" emulates FP8 on every device, "auto" where a device has no FP8 kernel.
+        saved: Ops whose saved activations are packed.
+        saved_recipe: What they are packed as: "fp8", "bf16" or "int8".
+
+    Raises:
+        OpListError: A name is unknown, or an op is on the FP32 list and on the BF16 or FP8 list, with the same scope or without one.
+        HmpError: A dtype or a recipe is unknown.
+
+    Example:
+        >>> policy = hmp.Policy("mine", bf16={"linear", "matmul"}, fp32={"softmax"})
+        >>> with hmp.casts(policy):
+        ...     torch.nn.functional.linear(torch.ones(1, 4), torch.ones(2, 4)).dtype
+        torch.bfloat16
     """
 
     name: str = field(default="custom", compare=False)
@@ -93,7 +108,18 @@ class Policy:
             precedence.refuse_both(by_cast)
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
-        """The ids of the ops on the list `cast`, each with the entry that names it."""
+        """Return the ops on a list, by their ids.
+
+        Args:
+            cast: The list: "bf16", "fp32", "promote", "fp8" or "saved".
+
+        Returns:
+            The entry that names each op, by the op's id.
+
+        Example:
+            >>> sorted(hmp.Policy("mine", bf16={"linear"}).casts_by_op("bf16"))
+            ['linear']
+        """
         found: dict[str, ListEntry] = {}
         for name in sorted(getattr(self, cast)):
             entry = self.origin.get((cast, name)) or ListEntry(name, cast)
@@ -104,13 +130,25 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt, or some.
+        """Load a preset, or a folder of lists.
 
-        A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
-        but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
-        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate", and what is kept for backward is
-        packed as "fp8" unless saved_recipe.txt says another.
-        OpListError where there is no such preset or folder.
+        A folder contains at least one of bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt; the others are empty lists. base.txt names
+        a preset that decides all ops that the lists do not name. dtype.txt ("bfloat16", "float16"), recipe.txt, kernel.txt and
+        saved_recipe.txt have one word each, for `dtype`, `fp8_recipe`, `fp8_kernel` and `saved_recipe`.
+
+        Args:
+            policy: A preset's name (`hmp.policies()` lists them), or the path of a folder.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OpListError: There is no such preset or folder, or a list cannot be used.
+            HmpError: `policy` is not a string or path.
+
+        Example:
+            >>> "softmax" in hmp.Policy.load("habana").fp32
+            True
         """
         if not isinstance(policy, (str, os.PathLike)):
             kind = type(policy).__name__
@@ -146,10 +184,30 @@ class Policy:
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8 and for
-        what is packed.
+        """Load a policy from list files.
 
-        The names in the files, and their synonyms, win over the default lists (R4); the log says where.
+        The names in the files, and their synonyms, take precedence over the default lists, which is logged (see rule R4).
+
+        Args:
+            bf16: The list of ops that run in the low-precision dtype. "" and None are Habana's default list.
+            fp32: The list of ops that run in float32. "" and None are Habana's default list.
+            promote: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
+            fp8: The list of matrix products that run in FP8. "" and None are an empty list.
+            saved: The list of ops whose saved activations are packed. "" and None are an empty list.
+            dtype: The low-precision dtype, torch.bfloat16 or torch.float16.
+            name: The policy's name.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OpListError: A file is missing, or cannot be used.
+
+        Example:
+            >>> from pathlib import Path
+            >>> _ = Path("mine.txt").write_text("linear")
+            >>> hmp.Policy.from_files(bf16="mine.txt", name="mine").entries("bf16")
+            ['linear']
         """
         files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote, "saved": saved}
         given: list[ListEntry] = []
@@ -201,11 +259,24 @@ class Policy:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
-        """The policy of the list files that the environment variables LOWER_LIST and FP32_LIST name, or else
-        PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST. For a variable that is unset or empty: the default list.
+        """Load a policy from the list files that environment variables name, as Gaudi's autocast does.
 
-        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast. `environ` is read in the place of the
-        process's environment.
+        LOWER_LIST names the BF16 list and FP32_LIST the FP32 list; if unset, PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and
+        PT_HPU_AUTOCAST_FP32_OPS_LIST do. Without a variable, or with an empty one, it is Habana's default list. A name on both lists counts
+        on the BF16 list, as in Gaudi's autocast.
+
+        Args:
+            environ: The environment variables; None reads those of the process.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OpListError: A file is missing, or cannot be used.
+
+        Example:
+            >>> hmp.Policy.from_env({}) == hmp.Policy.load("habana")
+            True
         """
         environ = os.environ if environ is None else environ
         lower = list_from_env("bf16", environ)
@@ -221,10 +292,24 @@ class Policy:
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
-        """The policy of an Optimum Gaudi configuration: a gaudi_config.json, the folder that holds one, or its contents.
+        """Load the policy of an Optimum Gaudi configuration.
 
-        BERT's lists stand in for keys that are absent, as documented there. Unknown keys are kept out with a warning.
-        Raises HmpError where both HMP and autocast are asked for.
+        The keys hmp_bf16_ops and hmp_fp32_ops (with use_torch_autocast: autocast_bf16_ops and autocast_fp32_ops) are the lists. Without
+        them they are BERT's, as Optimum documents. hmp_opt_level "O2" is the preset "habana-o2". Unknown keys are ignored with a warning.
+
+        Args:
+            config: A gaudi_config.json, a folder with one, or its contents.
+
+        Returns:
+            The policy.
+
+        Raises:
+            OpListError: There is no such file, or a list cannot be used.
+            HmpError: The configuration asks for HMP and autocast at once, or has other invalid values.
+
+        Example:
+            >>> hmp.Policy.from_gaudi_config({"hmp_bf16_ops": ["linear"], "hmp_fp32_ops": ["softmax"]}).bf16
+            frozenset({'linear'})
         """
         config, path = read_gaudi_config(config)
         kind = "autocast" if config.get("use_torch_autocast") else "hmp"
@@ -243,7 +328,23 @@ class Policy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """The policy that `to_dict()` described."""
+        """Return the policy of a dict that `to_dict()` returned.
+
+        Args:
+            values: Name, dtype, lists and recipes. Missing lists are empty.
+
+        Returns:
+            The policy.
+
+        Raises:
+            HmpError: `values` is not a dict, or has unknown keys or values.
+            OpListError: A list cannot be used.
+
+        Example:
+            >>> policy = hmp.Policy.load("habana")
+            >>> hmp.Policy.from_dict(policy.to_dict()) == policy
+            True
+        """
         if not isinstance(values, Mapping):
             raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
         fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
@@ -254,7 +355,15 @@ class Policy:
         return cls(values.get("name", "custom"), low_dtype(values.get("dtype", torch.bfloat16)), **given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
+        """Return the policy as plain values for JSON.
+
+        Returns:
+            Name, dtype, sorted lists, recipes and fingerprint.
+
+        Example:
+            >>> hmp.Policy("mine", bf16={"linear"}).to_dict()["bf16"]
+            ['linear']
+        """
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
         said = self._of_optional_lists
@@ -272,7 +381,7 @@ class Policy:
 
     @property
     def in_fp8(self) -> str:
-        """How products on the FP8 list are computed, in words."""
+        """How matrix products on the FP8 list are computed, in words."""
         return f"FP8 recipe {self.fp8_recipe}" + (", emulated on every device" if self.fp8_kernel == "emulate" else "")
 
     @property
@@ -282,7 +391,18 @@ class Policy:
         return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
 
     def entries(self, cast: ListName) -> list[str]:
-        """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
+        """Return a list as list files spell it.
+
+        Args:
+            cast: The list: "bf16", "fp32", "promote", "fp8" or "saved".
+
+        Returns:
+            The names, sorted, then the entries that have a scope.
+
+        Example:
+            >>> hmp.Policy("mine", fp32={"softmax", "log @ head"}).entries("fp32")
+            ['softmax', 'log @ head']
+        """
         return [*sorted(getattr(self, cast)), *(entry.text for entry in self.scoped if entry.cast == cast)]
 
     @property
@@ -302,7 +422,22 @@ class Policy:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def replace(self, **changes: Any) -> Policy:
-        """A policy with these fields changed: `policy.replace(bf16=policy.bf16 | {"gelu"})`."""
+        """Return a policy with some fields changed.
+
+        Args:
+            **changes: Arguments of `hmp.Policy`.
+
+        Returns:
+            The new policy.
+
+        Raises:
+            OpListError: A list cannot be used.
+
+        Example:
+            >>> policy = hmp.Policy.load("habana")
+            >>> "erfinv" in policy.replace(fp32=policy.fp32 | {"erfinv"}).fp32
+            True
+        """
         changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
         return dataclass_replace(self, **changes)
 
@@ -317,9 +452,12 @@ class Policy:
                 entries with this scope.
             to: The list that it is put on: "bf16", "fp32", "promote" or "fp8".
 
+        Returns:
+            The new policy.
+
         Raises:
-            OpListError: `name` is no op, or one that this list may not hold.
-            HmpError: `to` is none of these lists.
+            OpListError: `name` is not an op, or one that this list cannot contain.
+            HmpError: `to` is not one of these lists.
 
         Example:
             >>> policy = hmp.Policy("mine", bf16={"linear", "matmul"}).move("matmul", "fp32")
@@ -345,8 +483,23 @@ class Policy:
         return self.replace(scoped=[entry for entry in self.scoped if entry.cast == "saved"], **lists)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt and saved.txt where the policy has these lists, and the files of
-        one word where these are not what they would be without. Returns the folder, which is created where it does not exist."""
+        """Write the policy into a folder, which `Policy.load()` reads.
+
+        Args:
+            folder: The folder, which is created if it is missing. bf16.txt, fp32.txt and promote.txt are written; fp8.txt, saved.txt and
+                the files of one word (dtype.txt and so on) if they differ from the defaults.
+
+        Returns:
+            The folder.
+
+        Raises:
+            HmpError: `folder` is a file.
+
+        Example:
+            >>> policy = hmp.Policy("mine", bf16={"linear"})
+            >>> hmp.Policy.load(policy.save("my_lists")) == policy
+            True
+        """
         target = Path(folder)
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -362,9 +515,23 @@ class Policy:
         return target
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
-        """The names on lists that decide an op differently in the two policies: name → (list in this one, list in `other`), None for
-        unlisted; before them "(low dtype)", "(FP8 recipe)" and "(FP8 kernel)" where they differ. A name that another stands for there,
-        as `mul` for `multiply`, is no difference. `other` may be a preset's name or a folder."""
+        """Compare two policies.
+
+        Args:
+            other: The other policy, a preset's name or a folder.
+
+        Returns:
+            Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
+            as `mul` for `multiply`, are no difference. "(low dtype)", "(FP8 recipe)" and "(FP8 kernel)" come first, if they differ.
+
+        Raises:
+            OpListError: There is no such policy.
+
+        Example:
+            >>> mine = hmp.Policy("mine", bf16={"linear"}, fp32={"softmax"})
+            >>> mine.diff(mine.replace(fp32={"log"}))
+            {'log': (None, 'fp32'), 'softmax': ('fp32', None)}
+        """
         against = as_policy(other)
 
         def table(policy: Policy) -> dict[str, str]:

@@ -51,7 +51,15 @@ def home() -> Path:
 
 
 def policies() -> list[str]:
-    """The names of the presets that ship with hmp, sorted."""
+    """Return the names of the presets that ship with hmp.
+
+    Returns:
+        The names, sorted, also those of single releases of torch ("torch-cpu@2.13").
+
+    Example:
+        >>> {"autocast", "habana"} <= set(hmp.policies())
+        True
+    """
     return sorted({*_folders(), *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
 
 

@@ -28,9 +28,17 @@ _counts: Counter[str] = Counter()
 
 
 def fallbacks() -> dict[str, int]:
-    """How many calls of each op ran in float32 because the device has no kernel in the low dtype, and how many products on the FP8 list
-    in the low dtype, by "op: not in FP8, reason"; of ops whose tensors for backward are to be packed, the calls that could not, by
-    "op: not packed, reason"; reset when torch is unpatched."""
+    """Count the calls that ran in another dtype than their list says, because a kernel is missing.
+
+    Returns:
+        The number of calls by op: those that ran in float32 because the device has no low-precision kernel. "op: not in FP8, reason": those
+        of the FP8 list that ran in the low-precision dtype. "op: not packed, reason": those whose saved activations were not packed. The
+        counts are reset when hmp's patches of torch are removed.
+
+    Example:
+        >>> hmp.fallbacks()
+        {}
+    """
     with _lock:
         return dict(_counts)
 

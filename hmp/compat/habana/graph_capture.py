@@ -1,6 +1,6 @@
-"""A step is captured while it runs: every kernel that it calls, in forward, backward and optimizer, is noted.
+"""The capture of an HPUGraph: records every kernel that a step calls, in forward, backward and optimizer.
 
-What a replay could not do right is an error here: values that Python reads, random numbers that were seeded, collectives.
+It raises where a replay would compute something else: Python reads values, random numbers are seeded, processes communicate.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ import hmp
 from ... import HmpError
 from ...core.casting import each_tensor
 from ...core.uncompiled import running_uncompiled
-from .captured import Call, Captured, StepsOfOptimizers, Tensors, place, same_memory
-from .device_map import standing
+from .device_map import actual_device
+from .graph_replay import Call, Captured, OptimizerSteps, Tensors, place, same_memory
 from .replacements import Replacements
 
 _aten = torch.ops.aten
-# what they give has no values yet
+# their results have no values yet
 _UNFILLED = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty, _aten.new_empty_strided}
-# besides those with a tag: what the whole of `if tensor` is in inference mode, and out of which torch's C++ reads lengths
+# besides those with a tag: the only kernel of `if tensor` in inference mode, and ops whose C++ reads lengths
 _READING = {_aten.is_nonzero, _aten._pack_padded_sequence, _aten._ctc_loss}
-# what gives a tensor's values to Python, or reads sizes out of it, without a kernel: owner, name, and whether a call does
-_TELLING: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
+# functions that read a tensor's values without a kernel: owner, name, and a test of the arguments
+_READERS: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
     *((torch.Tensor, name, lambda *given: True) for name in ("tolist", "numpy", "__array__", "__dlpack__")),
     *((owner, "tensor_split", lambda *given: next(each_tensor(given), None) is not None) for owner in (torch, torch.Tensor)),
 )
 
 
 class Capture(TorchDispatchMode):
-    """The calls between `open()` and `close()` in this thread, and in backward's."""
+    """Records the calls between `open()` and `close()`, in this thread and in that of backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[Call] = []
         self._made: set[int] = set()
         self._tensors = Tensors()
-        self._optimizers = StepsOfOptimizers()
+        self._optimizers = OptimizerSteps()
         self._random = _Random()
         self._open = contextlib.ExitStack()
 
     def open(self) -> None:
-        """From here on everything is noted."""
-        # casts that were made before would not be made again by a replay
+        """Begin to record."""
+        # a replay would not repeat casts that were cached before
         hmp.clear_cache()
         torch.clear_autocast_cache()
         with contextlib.ExitStack() as stack:
             if "torch._dynamo" in sys.modules:
-                stack.enter_context(running_uncompiled())  # compiled kernels are called past the dispatcher
-            stack.enter_context(_telling_no_values())
+                stack.enter_context(running_uncompiled())  # compiled kernels bypass the dispatcher
+            stack.enter_context(_no_readers())
             stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizers.begins(optimizer)).remove)
             stack.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizers.ended(optimizer)).remove)
             stack.enter_context(self)
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """From here on nothing is."""
+        """End the recording."""
         self._open.close()
         torch.clear_autocast_cache()
 
     def captured(self) -> Captured:
-        """What was noted. HmpError where a replay could not do the same."""
+        """Return the recorded step. Raise HmpError if a replay could not repeat it."""
         self._tensors.close()
         self._optimizers.close()
         return Captured(self._calls, self._tensors, self._optimizers)
@@ -77,7 +77,7 @@ class Capture(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs the kernel and notes the call."""
+        """Run the kernel and record the call."""
         kwargs = dict(kwargs or {})
         if func.namespace == "profiler":
             return func(*args, **kwargs)
@@ -92,7 +92,9 @@ class Capture(TorchDispatchMode):
         before, given = list(each_tensor((args, kwargs))), list(each_tensor((result,)))
         for tensor in (*before, *given):
             if tensor.layout is not torch.strided:
-                raise HmpError(f"HPUGraph: {func} has a tensor of layout {tensor.layout}, and a replay fills strided ones alone")
+                raise HmpError(
+                    f"HPUGraph: expected strided tensors, got one of layout {tensor.layout} in {func}; leave it out of the graph"
+                )
         if func is _aten.lift_fresh.default:
             self._note_constant(given[0])
             return
@@ -109,34 +111,32 @@ class Capture(TorchDispatchMode):
             self._calls.append(Call(func, *taken, tuple(same_memory(new)), torch.is_inference_mode_enabled()))
 
     def _note_constant(self, tensor: torch.Tensor) -> None:
-        if tensor.untyped_storage().resizable():  # else it is memory of NumPy's, and not of torch's making
+        if tensor.untyped_storage().resizable():  # memory of NumPy's is not resizable
             self._made.add(place(tensor))
-            # a call may have written to it since: it gets its numbers again
+            # a later call may write to it: a replay begins with these numbers
             numbers = (tensor.clone(),)
             self._calls.append(Call(_aten.alias.default, numbers, {}, (same_memory(tensor),), torch.is_inference_mode_enabled()))
 
 
 class _Random:
-    """Whether the random numbers of a replay will be those that follow: between two draws nobody has set a generator."""
+    """Checks that no generator is seeded between two draws, which a replay would not do."""
 
     def __init__(self) -> None:
-        self._states = {device: _random_state(device) for device in {torch.device("cpu"), standing()}}
+        self._states = {device: _random_state(device) for device in {torch.device("cpu"), actual_device()}}
 
     @contextlib.contextmanager
     def drawing(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """The stretch in which a kernel runs. HmpError for one that draws other numbers than a replay would."""
+        """Run a kernel inside the context. Raise HmpError if a replay would draw other numbers."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             yield
             return
         if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
-            raise HmpError(
-                f"HPUGraph: {func} draws from a generator of its own, which a replay cannot know to be seeded; draw before replay()"
-            )
+            raise HmpError(f"HPUGraph: {func} expected torch's default generator, got another one; draw these numbers before replay()")
         for device, state in self._states.items():
             if not torch.equal(state, _random_state(device)):
                 raise HmpError(
-                    f"HPUGraph: random numbers of {str(device)!r} were seeded in the capture (activation checkpoints do that, too), and a "
-                    "replay seeds nothing; seed before replay(), and checkpoint without dropout or with preserve_rng_state=False"
+                    f"HPUGraph: the generator of {str(device)!r} was seeded in the capture (gradient checkpointing does that, too), and a "
+                    "replay seeds nothing; seed before replay(), and use checkpointing without dropout or with preserve_rng_state=False"
                 )
         yield
         self._states = {device: _random_state(device) for device in self._states}
@@ -147,26 +147,27 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 
 def _check(func: Any, types: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """HmpError for a kernel whose call says nothing of what a replay would have to do."""
+    """Raise HmpError for a kernel that a replay could not call in the same way."""
     own = [each for each in types if each.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
     if own:
         raise HmpError(
-            f"HPUGraph: {func} has a {own[0].__name__}, whose own Python a replay would not run; capture a step on plain tensors"
+            f"HPUGraph: expected plain tensors, got a {own[0].__name__} in {func}, whose Python a replay does not run; leave it out of "
+            "the graph"
         )
     if func.namespace in {"c10d", "_c10d_functional"}:
-        raise HmpError(f"HPUGraph: {func} waits for other processes, which a replay does not; reduce gradients behind replay()")
+        raise HmpError(f"HPUGraph: {func} communicates with other processes, which a replay does not do; reduce gradients after replay()")
     if torch.Tag.data_dependent_output in func.tags or func.overloadpacket in _READING:
         _refuse_reading(func)
     by_numbers = func is _aten.index.Tensor and not any(each.dtype in (torch.bool, torch.uint8) for each in each_tensor(args[1]))
     if torch.Tag.dynamic_output_shape in func.tags and not by_numbers:
         raise HmpError(
-            f"HPUGraph: the shape of what {func} gives follows from values, which are others in a replay; multiply by the mask or use "
-            "torch.where(), or leave that part of the step out of the graph"
+            f"HPUGraph: the output shape of {func} depends on values, which change in a replay; multiply by the mask, use torch.where(), "
+            "or leave that part of the step out of the graph"
         )
 
 
 def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a kernel says that it writes to."""
+    """Yield the tensors that a kernel writes to, as its schema declares."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from each_tensor((args[number] if number < len(args) else kwargs.get(argument.name),))
@@ -174,14 +175,14 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def _refuse_reading(func: Any) -> NoReturn:
     raise HmpError(
-        f"HPUGraph: {func} gives values to Python (.item(), if, print() and the like), and a replay runs no Python; leave that out of the "
-        "graph. An optimizer that reads its number of steps is captured with fused=True, or on accelerators with capturable=True"
+        f"HPUGraph: {func} gives a tensor's values to Python (.item(), if, print()), and a replay runs no Python; leave that out of the "
+        "graph. For an optimizer that reads its step count use fused=True, or on accelerators capturable=True"
     )
 
 
 @contextlib.contextmanager
-def _telling_no_values() -> Iterator[None]:
-    """A stretch in which what reads the memory of a tensor past the dispatcher is an error in this thread."""
+def _no_readers() -> Iterator[None]:
+    """Raise for functions of this thread that read a tensor without the dispatcher, inside the context."""
     thread, replaced = threading.get_ident(), Replacements()
 
     def refusing(name: str, original: Callable[..., Any], reads: Callable[..., bool]) -> Callable[..., Any]:
@@ -193,7 +194,7 @@ def _telling_no_values() -> Iterator[None]:
 
         return function
 
-    for owner, name, reads in _TELLING:
+    for owner, name, reads in _READERS:
         replaced.put(owner, name, refusing(name, getattr(owner, name), reads))
     try:
         yield

@@ -1,6 +1,9 @@
-"""The functions of torch that take a device and refuse "hpu" before its kernels are asked: they get the mapped device.
+"""Functions of torch that take a device accept "hpu".
 
-None of them is an op that a list can name, so that hmp's own patches, put in place before or after these, stand elsewhere.
+`torch.randn(..., device="hpu")` and its like, from Python, from C++ and under names that were taken before, end in a few kernels of the
+device type. These are registered for "hpu": no Python function is patched, and a call without "hpu" costs nothing. Functions that refuse
+"hpu" before torch's dispatcher get the mapped device from a patch. None of them is an op that a list can name, so hmp's patches are
+elsewhere.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ from torch import serialization
 from torch.amp import autocast_mode
 from torch.jit import _builtins
 
-from .device_map import SOURCE, mapped
+from .device_map import SOURCE, actual_device, mapped
 from .replacements import Replacements
 
 _Function = Callable[..., Any]
 
 
 def install(replaced: Replacements) -> None:
-    """Puts everything of this module in place, until `replaced.undo()`."""
+    """Accept "hpu" until `replaced.undo()`."""
+    _register_factories(replaced)
     # a set of torch's own functions, filled at its first use
     torch.utils._device._device_constructors()
-    for owner, name, position in _TAKING:
+    for owner, name, position in _PATCHED:
         if hasattr(owner, name):
             original = getattr(owner, name)
             replaced.put(owner, name, scripted_as(original, _mapping(original, position), replaced))
@@ -42,8 +46,31 @@ def install(replaced: Replacements) -> None:
     _install_loading(replaced)
 
 
-# owner, function, at which position it takes a device that is not given by keyword (None: by keyword only)
-_TAKING: tuple[tuple[Any, str, int | None], ...] = (
+def _register_factories(replaced: Replacements) -> None:
+    # the overloads, not torch.empty and its like: under some policies those are patched
+    aten = torch.ops.aten
+    library = torch.library.Library("aten", "IMPL")
+    replaced.on_undo(library._destroy)
+    for name, overload in (
+        ("empty.memory_format", aten.empty.memory_format),
+        ("empty_strided", aten.empty_strided.default),
+        ("tril_indices", aten.tril_indices.default),
+        ("triu_indices", aten.triu_indices.default),
+    ):
+        library.impl(name, _on_mapped_device(overload), "HPU")
+
+
+def _on_mapped_device(overload: Any) -> Any:
+    """Return a kernel for "hpu" that calls `overload` on the mapped device, without pinned memory."""
+
+    def kernel(*args: Any, device: Any = None, pin_memory: Any = None, **options: Any) -> Any:
+        return overload(*args, device=actual_device(device), **options)
+
+    return kernel
+
+
+# owner, function, position of the device (None: keyword-only)
+_PATCHED: tuple[tuple[Any, str, int | None], ...] = (
     (torch, "tensor", None),
     (torch, "as_tensor", None),
     (torch, "asarray", None),
@@ -58,21 +85,21 @@ _TAKING: tuple[tuple[Any, str, int | None], ...] = (
     (torch.Tensor, "new_tensor", None),
     (torch.Tensor, "to", 1),
     (torch.Tensor, "is_pinned", 1),
-    # behind torch.set_default_device and `with torch.device(...)`
+    # called by torch.set_default_device and `with torch.device(...)`
     (torch.utils._device.DeviceContext, "__init__", 1),
-    # behind the storages' .hpu()
+    # called by the storages' .hpu()
     (torch.storage._StorageBase, "to", None),
 )
 
 
-def scripted_as(original: Any, standing: Any, replaced: Replacements) -> Any:
-    """`standing`, which torch.jit.script compiles to the op that `original` is: it knows ops by their functions."""
+def scripted_as(original: Any, patch: Any, replaced: Replacements) -> Any:
+    """Have torch.jit.script compile `patch` to the op of `original`, and return it: it knows ops by their functions."""
     ops: dict[int, str] = _builtins._get_builtin_table()
     op = ops.get(id(original))
     if op is not None:
-        ops[id(standing)] = op
-        replaced.on_undo(lambda: ops.pop(id(standing), None))
-    return standing
+        ops[id(patch)] = op
+        replaced.on_undo(lambda: ops.pop(id(patch), None))
+    return patch
 
 
 def _mapping(original: _Function, position: int | None) -> _Function:
@@ -93,7 +120,7 @@ def _pin_memory(original: _Function) -> _Function:
         pinning = mapped(device)
         if pinning is device:
             return original(self) if device is None else original(self, device)
-        # what is on the CPU already needs no pages pinned to get there
+        # memory on the CPU needs no pinned pages for a copy to the CPU
         return self if pinning.type == "cpu" else original(self)
 
     return pin_memory
@@ -102,17 +129,17 @@ def _pin_memory(original: _Function) -> _Function:
 def _tensor_hpu(
     self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
 ) -> torch.Tensor:
-    """The tensor on the device that stands for "hpu"."""
+    """Return the tensor on the device that "hpu" is mapped to."""
     return self.to(_hpu(device), non_blocking=non_blocking, memory_format=memory_format)
 
 
 def _is_hpu(self: torch.Tensor) -> bool:
-    """Whether the tensor's device says that it is an "hpu": it does not where another device stands for it."""
+    """Return True if the tensor's device is an "hpu": False for one of the mapped device."""
     return self.device.type == SOURCE
 
 
 def _module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
-    """The module, moved to the device that stands for "hpu"."""
+    """Move the module to the device that "hpu" is mapped to, and return it."""
     return self.to(_hpu(device))
 
 
@@ -121,7 +148,7 @@ def _hpu(device: Any) -> torch.device:
 
 
 def _mapping_type(original: type[torch.Generator]) -> type:
-    """A type that makes what `original` makes, on the mapped device; its instances are `original`'s, for isinstance too."""
+    """Return a type that makes instances of `original` on the mapped device; isinstance() takes them for its own."""
 
     class MappingType(type(original)):  # type: ignore[misc]  # some releases of torch give Generator a metaclass
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +172,7 @@ def _autocast(original: _Function) -> _Function:
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
         device = mapped(device_type)
         if device is not device_type:
-            # "hpu" computes in bfloat16 where no dtype is given; CUDA would in float16
+            # the default dtype of "hpu" is bfloat16, CUDA's is float16
             device_type, dtype = device.type, torch.bfloat16 if dtype is None else dtype
         original(self, device_type, dtype, enabled, cache_enabled)
 
@@ -164,7 +191,7 @@ def _for_device_type(original: _Function) -> _Function:
 
 
 def _install_loading(replaced: Replacements) -> None:
-    """torch.load puts on the mapped device what a map_location, or a checkpoint that was saved on Gaudi, places on "hpu"."""
+    """Have torch.load map "hpu", in map_location and in checkpoints that were saved on Gaudi."""
     registry: list[Any] = serialization._package_registry
     before = list(registry)
 

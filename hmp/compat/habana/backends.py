@@ -1,40 +1,44 @@
-"""`habana_frameworks.torch.distributed.hccl`, `core.hccl` of older releases: the backend "hccl" is NCCL on CUDA devices and else Gloo."""
+"""Habana's backends, which torch knows by name: "hccl" of torch.distributed, and "hpu_backend" of torch.compile."""
 
 from __future__ import annotations
 
 import functools
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
 
-from .device_map import mapped, standing
-from .replacements import IN_PLACE
+from ..import_finders import after_import
+from .device_map import actual_device, mapped
+from .replacements import IN_PLACE, Replacements
 
 __all__ = ["initialize_distributed_hpu"]
 
-_NAME = "hccl"
+_HCCL = "hccl"
+_COMPILER = "hpu_backend"
+_COMPILER_REGISTRY = "torch._dynamo.backends.registry"
 
 
-def on_import() -> None:
-    """Registers the backend, until the shim is taken away: called when a program imports Habana's module."""
+def register_hccl() -> None:
+    """Register "hccl" until the shim is uninstalled: NCCL on CUDA, and Gloo elsewhere. Importing Habana's module calls this."""
     backend = torch.distributed.Backend
-    if _NAME in backend.backend_list:
+    if _HCCL in backend.backend_list:
         return
-    # the tables are torch's own and are changed by name: put copies there, and take them away again
+    # register_backend() changes torch's own tables: replace them by copies, which are taken away again
     for table in ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins"):
         IN_PLACE.put(backend, table, getattr(backend, table).copy())
-    IN_PLACE.put(backend, _NAME.upper(), _NAME)
-    backend.register_backend(_NAME, _process_group, devices=[standing().type])
+    IN_PLACE.put(backend, _HCCL.upper(), _HCCL)
+    backend.register_backend(_HCCL, _process_group, devices=[actual_device().type])
     start = _on_mapped_device(torch.distributed.init_process_group)
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         IN_PLACE.put(module, "init_process_group", start)
 
 
 def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """init_process_group, whose `device_id` may be an "hpu"; the CPU takes none."""
+    """Return init_process_group with `device_id="hpu"` mapped; the CPU takes none."""
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +53,7 @@ def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
-    if standing().type == "cuda":
+    if actual_device().type == "cuda":
         options = torch.distributed.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return torch.distributed.ProcessGroupNCCL(store, rank, size, options)
@@ -59,9 +63,15 @@ def _process_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
 ) -> tuple[int, int, int]:
-    """World size, rank and local rank: as given, else as the launcher set them in the environment, else 1, 0 and -1.
+    """Return world size, rank and local rank, and set them in the environment.
 
-    A local rank of -1 tells scripts that no launcher started them.
+    Args:
+        world_size: The number of processes; None takes the launcher's from the environment, else 1.
+        rank: The number of this process; None takes the launcher's, else 0.
+        local_rank: Its number in this node; None takes the launcher's, else -1, which tells scripts that there is no launcher.
+
+    Returns:
+        World size, rank and local rank.
     """
     given = {"WORLD_SIZE": world_size, "RANK": rank, "LOCAL_RANK": local_rank}
     theirs = {"WORLD_SIZE": "OMPI_COMM_WORLD_SIZE", "RANK": "OMPI_COMM_WORLD_RANK", "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
@@ -72,3 +82,23 @@ def initialize_distributed_hpu(
             os.environ[name] = os.environ[theirs[name]]
     values = [int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "-1"))]
     return values[0], values[1], values[2]
+
+
+def install_compiler(replaced: Replacements) -> None:
+    """Register "hpu_backend" as soon as a program has imported torch's compiler, until `replaced.undo()`."""
+    replaced.on_undo(after_import(_COMPILER_REGISTRY, functools.partial(_register_compiler, replaced)))
+
+
+def _register_compiler(replaced: Replacements, registry: types.ModuleType) -> None:
+    if _COMPILER in registry._BACKENDS:
+        return
+    registry.register_backend(compile_graph, name=_COMPILER)
+    for table in (registry._BACKENDS, registry._COMPILER_FNS):
+        replaced.on_undo(functools.partial(table.pop, _COMPILER, None))
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
+    """Compile the graph with torch's default backend; options of Habana's compiler have no effect."""
+    import torch._dynamo.backends.registry as registry
+
+    return registry.lookup_backend("inductor")(graph, inputs)

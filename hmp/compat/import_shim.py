@@ -1,4 +1,4 @@
-"""A package of somebody else's is answered by hmp's own names where it is not installed, or does not import."""
+"""An import shim: hmp's names replace a package that is not installed, or does not import."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .habana.nothing import say_once
+from .habana.no_ops import warn_once
 from .import_finders import Made, forget, found_by_others, is_an_import, is_made_by
 
 
-class StandIn(MetaPathFinder):
-    """An import finder for a package and its modules; the package itself wins where it imports.
+class ImportShim(MetaPathFinder):
+    """An import finder for a package and its modules. The package itself takes precedence if it imports.
 
-    `tree` says of every module, the package first, which names it holds and which module of hmp's has them. `remedy` ends what is said
-    of a name that is not there. The package itself is imported in a `trying()`.
+    Args:
+        tree: For each module, the package first: its names, each with the module of hmp that has it.
+        remedy: What to do about a name that is missing: the end of the error's message.
+        trying: The context in which the package itself is imported.
     """
 
     def __init__(
@@ -37,13 +39,13 @@ class StandIn(MetaPathFinder):
         self._then: Callable[[], None] = lambda: None
 
     def install(self, then: Callable[[], None] = lambda: None) -> None:
-        """Makes the names importable; `then()` is called when a program has imported the stand-in."""
+        """Make the names importable; `then()` is called when a program has imported the shim."""
         self._then = then
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # before those that would find a package that does not import
+            sys.meta_path.insert(0, self)  # before the finders of a package that does not import
 
     def uninstall(self) -> None:
-        """Makes them unimportable again, and forgets those that were imported."""
+        """Remove the finder and the modules that it made."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         if self._serves():
@@ -54,12 +56,12 @@ class StandIn(MetaPathFinder):
                 forget(name)
 
     def is_used(self) -> bool:
-        """Whether hmp answers for the package, which is imported for that; ModuleNotFoundError where neither can be."""
+        """Import the package and return True if it is hmp's. Raise ModuleNotFoundError if neither can be imported."""
         importlib.import_module(self.root)
         return self._serves()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of a module that hmp answers for; None for all others."""
+        """Return the spec of a module of the package, None for all others."""
         if fullname == self.root:
             real = self._real(fullname, path, target)
             if real is None:
@@ -75,18 +77,18 @@ class StandIn(MetaPathFinder):
             return Made(self.fill).spec(fullname)
         parent, _, name = fullname.rpartition(".")
         if parent in self._tree and is_an_import():
-            # without `name`, by which the import system takes the error for its own, and puts it into other words
+            # without `name=`: the import system replaces the message of an error that has it
             raise ModuleNotFoundError(self._refusal(parent, name))
         return None
 
     def fill(self, module: types.ModuleType) -> None:
-        """Gives a module its names, and a package the modules in it."""
+        """Set the names of a module, and the submodules of a package."""
         name = module.__name__
         names = self._tree[name]
-        # hmp's modules are all imported before one of them is looked into: a package that they need may be missing
+        # import all of hmp's modules before any name is set: a package that they need may be missing
         sources = {source: importlib.import_module(source) for source in names.values()}
         vars(module).update({public: getattr(sources[source], public) for public, source in names.items()})
-        module.__doc__ = f"hmp's stand-in for {name}."
+        module.__doc__ = f"hmp's replacement for {name}."
         vars(module)["__all__"] = [*names]
 
         def __getattr__(asked: str) -> Any:
@@ -102,19 +104,19 @@ class StandIn(MetaPathFinder):
             self._then()
 
     def _refusal(self, module: str, asked: str) -> str:
-        """What is said of a name, or of a module inside, that is not there."""
+        """Return the message for a missing name or submodule."""
         known = [*self._tree[module], *(child.rpartition(".")[2] for child in self._tree if child.rpartition(".")[0] == module)]
         return (
-            f"{module} has no {asked!r} in hmp's stand-in for it, which has what Habana's guides use: {', '.join(known) or 'nothing'}. "
+            f"hmp's replacement for {module} has no {asked!r}; it has what Habana's guides use: {', '.join(known) or 'no names'}. "
             f"{self._remedy}"
         )
 
     def give_up(self, module: types.ModuleType, error: Exception) -> None:
-        """Puts the stand-in in the place of the package, which raised that when it was imported."""
-        say_once(
+        """Turn the module of the package, whose import raised the error, into hmp's."""
+        warn_once(
             self.root,
-            f"{self.root} {_version(self.root)}is installed, and does not import here ({type(error).__name__}: {error}); hmp's stand-in "
-            "takes its place. Said once",
+            f"{self.root} {_version(self.root)}is installed but does not import ({type(error).__name__}: {error}), so hmp replaces it; to "
+            "use the package, install what its import needs. This is logged once",
         )
         self._forget()
         for name in [name for name in vars(module) if name not in {"__name__", "__spec__", "__loader__", "__package__"}]:
@@ -126,9 +128,9 @@ class StandIn(MetaPathFinder):
         self.fill(module)
 
     def _real(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
-        """The spec of the package itself; None where it is not installed."""
+        """Return the spec of the package itself, or None if it is not installed."""
         found = found_by_others(self, fullname, path, target)
-        return None if found is None or found.origin is None else found  # a folder of that name is no package
+        return None if found is None or found.origin is None else found  # None for a folder of that name
 
     def _serves(self) -> bool:
         return is_made_by(self.fill, self.root)
@@ -139,10 +141,10 @@ class StandIn(MetaPathFinder):
 
 
 class _Trying(Loader):
-    """Imports the package itself; where that raises, its place is the stand-in's."""
+    """Imports the package itself, and replaces it if that raises."""
 
-    def __init__(self, stand_in: StandIn, real: Loader) -> None:
-        self._stand_in = stand_in
+    def __init__(self, shim: ImportShim, real: Loader) -> None:
+        self._shim = shim
         self._real = real
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
@@ -152,14 +154,14 @@ class _Trying(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._real
         try:
-            with self._stand_in.trying():
+            with self._shim.trying():
                 self._real.exec_module(module)
-        except Exception as error:  # whatever a release of Lightning's lacks, it is not imported
-            self._stand_in.give_up(module, error)
+        except Exception as error:  # any error: releases of Lightning lack different things
+            self._shim.give_up(module, error)
 
 
 def _leave_empty(module: types.ModuleType) -> None:
-    """Of a package above the stand-in's, which is not installed either."""
+    """Fill a parent package that is not installed either."""
 
 
 def _version(package: str) -> str:

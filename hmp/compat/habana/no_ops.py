@@ -1,0 +1,56 @@
+"""Functions that mean something on Gaudi only: no-ops with a warning, and errors where a program would use their result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import HmpError
+from ...core.observing import log, speaks
+from .device_map import named
+
+WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"
+_warned: set[str] = set()
+
+
+def no_op(name: str, why: str = "there is no Gaudi here", returns: Callable[..., Any] = lambda *args, **kwargs: None) -> Any:
+    """Return a function that takes any arguments, warns once that it has no effect, and returns `returns(...)` of them."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        warn_once(name, f"{name}() does nothing without Habana's software: {why}. This is logged once")
+        return returns(*args, **kwargs)
+
+    return _described(function, name, DOES_NOTHING, why)
+
+
+def unsupported(name: str, instead: str) -> Any:
+    """Return a function that can be imported, and raises an HmpError with what to do `instead` when it is called."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise HmpError(f"{name}() needs Habana's software, which is not installed; {instead}")
+
+    return _described(function, name, ERROR, instead)
+
+
+def _described(function: Any, name: str, state: str, words: str) -> Any:
+    function.here = state, words  # for the page that lists all names
+    return named(function, name, f"{state.capitalize()}: {words}.")
+
+
+def status(value: Any) -> tuple[str, str]:
+    """Return whether a name works, does nothing or is an error, and why; ("works", "") for names that are neither of the last two."""
+    found: tuple[str, str] = getattr(value, "__dict__", {}).get("here", (WORKS, ""))
+    return found
+
+
+def warn_once(key: str, message: str) -> None:
+    """Log a warning, once for each key and only in rank 0 of a distributed run."""
+    if key not in _warned:
+        _warned.add(key)
+        if speaks():
+            log.warning("%s", message)
+
+
+def forget_warnings() -> None:
+    """Have every warning logged again."""
+    _warned.clear()

@@ -1,0 +1,51 @@
+"""The two packages that contain Lightning's Trainer, which are the same code twice, and their installed releases."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+
+from ..errors import to_install
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+SHIM = "hmp's replacement for lightning_habana"  # who needs a package, in an error
+
+
+def installed(who: str) -> list[str]:
+    """Return the installed packages. Raise ImportError, in which `who` needs one, if there is none or all are too old."""
+    found = [package for package in PACKAGES if importlib.util.find_spec(_distribution(package)) is not None]
+    if not found:
+        raise ModuleNotFoundError(f"{who} expected lightning or pytorch_lightning, got neither; {to_install('lightning')}")
+    fitting = [package for package in found if release(package) >= (1, 6)]
+    if not fitting:
+        there = " and ".join(f"{_distribution(package)} {importlib.metadata.version(_distribution(package))}" for package in found)
+        raise ImportError(f"{who} expected lightning or pytorch_lightning 1.6 or later, got {there}; {to_install('lightning')}")
+    return fitting
+
+
+def release(package: str) -> tuple[int, int]:
+    """Return the installed release of that package, such as (2, 6)."""
+    major, minor = importlib.metadata.version(_distribution(package)).split(".")[:2]
+    return int(major), int(minor)
+
+
+def has_gaudi(package: str) -> bool:
+    """Return True if that package supports Gaudi itself: releases before 2.1, when this moved to lightning_habana."""
+    return release(package) < (2, 1)
+
+
+def without_gaudi() -> list[str]:
+    """Return the installed packages that support "hpu" with lightning_habana only."""
+    return [package for package in installed(SHIM) if not has_gaudi(package)]
+
+
+def preferred(who: str) -> str:
+    """Return the package that the program has imported; if it has imported both or neither, the first that is installed."""
+    found = installed(who)
+    imported = [package for package in found if package in sys.modules]
+    return imported[0] if imported else found[0]
+
+
+def _distribution(package: str) -> str:
+    return package.partition(".")[0]
