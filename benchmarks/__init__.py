@@ -1,1 +1,1 @@
-"""What hmp costs, measured beside torch.autocast, plain torch and a hand-written wrapper, in turns, in one process."""
+"""The cost of hmp, against torch.autocast, plain torch and a hand-written wrapper, measured in turns in one process."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: what hmp costs, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
+"""`python -m benchmarks`: the cost of hmp, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
 
 Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. About ten minutes on two cores;
---full takes about an hour, --smallest a minute or two and measures nothing of worth.
+--full takes about an hour. --smallest takes a minute or two and only checks that everything works.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of the command's options."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = made.add_mutually_exclusive_group()
     size.add_argument("--full", action="store_true", help="more rounds, more seeds, 5,000 steps with caches")
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen_scale(options: argparse.Namespace) -> Scale:
-    """How much is measured, by the options."""
+    """Return how much to measure, by the options."""
     from dataclasses import replace
 
     found = scale.FULL if options.full else scale.SMALLEST if options.smallest else scale.QUICK
@@ -102,12 +102,12 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
 
 
 def is_whole(options: argparse.Namespace) -> bool:
-    """Whether the results stand for all of the benchmark, so that they may take the place of those in benchmarks/results/."""
-    return said(options, "smallest", "only", "models", "sizes", "rounds") == ""
+    """Return True if the whole benchmark was measured, so that its results may replace those in benchmarks/results/."""
+    return changed_options(options, "smallest", "only", "models", "sizes", "rounds") == ""
 
 
-def said(options: argparse.Namespace, *among: str) -> str:
-    """The options that are not as they are by default, as they are written on a command line; not where the results went or came from."""
+def changed_options(options: argparse.Namespace, *among: str) -> str:
+    """Return the options that differ from their defaults, as on a command line, without the paths of results."""
     defaults = parser().parse_args([])
     words = []
     for name, value in vars(options).items():
@@ -120,7 +120,7 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 
 def measure(options: argparse.Namespace) -> list[Found]:
-    """Every part that was asked for, each told on stderr when it begins."""
+    """Measure every requested part, and print its name to stderr when it begins."""
     from .cost import (
         caches,
         calls,
@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints and writes what was found; 1 where two sides did not compute the same."""
+    """Print and write the results; return 1 if two sides did not compute the same."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     if options.threads:
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"failed: {failure}")
     folder = options.write or (Path(__file__).parent / "results" if is_whole(options) else Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")))
     folder.mkdir(parents=True, exist_ok=True)
-    command = f"python -m benchmarks{said(options)}"
+    command = f"python -m benchmarks{changed_options(options)}"
     drawn = plots.draw(found, folder)
     before = (options.before[0], Path(options.before[1])) if options.before else None
     (folder / "RESULTS.md").write_text(results.report(found, about, command, seconds, drawn, before), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""What hmp costs: a module for each question."""
+"""The cost of hmp, a module for each question."""

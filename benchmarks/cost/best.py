@@ -1,7 +1,6 @@
-"""Which lists suit a model best: every preset, and what `benchmarks.tuning` found for its like, trained for a few steps at one size.
+"""The best lists for a model among all presets and the lists that `benchmarks.tuning` found, trained for a few steps at one size.
 
-The fastest of those is taken whose loss stays with float32's. The choice is made on steps of its own: what the chosen lists are then
-measured by is no step that they were chosen by.
+The fastest lists whose loss stays close to float32's are chosen. They are then measured on other steps than they were chosen by.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ TUNED = Path(__file__).resolve().parents[1] / "results" / "tuning.json"
 
 @dataclass(frozen=True)
 class Run:
-    """The first steps of a training run: the least time of one, and the mean of their losses."""
+    """The first steps of a training run: the shortest time of one, and their mean loss."""
 
     seconds: float
     loss: float
 
     def apart(self, reference: Run) -> float:
-        """How far its loss is from the reference's, relative to that; infinitely far where it is not finite."""
+        """Return the relative distance of its loss from the reference's, infinite if the loss is not finite."""
         return abs(self.loss - reference.loss) / reference.loss if math.isfinite(self.loss) else math.inf
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The lists that a model is trained with, and what was tried."""
+    """The chosen lists, and all that were tried."""
 
     lists: str
     policy: hmp.Policy | str
@@ -53,7 +52,7 @@ class Choice:
     size: str
 
     def __str__(self) -> str:
-        """Each of the lists with its time and how far its loss is from float32's."""
+        """Return each list with its time and the distance of its loss from float32's."""
         tried = [f"{name} {1000 * run.seconds:.2f} ms {100 * run.apart(self.float32):.2f} %" for name, run in self.tried.items()]
         return f"{self.lists}; of " + ", ".join(tried)
 
@@ -67,7 +66,7 @@ def candidates(name: str, device: str) -> dict[str, hmp.Policy | str]:
 
 
 def tuned(name: str, committed: Path = TUNED) -> dict[str, hmp.Policy]:
-    """What the tuning found for the task of a model's name, for time and for bytes; nothing where it left nothing in low precision."""
+    """Return the tuned lists for the task of a model's name, for time and for bytes, if they run anything in low precision."""
     tasks = json.loads(committed.read_text(encoding="utf-8"))["tasks"]
     found = {}
     for objective, searched in next((task["searches"] for task in tasks if task["name"] == name), {}).items():
@@ -77,7 +76,7 @@ def tuned(name: str, committed: Path = TUNED) -> dict[str, hmp.Policy]:
 
 
 def trained(case: Case, side: Side, steps: int) -> Run:
-    """The first `steps` steps of training with AdamW; the model is changed by them."""
+    """Train the model for `steps` steps with AdamW."""
     with side.visit():
         return _trained(case, side, steps)
 
@@ -94,9 +93,9 @@ def _trained(case: Case, side: Side, steps: int) -> Run:
 
 
 def choose(name: str, size: str, device: str, steps: int, of: int = 100) -> Choice:
-    """The fastest of the first `of` lists among those whose loss stays with float32's; torch.autocast's own where none does.
+    """Return the fastest of the first `of` lists whose loss stays close to float32's, else torch.autocast's own.
 
-    Lists under which the model computes as under others before them are not tried again, and those that leave it in float32 not at all.
+    Lists are skipped if the model computes as under earlier ones, or in float32 throughout.
     """
     float32 = trained(models.build(name, size, device), plain(), steps)
     tried: dict[str, Run] = {}
@@ -116,7 +115,7 @@ def choose(name: str, size: str, device: str, steps: int, of: int = 100) -> Choi
 
 
 def losses_apart(name: str, size: str, device: str, policy: hmp.Policy | str, steps: int) -> dict[str, float]:
-    """How far the first steps' mean loss is from float32's, under the policy and under torch.autocast."""
+    """Return the distance of the first steps' mean loss from float32's, under the policy and under torch.autocast."""
     sides = {"float32": plain(), "best": under_hmp(policy), "autocast": autocast(device)}
     runs = {key: trained(models.build(name, size, device), side, steps) for key, side in sides.items()}
     return {key: runs[key].apart(runs["float32"]) for key in ("best", "autocast")}

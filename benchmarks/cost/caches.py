@@ -1,4 +1,4 @@
-"""What hmp's caches hold: entries and bytes through many training steps with evaluations between them."""
+"""The size of hmp's caches, in entries and bytes, through many training steps with evaluations between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVALUATE_EVERY = 10
 
 
 def run(steps: int, device: str) -> Found:
-    """The row about memory held by caches, over `steps` training steps."""
+    """Return the row about the memory of caches, over `steps` training steps."""
     found = Found("caches")
     what = f"memory held by caches, {steps:,} training steps with an evaluation every {EVALUATE_EVERY}"
     info = getattr(hmp, "cache_info", None)

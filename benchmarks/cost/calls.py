@@ -1,8 +1,8 @@
-"""What is added to a single call with nothing to cast, by hmp, by hmp switched off, by torch.autocast and by the floor.
+"""The overhead of a single call with nothing to cast, of hmp, hmp switched off, torch.autocast and the floor.
 
-Operands are 8x8, so that the call is all there is to measure, on one thread, under no_grad. The clock is the thread's own
-processor time, which other processes do not take part in. A round's figure for a side is its least disturbed stretch; what a
-side adds is the median over rounds of the difference to plain torch in the same round.
+Operands are 8x8, so that the call takes all the time, on one thread, under no_grad. The clock is the thread's processor time, which other
+processes do not count in. A side's figure in a round is its fastest stretch; its overhead is the median over rounds of the difference to
+plain torch in the same round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Loop = Callable[[range], None]
 
 
 def loops() -> dict[str, Loop]:
-    """For each op a loop that calls it by its usual name, so that whatever stands there is what is called."""
+    """Return a loop for each op, which calls it by its usual name, patched or not."""
     torch.manual_seed(0)
     x, w, b = torch.randn(8, 8).to(LOW), torch.randn(8, 8).to(LOW), torch.randn(8).to(LOW)
     batch, full, weight = torch.randn(1, 8, 8).to(LOW), torch.randn(8, 8), torch.randn(8)
@@ -110,7 +110,7 @@ def _on(side: str) -> Iterator[None]:
 
 
 def _nanoseconds(loop: Loop, calls: int) -> float:
-    """One call's time in the least disturbed of the stretches that `calls` calls are."""
+    """Return one call's time, in nanoseconds, in the fastest stretch of `calls` calls."""
     stretch = range(min(STRETCH, calls))
     loop(stretch)
     best = float("inf")
@@ -122,7 +122,7 @@ def _nanoseconds(loop: Loop, calls: int) -> float:
 
 
 def samples(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
-    """Nanoseconds a call, by op and side, one for each round."""
+    """Return nanoseconds a call, by op and side, one for each round."""
     ops = loops()
     found: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in ops}
     with one_thread(), torch.no_grad(), no_garbage_collection():
@@ -135,7 +135,7 @@ def samples(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
 
 
 def hits(rounds: int, calls: int) -> Estimate:
-    """Nanoseconds that a cast costs whose result is kept: `linear` with a float32 weight beside one with a weight in the low dtype."""
+    """Return the nanoseconds of a cached cast: `linear` with a float32 weight against one with a low-precision weight."""
     weight = torch.nn.Parameter(torch.randn(8, 8))
     x, low = torch.randn(8, 8).to(LOW), weight.detach().to(LOW)
 
@@ -156,7 +156,7 @@ def hits(rounds: int, calls: int) -> Estimate:
 
 
 def applied(rounds: int, calls: int) -> dict[str, Estimate]:
-    """Nanoseconds that hmp.apply() adds to a call of a module which computes nothing, outside and inside of a region of torch.autocast."""
+    """Return the nanoseconds that hmp.apply() adds to a call of an empty module, outside and inside an autocast context."""
     plain, marked = torch.nn.Identity(), hmp.apply(torch.nn.Identity(), POLICY)
     x = torch.randn(8, 8)
 
@@ -180,7 +180,7 @@ def applied(rounds: int, calls: int) -> dict[str, Estimate]:
 
 
 def mapped(rounds: int, calls: int) -> dict[str, tuple[Estimate, float]]:
-    """Nanoseconds that a device map adds to calls with int64, where it takes int32 as well; and what they take without it."""
+    """Return the nanoseconds that a device map adds to calls with int64 of ops for which it accepts int32, and their time without it."""
     x, index, target = torch.randn(8, 8), torch.arange(8), torch.zeros(8, dtype=torch.int64)
 
     def cross_entropy(calls: range) -> None:
@@ -203,7 +203,7 @@ def mapped(rounds: int, calls: int) -> dict[str, tuple[Estimate, float]]:
 
 
 def recorded(rounds: int, calls: int) -> dict[str, Estimate]:
-    """Nanoseconds that hmp.record() adds to a call that a list decides, and to one that none does."""
+    """Return the nanoseconds that hmp.record() adds to a call of a listed op, and of an unlisted op."""
     x, w = torch.randn(8, 8).to(LOW), torch.randn(8, 8).to(LOW)
 
     def linear(calls: range) -> None:
@@ -257,7 +257,7 @@ def _places() -> list[Any]:
 
 
 def untouched() -> bool:
-    """Whether after convert() and revert() the same objects, with the same code, stand where the ops are called."""
+    """Return True if convert() and revert() leave the same objects, with the same code, at the bindings of the ops."""
     before = _places()
     with converted(POLICY):
         changed = any(a is not b for a, b in zip(before, _places(), strict=True))
@@ -265,7 +265,7 @@ def untouched() -> bool:
 
 
 def run(rounds: int, calls: int) -> Found:
-    """The rows about single calls, and each op's figures."""
+    """Return the rows about single calls, and each op's figures."""
     found = Found("calls")
     found.details = [
         f"nanoseconds, policy {POLICY}, nothing to cast, one thread, medians of {rounds} rounds; (in brackets: of the minima)",

@@ -1,7 +1,7 @@
-"""Compiled models: hmp beside torch.autocast with the same lists, both compiled by torch's own backend.
+"""Compiled models: hmp against torch.autocast with the same lists, both compiled by torch's own backend.
 
-Each side lives in a process of its own, where nothing but its own casts was ever in place, and graphs of earlier runs are not used; the two
-are then measured in turns. The first call's time is the first compile time. The warm one is that of compiling again in the same process,
+Each side has a process of its own, in which no other casts were ever active, and graphs of earlier runs are not used. The two are measured
+in turns. The first call's time is the first compile time. The warm one is that of compiling again in the same process,
 after torch._dynamo.reset(), with the graphs in inductor's caches: there tracing and guards are most of it.
 """
 
@@ -21,14 +21,14 @@ LIMIT, WARM_LIMIT = 1.02, 1.05
 
 
 class _Process:
-    """One side's process: it answers each line with a line of JSON."""
+    """One side's process, which replies to each line with a line of JSON."""
 
     def __init__(self, side: str, depth: int, width: int) -> None:
         command = [sys.executable, "-m", "benchmarks.cost.compiled", side, str(depth), str(width)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, question: str) -> dict[str, float]:
-        """What the process answers."""
+        """Send a request and return the reply."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(question, file=self._process.stdin, flush=True)
@@ -38,13 +38,13 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Nothing is left of it."""
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
 
 def run(depth: int, width: int, rounds: int, warm_rounds: int, seconds: float) -> Found:
-    """The rows of a training step, of inference and of compiling, for a transformer of so many blocks."""
+    """Return the rows of a training step, of inference and of compiling, for a transformer of so many blocks."""
     found = Found("compiled")
     processes = {side: _Process(side, depth, width) for side in SIDES}
     try:
@@ -82,7 +82,7 @@ def run(depth: int, width: int, rounds: int, warm_rounds: int, seconds: float) -
 
 
 def _serve(side: str, depth: int, width: int) -> None:
-    """Answers on stdout what `_Process` asks on stdin."""
+    """Reply on stdout to the requests of `_Process` on stdin."""
     import time
 
     import torch

@@ -1,8 +1,8 @@
-"""How hmp's overhead grows with a model: over its depth, and over its number of parameters.
+"""The growth of hmp's overhead with a model: with its depth, and with its number of parameters.
 
 The blocks are a transformer's, tiny, on one thread under no_grad; the clock is the thread's own processor time. In bfloat16
 throughout there is nothing to cast, and what a side adds to plain torch, divided by the number of ATen ops that compute, is its
-overhead per op. In float32 all that the policy lists is cast: there the two sides' times per op stand side by side.
+overhead per op. In float32 every listed op has casts: for it the table has the two sides' times per op.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ DEPTH_FOR_WIDTHS, WIDTH_FOR_DEPTHS = 4, 16
 
 
 def case(depth: int, width: int, dtype: torch.dtype) -> Case:
-    """`depth` blocks and a batch of one row of four tokens."""
+    """Return `depth` blocks and a batch of one row of four tokens."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(width) for _ in range(depth))).to(dtype)
     return Case("blocks", f"{depth}x{width}", model, {"x": torch.randn(1, 4, width).to(dtype)}, computes_loss=False)
 
 
 def added_per_op(timed: Samples, side: str, ops: int) -> Estimate:
-    """Nanoseconds that the side adds to plain torch for each op."""
+    """Return the nanoseconds that the side adds to plain torch for each op."""
     samples = timed["no_grad"]
     difference = paired_difference(samples[side], samples["plain"])
     return Estimate(1e9 * difference.value / ops, 1e9 * difference.noise / ops, difference.rounds)
 
 
 def least_added_per_op(timed: Samples, side: str, ops: int) -> float:
-    """The same of the rounds' minima: what is left where noise only ever adds."""
+    """Return the same of the rounds' minima, because noise only ever adds."""
     samples = timed["no_grad"]
     return 1e9 * (min(samples[side]) - min(samples["plain"])) / ops
 
 
 def time_per_op(timed: Samples, side: str, ops: int) -> Estimate:
-    """Nanoseconds that the side takes for each op."""
+    """Return the nanoseconds that the side takes for each op."""
     figure = estimate(timed["no_grad"][side])
     return Estimate(1e9 * figure.value / ops, 1e9 * figure.noise / ops, figure.rounds)
 
 
 def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Found:
-    """The rows about growth; `samples["points"]` holds the figure's points."""
+    """Return the rows about growth; `samples["points"]` contains the figure's points."""
     found = Found("depth")
     found.details = [
         f"policy {POLICY}, one thread, no_grad, medians of {rounds} rounds; ns per op",

@@ -1,6 +1,6 @@
-"""The floor of what a Python wrapper costs: written by hand for each op, comparing dtypes and nothing else.
+"""The floor: wrappers of ops, written by hand, that compare dtypes and do nothing else.
 
-Each stands in the op's own place while it is measured, as hmp's wrappers do.
+They replace the ops while they are measured, as hmp's wrappers do.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PLACES: tuple[tuple[Any, str, Callable[[Op], Op]], ...] = (
 
 @contextlib.contextmanager
 def in_place() -> Iterator[None]:
-    """The wrappers stand in torch's places; afterwards torch's own objects stand there again."""
+    """Patch torch with the wrappers inside the context."""
     undo: list[tuple[Any, str, bool, Any]] = []
     try:
         for owner, name, make in PLACES:

@@ -1,6 +1,6 @@
-"""How far each side's gradients are from float32's: the norm of the difference over all parameters, relative to float32's norm.
+"""The distance of each side's gradients from float32's: the norm of the difference over all parameters, relative to float32's norm.
 
-One batch's rounding is chance; so the ratio of the two sides' errors is taken for several seeds of weights and batch.
+The rounding of one batch is random, so the ratio of the two sides' errors is taken for several seeds of weights and batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOT_ABOVE = 1.00
 
 
 def gradients(case: Case, side: Side) -> torch.Tensor:
-    """The gradients of one step, of all parameters, as one vector in float64."""
+    """Return the gradients of one step, of all parameters, as one vector in float64."""
     case.model.train()
     case.model.zero_grad(set_to_none=True)
     with side.visit():
@@ -28,7 +28,7 @@ def gradients(case: Case, side: Side) -> torch.Tensor:
 
 
 def errors(name: str, size: str, seed: int, device: str) -> dict[str, float]:
-    """The relative error of each side."""
+    """Return the relative error of each side."""
     exact = gradients(models.build(name, size, device, seed), plain())
     found = {}
     for side in (autocast(device), under_hmp(policy_of(device))):
@@ -38,7 +38,7 @@ def errors(name: str, size: str, seed: int, device: str) -> dict[str, float]:
 
 
 def run(names: list[str], sizes: list[str], seeds: int, device: str) -> Found:
-    """The row about gradients."""
+    """Return the row about gradients."""
     found = Found("gradients")
     found.details = [
         f"relative error of all gradients against float32, {seeds} seeds; ratio: median and noise over seeds",

@@ -1,4 +1,4 @@
-"""A training step with its linear layers in FP8, where the device computes in FP8: time and memory beside torch.autocast's."""
+"""A training step with its linear layers in FP8, if the device computes in FP8: time and memory against torch.autocast's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 
 
 def run(rounds: int, device: str) -> Found:
-    """The rows about FP8: they say that nothing was measured where the device would emulate it."""
+    """Return the rows about FP8, with "not measured" if the device would emulate it."""
     found = Found("fp8")
     real = [name for name in TESTED if kernel_for(torch.device(device), RECIPES[name]) == "real"]
     for name in TESTED:
@@ -57,7 +57,7 @@ def run(rounds: int, device: str) -> Found:
 def measure(
     found: Found, recipes: list[str], rounds: int, device: str, width: int = WIDTH, sequences: int = SEQUENCES, tokens: int = TOKENS
 ) -> None:
-    """Times a step and, on CUDA, takes its peak of memory: torch.autocast, hmp with the same lists, and with each recipe, in turns."""
+    """Time a step and, on CUDA, its peak of memory: torch.autocast, hmp with the same lists, and each recipe, in turns."""
     torch.manual_seed(0)
     heads = max(HEADS * width // WIDTH, 1)
     net = nn.Sequential(*(Layer(width, heads, device) for _ in range(2)))

@@ -1,7 +1,7 @@
 """All sides of one model, in turns.
 
-A visit is one side's stretch of a round: its casts are put in force, each of its tasks takes a few steps that are not counted and then a
-few that are, and their median is the visit's sample. The sides' order changes from round to round, and a ratio is taken round by round.
+A visit is one side's stretch of a round: its casts become active, each of its tasks takes a few steps that are not counted and then a few
+that are, and their median is the visit's sample. The sides' order changes from round to round, and a ratio is taken round by round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Samples = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Lane:
-    """A side, the model that it runs, which no other lane trains, and the tasks in which it is measured."""
+    """A side, a model that no other lane trains, and the tasks to measure."""
 
     side: Side
     case: Case
@@ -42,7 +42,7 @@ class Lane:
 
 
 def stepper(case: Case, task: str, side: Side) -> Callable[[], object]:
-    """One step of `task` on `side`; the model is put in the task's mode."""
+    """Return a function that runs one step of `task` on `side`, and set the model's mode."""
     case.model.train(task == "training")
     if task == "training":
         optimizer = torch.optim.SGD(case.model.parameters(), lr=LEARNING_RATE)
@@ -58,7 +58,7 @@ def stepper(case: Case, task: str, side: Side) -> Callable[[], object]:
 
 
 def time_lanes(lanes: list[Lane], rounds: int, seconds: float, device: str, clock: Clock = WALL) -> Samples:
-    """Every lane's steps in `rounds` rounds; a task fills about `seconds` of a visit, with the same number of steps in every lane."""
+    """Time every lane in `rounds` rounds; a task takes about `seconds` of a visit, with the same number of steps in every lane."""
     samples: Samples = {}
     for lane in lanes:
         for task in lane.tasks:
@@ -78,16 +78,16 @@ def time_lanes(lanes: list[Lane], rounds: int, seconds: float, device: str, cloc
 
 
 def ratio(samples: Samples, task: str, of: str = "hmp", over: str = "autocast") -> Estimate:
-    """One side's time over another's, in one task."""
+    """Return one side's time over another's, in one task."""
     return paired_ratio(samples[task][of], samples[task][over])
 
 
 def own(case: Case) -> Case:
-    """The same model with the same weights and batch, to be trained apart."""
+    """Return a copy of the model, with the same weights and batch."""
     return replace(case, model=copy.deepcopy(case.model))
 
 
 def pure_low(case: Case) -> Case:
-    """`case` as a pure bfloat16 model: `model.to(bfloat16)`, and its floating inputs in bfloat16."""
+    """Return the case as a pure bfloat16 model: `model.to(bfloat16)`, and floating-point inputs in bfloat16."""
     batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in case.batch.items()}
     return replace(case, model=copy.deepcopy(case.model).bfloat16(), batch=batch)

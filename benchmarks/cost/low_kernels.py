@@ -1,4 +1,4 @@
-"""Low precision where the processor has no instructions for it: torch's kernels, and float32 products of rounded inputs, to float32.
+"""Low precision on a processor without instructions for it: torch's kernels, and float32 products of rounded inputs, over float32.
 
 `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` has torch and oneDNN run the kernels of a processor without such instructions. The first
 table is what SLOW_WITHOUT_INSTRUCTIONS of hmp/core/torch_ops/op_facts.py was chosen by; the second is of training steps and of inference.
@@ -227,7 +227,7 @@ def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
 def _of_model(found: Found, title: str, dtype: str, task: _Task, among: dict[str, Side], rounds: int, seconds: float) -> None:
     try:
         task.train(among["autocast"])
-    except RuntimeError as error:  # oneDNN's restricted kernels have no recurrent op in a low dtype
+    except RuntimeError as error:  # oneDNN's restricted kernels have no recurrent op in low precision
         del among["autocast"]
         found.details.append(f"{title}, {dtype}: torch.autocast raises {str(error).splitlines()[0][:90]}")
     trained, inferred = (_measure(step, among, rounds, seconds) for step in (task.train, task.infer))

@@ -1,4 +1,4 @@
-"""Bytes that the forward pass keeps for the backward pass: under torch.autocast, hmp, and hmp told to share casts of any size."""
+"""Bytes of saved activations: under torch.autocast, hmp, and hmp with casts of any size shared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLE = "bytes saved for backward, hmp / torch.autocast"
 
 @contextlib.contextmanager
 def sharing_all(device: str) -> Iterator[None]:
-    """hmp with casts of any size shared between products, which saves the most memory and costs small models time."""
+    """Return hmp with casts of any size shared between products, which saves the most memory and costs small models time."""
     hmp.set_sharing(0)
     try:
         with under_hmp(policy_of(device)).visit():
@@ -31,7 +31,7 @@ def sharing_all(device: str) -> Iterator[None]:
 
 
 def saved_bytes(case: Case, side: Side) -> int:
-    """What one forward pass with its loss keeps on `side`."""
+    """Return the bytes that one forward pass with its loss saves for backward on `side`."""
     case.model.train()
     with side.visit():
         side.run(case.loss).backward()  # as in the middle of training: whatever is made once has been made
@@ -40,7 +40,7 @@ def saved_bytes(case: Case, side: Side) -> int:
 
 
 def run(names: list[str], sizes: list[str], device: str) -> Found:
-    """The rows about bytes saved for backward."""
+    """Return the rows about bytes saved for backward."""
     found = Found("memory")
     found.details = [
         f"{'model':15} {'autocast':>13} {'hmp':>13} {'sharing all':>13} {'hmp / autocast':>16} {'sharing all':>13}"
@@ -68,7 +68,7 @@ def run(names: list[str], sizes: list[str], device: str) -> Found:
 
 
 def _attention_rows(ratios: dict[str, float], shared: dict[str, float]) -> tuple[list[Row], str]:
-    """The rows about wide attention models, as hmp is and sharing all, and what the opening says of them."""
+    """Return the rows about wide attention models, by default and with all casts shared, and their sentence of the opening."""
     what, said = f"{TITLE}: attention models from d = {FROM_WIDTH} on", ""
     target = f"≤ {ATTENTION_TARGET}"
     rows = []

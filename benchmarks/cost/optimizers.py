@@ -1,6 +1,6 @@
-"""What hmp adds to an optimizer's step and to zero_grad: many small parameters, where the calls are most of the time.
+"""The overhead of hmp in an optimizer's step and zero_grad, with many small parameters, so that calls take most of the time.
 
-hmp's side stands twice: with the policy in force around the step, and inside disable_casts() too, as users of convert() write it.
+hmp is measured twice: with the policy active around the step, and inside disable_casts(), as users of convert() write it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIDES = (plain(), under_hmp(POLICY), Side("hmp off", visit=_converted_and_off))
 
 
 def acts(device: str) -> dict[str, dict[str, Act]]:
-    """What is timed, by kind and name. Gradients stay as they are through steps, so that every step does the same."""
+    """Return the functions to time, by kind and name. Steps leave gradients as they are, so that every step does the same."""
     found: dict[str, dict[str, Act]] = {"optimizer step": {}, "zero_grad": {}}
     for foreach in (False, True):
         how = "foreach" if foreach else "one by one"
@@ -71,7 +71,7 @@ def _parameters(device: str) -> list[torch.nn.Parameter]:
 
 
 def samples(act: Act, rounds: int, seconds: float, device: str) -> dict[str, list[float]]:
-    """Seconds of an act on every side, one for each round."""
+    """Return the seconds of a function on every side, one for each round."""
     found: dict[str, list[float]] = {side.name: [] for side in SIDES}
     act()  # an optimizer makes its state at its first step
     count = steps_for(seconds, act, device, OWN.least)
@@ -83,7 +83,7 @@ def samples(act: Act, rounds: int, seconds: float, device: str) -> dict[str, lis
 
 
 def run(rounds: int, seconds: float, device: str) -> Found:
-    """The rows about optimizers, each of the worst of them."""
+    """Return the rows about optimizers, each of the slowest one."""
     found = Found("optimizers")
     found.details = [
         f"{2 * LAYERS} parameters, {WIDTH} wide, policy {POLICY}, one thread; microseconds, medians of {rounds} rounds",

@@ -1,5 +1,5 @@
-"""What watching costs: a training step of BERT-base while hmp.record() is on, and hmp.compare() of a small BERT, each against the same
-step unwatched."""
+"""The cost of tools: a training step of BERT-base under hmp.record(), and hmp.compare() of a small BERT, each against the same step
+without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "
 
 
 def run(rounds: int, device: str, smallest: bool = False) -> Found:
-    """The row about a recorded step."""
+    """Return the row about a recorded step."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def run(rounds: int, device: str, smallest: bool = False) -> Found:
 
 
 def _compared(rounds: int, device: str, smallest: bool) -> str:
-    """What a comparison costs, beside forward and backward under its policy, as a line."""
+    """Return a line with the time of a comparison over that of forward and backward under its policy."""
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
-"""Training steps in which weights are used many times: bytes kept for backward, time, gradients' error to float64 and casts of weights,
-beside torch.autocast and torch.autocast(cache_enabled=False), which casts for each use."""
+"""Training steps that use weights many times: bytes saved for backward, time, gradients' error to float64 and casts of weights, against
+torch.autocast and torch.autocast(cache_enabled=False), which casts for each use."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Figures:
 
     @property
     def error(self) -> float:
-        """hmp's error over that of a cast for each use."""
+        """Return hmp's error over that of a cast for each use."""
         return self.errors["hmp"] / self.errors["each"]
 
 
 def sides(device: str) -> tuple[Side, Side, Side]:
-    """hmp, torch.autocast, and torch.autocast without its cache."""
+    """Return hmp, torch.autocast, and torch.autocast without its cache."""
     each = Side("each", region=lambda: torch.autocast(device, dtype=LOW, cache_enabled=False))
     return under_hmp(policy_of(device)), autocast(device), each
 
@@ -61,13 +61,13 @@ def _gradients(case: Reused, side: Side) -> torch.Tensor:
 
 
 def errors_of(case: Reused, among: Iterable[Side]) -> dict[str, float]:
-    """How far each side's gradients are from float64's, as a share of their norm."""
+    """Return the distance of each side's gradients from float64's, relative to their norm."""
     exact = _gradients(case.exact(), Side("float64"))
     return {side.name: float((_gradients(case, side) - exact).norm() / exact.norm()) for side in among}
 
 
 def curve(device: str, steps: Iterable[int] = STEPS) -> dict[str, dict[str, dict[str, float]]]:
-    """The gradients' error of recurrent nets, by net, number of steps and side."""
+    """Return the gradients' error of recurrent nets, by net, number of steps and side."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for net in NETS:
         for count in steps:
@@ -77,7 +77,7 @@ def curve(device: str, steps: Iterable[int] = STEPS) -> dict[str, dict[str, dict
 
 
 def saved_bytes(case: Reused, side: Side) -> int:
-    """What a forward pass in the middle of training keeps."""
+    """Return the bytes that a forward pass in the middle of training saves for backward."""
     with side.visit():
         for _ in range(2):
             _step(case, side)
@@ -85,7 +85,7 @@ def saved_bytes(case: Reused, side: Side) -> int:
 
 
 def casts_of_weights(case: Reused, side: Side) -> int:
-    """How many tensors of a weight's shape a forward pass in the middle of training casts."""
+    """Return the number of tensors of a weight's shape that a forward pass in the middle of training casts."""
     shapes = {tuple(p.shape) for p in case.model.parameters() if p.dim() > 1}
     with side.visit():
         for _ in range(2):
@@ -97,7 +97,7 @@ def casts_of_weights(case: Reused, side: Side) -> int:
 
 
 def measure(case: Reused, device: str, rounds: int, seconds: float) -> Figures:
-    """The figures of one workload."""
+    """Return the figures of one workload."""
     case.to(device).model.train()
     three = sides(device)
     hmp_side, theirs, _ = three
@@ -117,7 +117,7 @@ def measure(case: Reused, device: str, rounds: int, seconds: float) -> Figures:
 
 
 def run(rounds: int, seconds: float, device: str, smallest: bool = False) -> Found:
-    """The rows about weights that are used again."""
+    """Return the rows about weights that are used many times."""
     found = Found("reused")
     found.details = [
         "weights used again; bytes and time: hmp / torch.autocast; error of the gradients to float64; casts of weights in a forward pass",
@@ -153,7 +153,7 @@ def run(rounds: int, seconds: float, device: str, smallest: bool = False) -> Fou
 
 
 def _opening(measured: dict[str, Figures], over: dict[str, dict[str, dict[str, float]]]) -> str:
-    """What RESULTS.md first says of it."""
+    """Return its sentence of the opening of RESULTS.md."""
     times, most = [of.time.value for of in measured.values()], max(of.bytes for of in measured.values())
     (net, by_steps) = next(iter(over.items()))
     longest = list(by_steps)[-1]

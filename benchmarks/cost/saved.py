@@ -1,7 +1,7 @@
-"""What is kept for backward where it is packed, beside torch.autocast and checkpoints: bytes at the end of forward, time of a step.
+"""Packed activations against torch.autocast and gradient checkpointing: bytes at the end of forward, time of a step.
 
-Bytes are counted from outside of hmp, each memory once and the model's own apart. Time is the thread's own processor time of forward
-and backward, on one thread, each step with weights that were written since the last.
+Bytes are counted without hmp's help, each memory once and without the model. Time is the thread's processor time of forward and backward,
+on one thread; weights are written between steps.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _STEPS = 3  # of a round, of which the least disturbed one counts
 
 @dataclass(frozen=True)
 class Way:
-    """A side, and how many of the model's blocks are under checkpoint."""
+    """A side, and the number of the model's blocks under gradient checkpointing."""
 
     side: Side
     blocks: int = 0
 
     @property
     def name(self) -> str:
-        """As it is told."""
+        """Return the name for the report."""
         return self.side.name + (f", {self.blocks} checkpointed" if self.blocks else "")
 
 
 def packed() -> Side:
-    """hmp with the preset that packs, entered by every step."""
+    """Return hmp with the preset that packs, entered by every step."""
     return Side("saved8", region=lambda: hmp.casts("saved8"))
 
 
 def checkpointed(case: Case, blocks: int) -> None:
-    """Puts the first so many of the blocks of a model of transformers under checkpoint, and no others."""
+    """Set gradient checkpointing for the first blocks of a model of transformers, and for no others."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found = [module for module in case.model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -64,11 +64,11 @@ def checkpointed(case: Case, blocks: int) -> None:
 
 
 def measured(case: Case, ways: list[Way], rounds: int) -> dict[str, tuple[int, list[float]]]:
-    """Bytes alive at the end of forward and, for each round, seconds of a step, by the way's name."""
+    """Return bytes alive at the end of forward and, for each round, seconds of a step, by the way's name."""
     own = [*case.model.parameters(), *case.model.buffers(), *case.batch.values()]
 
     def written() -> None:
-        """As an optimizer's step does."""
+        """Write the weights, as an optimizer's step does."""
         with torch.no_grad():
             for parameter in case.model.parameters():
                 parameter.add_(0)
@@ -97,7 +97,7 @@ def measured(case: Case, ways: list[Way], rounds: int) -> dict[str, tuple[int, l
 
 
 def run(widths: list[int], rounds: int) -> Found:
-    """The rows about bytes and time, by width, and the curves of bytes over time."""
+    """Return the rows about bytes and time, by width, and the curves of bytes over time."""
     found = Found("saved")
     of = f"saved8 / torch.autocast, medians of {rounds} rounds, of the minima"
     found.details = [f"{'model':12} {'torch.autocast':>20} {'bytes':>7} {'time':>16} {'(minima)':>9}   {of}"]
@@ -137,7 +137,7 @@ def _at(found: Found, width: int, rows: int, rounds: int) -> None:
 
 
 def _curve(found: Found, case: Case, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """By side, bytes and the least time beside torch.autocast's with no, one, two, … blocks under checkpoint."""
+    """Return bytes and the least time over torch.autocast's by side, with 0, 1, 2, … blocks under gradient checkpointing."""
     sides: list[Callable[[], Side]] = [lambda: autocast("cpu"), packed]
     ways = [Way(side(), blocks) for side in sides for blocks in range(5)]
     of = measured(case, ways, rounds)
@@ -157,7 +157,7 @@ def _curve(found: Found, case: Case, rounds: int) -> dict[str, list[tuple[float,
 
 
 def _between(curve: list[tuple[float, float]], kept: float) -> float:
-    """The time at which a curve of falling bytes keeps as many, on a line between two of its points."""
+    """Return the time at which a curve of falling bytes has that many, on a line between two of its points."""
     for (more, quicker), (less, slower) in itertools.pairwise(curve):
         if less <= kept <= more:
             return quicker + (slower - quicker) * (more - kept) / (more - less)

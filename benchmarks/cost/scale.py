@@ -1,4 +1,4 @@
-"""How much is measured: the smallest run that proves that everything works, the quick one, and the full one."""
+"""The amount to measure: the smallest run, which checks that everything works, the quick one, and the full one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long `import hmp` takes where torch is imported already, and `convert()` in a fresh process, the first time and again."""
+"""The time of `import hmp` after torch is imported, and of `convert()` in a fresh process, the first time and again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = ("import torch", "import hmp", "first convert()", "revert()", "convert(
 
 
 def run(rounds: int) -> Found:
-    """The rows about starting, from `rounds` fresh processes."""
+    """Return the rows about starting, from `rounds` fresh processes."""
     found = Found("startup")
     samples: dict[str, list[float]] = {name: [] for name in _NAMES}
     # as an installed package has it, the bytecode is there: the first process, which is not counted, writes it

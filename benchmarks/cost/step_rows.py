@@ -1,4 +1,4 @@
-"""The rows and sentences about steps, out of one interleaved measurement of all sides."""
+"""The rows and sentences about steps, from one interleaved measurement of all sides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ratios = dict[str, Estimate]
 
 @dataclass
 class Measured:
-    """One model at one size: seconds a step and, for training, its best lists and how far losses under them are from float32's."""
+    """One model at one size: seconds a step and, for training, its best lists and the distance of their losses from float32's."""
 
     size: str
     samples: Samples
@@ -27,17 +27,17 @@ class Measured:
 
 
 def ratios(measured: dict[str, Measured], task: str, of: str, over: str = "autocast", size: str | None = None) -> Ratios:
-    """One side's time over another's, by model; of one size or of all."""
+    """Return one side's time over another's, by model; of one size or of all."""
     return {title: ratio(m.samples, task, of, over) for title, m in measured.items() if size in (None, m.size)}
 
 
 def worst_of(values: Ratios) -> str:
-    """The model of the largest ratio."""
+    """Return the model of the largest ratio."""
     return max(values, key=lambda title: values[title].value)
 
 
 def mean_row(what: str, target: float, values: Ratios, more: str = "") -> Row:
-    """The ratios' geometric mean, with the worst of them."""
+    """Return the row of the ratios' geometric mean, with the worst of them."""
     if not values:
         return Row(what, f"≤ {target:.2f}", "nothing could be compared", None)
     mean, worst = mean_ratio(list(values.values())), worst_of(values)
@@ -45,7 +45,7 @@ def mean_row(what: str, target: float, values: Ratios, more: str = "") -> Row:
 
 
 def none_above_row(what: str, values: Ratios) -> Row:
-    """Met where no ratio is above by more than its noise; within noise where one is above by less."""
+    """Return a row that is met if no ratio is above by more than its noise."""
     what, target = f"{what}: none above", f"≤ {NONE_ABOVE:.2f}"
     if not values:
         return Row(what, target, "nothing could be compared", None)
@@ -60,7 +60,7 @@ def none_above_row(what: str, values: Ratios) -> Row:
 
 
 def training(found: Found, measured: dict[str, Measured]) -> None:
-    """Rows and sentences about training steps."""
+    """Return rows and sentences about training steps."""
     same, pure, best = (ratios(measured, "training", *pair) for pair in (("hmp", "autocast"), ("hmp", "pure"), ("best", "autocast")))
     title = "training step, same lists, hmp / torch.autocast"
     found.rows += [
@@ -79,7 +79,7 @@ def training(found: Found, measured: dict[str, Measured]) -> None:
 
 
 def inference(found: Found, measured: dict[str, Measured], tasks: list[str], sizes: list[str]) -> None:
-    """Rows and sentences about inference: on a batch, on one example, and beside a pure bfloat16 model."""
+    """Return rows and sentences about inference: on a batch, on one example, and against a pure bfloat16 model."""
     batch, one = ([task for task in those if task in tasks] for those in (BATCH, ONE))
     for task in batch:
         title, values = f"inference, {task}, hmp / torch.autocast", ratios(measured, task, "hmp")
@@ -105,7 +105,7 @@ def inference(found: Found, measured: dict[str, Measured], tasks: list[str], siz
 
 
 def _spread(values: Ratios) -> str:
-    """A geometric mean with the models it lies between, as a sentence."""
+    """Return a sentence with a geometric mean and the models that it lies between."""
     worst, best = worst_of(values), min(values, key=lambda title: values[title].value)
     between = f"from {values[best].text(2)} ({best}) to {values[worst].text(2)} ({worst})"
     mean = claim(mean_ratio(list(values.values())), "torch.autocast")
@@ -113,7 +113,7 @@ def _spread(values: Ratios) -> str:
 
 
 def lists_of(measured: dict[str, Measured]) -> str:
-    """Which lists were best for which models."""
+    """Return a sentence with the best lists of each model."""
     models: dict[str, list[str]] = {}
     for title, m in measured.items():
         models.setdefault(m.lists, []).append(title.split()[0])
@@ -121,7 +121,7 @@ def lists_of(measured: dict[str, Measured]) -> str:
 
 
 def losses_row(measured: dict[str, Measured]) -> Row:
-    """How far losses under the best lists are from float32's."""
+    """Return the row about the distance of losses under the best lists from float32's."""
     what, target = "training, best lists: mean loss of the first steps, from float32's", f"≤ {100 * TOLERANCE:.0f} %"
     if not measured:
         return Row(what, target, "nothing could be compared", None)

@@ -1,6 +1,6 @@
 """Training steps and inference: float32, torch.autocast, hmp with the same lists and with the best ones, and a pure bfloat16 model.
 
-All sides of a model are measured in one interleaving, and every row is made of it.
+All sides of a model are measured in one interleaving, from which every row is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIDES = ("float32", "autocast", "hmp", "best", "pure")
 
 
 def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
-    """The rows about training and inference; what cannot be compared is left out of them and fails the run."""
+    """Return the rows about training and inference. A model that cannot be compared is left out, and fails the run."""
     found = Found("steps")
     sizes = list(much.sizes)
     chosen_at = much.choice_size if much.choice_size in sizes else sizes[0]
@@ -65,7 +65,7 @@ def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
 
 
 def _measured(case: Case, tasks: list[str], choice: best.Choice | None, much: Scale, device: str) -> Measured:
-    """One model at one size, measured on every side."""
+    """Measure one model at one size on every side."""
     samples = time_lanes(lanes(case, tasks, choice, device), much.rounds[case.size], much.seconds, device)
     if choice is None:
         return Measured(case.size, samples)
@@ -75,7 +75,7 @@ def _measured(case: Case, tasks: list[str], choice: best.Choice | None, much: Sc
 
 
 def lanes(case: Case, tasks: list[str], choice: best.Choice | None, device: str) -> list[Lane]:
-    """Every side with the tasks that a row needs of it."""
+    """Return every side with the tasks that the rows need."""
     train = tuple(task for task in tasks if task == "training")
     batch = tuple(task for task in tasks if task in BATCH)
     found = [

@@ -1,1 +1,1 @@
-"""How it is timed, checked, compared and written down."""
+"""Timing, checks, comparisons and reports."""

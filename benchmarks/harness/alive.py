@@ -1,4 +1,4 @@
-"""What is alive at the end of forward, counted from outside of hmp: each memory once, by torch's own graph and Python's collector."""
+"""The bytes alive at the end of forward, counted without hmp's help: each memory once, from torch's graph and Python's objects."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Tensor = torch.Tensor
 
 
 def bytes_alive(forward: Callable[[], Tensor], own: Iterable[Tensor]) -> int:
-    """The bytes of what `forward()`, which gives a loss, leaves alive: what the graph holds, and tensors of Python's; without `own`."""
+    """Return the bytes that `forward()`, which returns a loss, leaves alive: in the graph and in Python's tensors, without `own`."""
     gc.collect()
-    before = [*own, *_of_python()]  # held, so that no other memory gets a place of theirs
+    before = [*own, *_of_python()]  # referenced, so that no other memory gets their address
     skipped = {memory for memory, _ in _memories(before)}
-    gc.freeze()  # a million objects that need not be gone through again
+    gc.freeze()  # a million objects that need no second look
     try:
         loss = forward()
         found = dict(_memories(_of_python())) | dict(_memories(_of_graph(loss)))

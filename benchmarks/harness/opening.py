@@ -1,10 +1,10 @@
-"""What RESULTS.md opens with: six sentences for a user, each written by the part that measured it."""
+"""The opening of RESULTS.md: six sentences for a user, each written by the part that measured it."""
 
 from __future__ import annotations
 
 from .stats import Estimate
 
-# in this order; a part that was not run leaves its line to say so
+# in this order; a part that was not run has "not measured in this run"
 TOPICS = {
     "same lists": "Training step, torch.autocast's lists",
     "best lists": "Training step, the lists that suit each model best",
@@ -16,7 +16,7 @@ TOPICS = {
 
 
 def claim(ratio: Estimate, other: str) -> str:
-    """What a ratio of times to `other`'s lets one say: no difference is claimed that is within noise, or whose noise is not known."""
+    """Return a claim about a ratio of times to `other`'s: none of a difference within noise, or with unknown noise."""
     if not ratio.known:
         return f"{ratio.text()} of {other}'s time (too few rounds to know its noise)"
     if abs(ratio.value - 1) <= ratio.noise:
@@ -25,6 +25,6 @@ def claim(ratio: Estimate, other: str) -> str:
     return f"{abs(change):.1f} % {'more' if change > 0 else 'less'} time than {other} ({ratio.text()})"
 
 
-def lines(said: dict[str, str]) -> list[str]:
-    """The six lines, of what the parts said by topic."""
-    return [f"- **{title}**: {said.get(topic, 'not measured in this run.')}" for topic, title in TOPICS.items()]
+def lines(sentences: dict[str, str]) -> list[str]:
+    """Return the six lines, from the parts' sentences by topic."""
+    return [f"- **{title}**: {sentences.get(topic, 'not measured in this run.')}" for topic, title in TOPICS.items()]

@@ -1,5 +1,5 @@
 """The figures: a training step in every precision, for every model, overhead per op over depth and parameters, and the error of the
-gradients of weights that are used again over the number of uses."""
+gradients of weights that are used many times over the number of uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIDES = {
 
 
 def draw(found: list[Found], folder: Path) -> list[Path]:
-    """The figures' files in `folder`, for those parts that were run; none, and a hint, without matplotlib."""
+    """Draw the figures of the parts that were run into `folder` and return their files; without matplotlib print a hint."""
     try:
         import matplotlib
     except ImportError:
@@ -41,7 +41,7 @@ def draw(found: list[Found], folder: Path) -> list[Path]:
 
 
 def _kept(curves: dict[str, dict[str, list[tuple[float, float]]]], path: Path) -> Path:
-    """A panel for each model: time of a step over what it keeps for backward, with one block after another under checkpoint."""
+    """Draw a panel for each model: time of a step over bytes saved for backward, with 0, 1, 2, … blocks under gradient checkpointing."""
     import matplotlib.pyplot as plt
 
     looks = {"autocast": ("torch.autocast", _COLOURS["autocast"], "o-"), "saved8": ("saved8", _COLOURS["hmp"], "s-")}
@@ -59,7 +59,7 @@ def _kept(curves: dict[str, dict[str, list[tuple[float, float]]]], path: Path) -
 
 
 def _steps(trained: dict[str, dict[str, list[float]]], path: Path) -> Path:
-    """A row of panels, one for each size; in each a group of bars for every model, relative to torch.autocast."""
+    """Draw a panel for each size, with a group of bars for every model, relative to torch.autocast."""
     import matplotlib.pyplot as plt
 
     sizes = list(dict.fromkeys(title.split()[1] for title in trained))
@@ -123,7 +123,7 @@ def _depth(points: list[dict[str, Any]], path: Path) -> Path:
 
 
 def _errors(over: dict[str, dict[str, dict[str, float]]], path: Path) -> Path:
-    """A panel for each recurrent net: how far its weights' gradients are from float64's, over the number of steps."""
+    """Draw a panel for each recurrent net: the distance of its weights' gradients from float64's, over the number of steps."""
     import matplotlib.pyplot as plt
 
     looks = {

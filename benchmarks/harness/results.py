@@ -1,4 +1,4 @@
-"""What a part found: rows of the targets table, lines of detail, and every sample."""
+"""The results of a part: rows of the targets table, lines of detail, and every sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .stats import Estimate
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the targets table. `met` is None where nothing was measured against a target."""
+    """A row of the targets table. `met` is None if nothing was measured against a target."""
 
     what: str
     target: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = "") -> Row:
-    """The row of a figure that is to be at most `limit`; without a verdict where it was measured too few times."""
+    """Return the row of a figure that should be at most `limit`, without a verdict if it was measured too few times."""
     target = f"≤ {limit:.2f}" if isinstance(limit, float) else f"≤ {limit}"
     if not figure.known:
         return Row(what, target + unit, result, None)
@@ -43,9 +43,9 @@ def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = 
 
 @dataclass
 class Found:
-    """What one part of the benchmark found. `samples` goes into the JSON file, `failures` fail the run.
+    """The results of one part. `samples` goes into the JSON file, `failures` fail the run.
 
-    `opening` contains what RESULTS.md first says of it, by a topic of `opening.TOPICS`.
+    `opening` contains its sentences of the opening of RESULTS.md, by a topic of `opening.TOPICS`.
     """
 
     part: str
@@ -57,7 +57,7 @@ class Found:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the figures depend on, apart from the code."""
+    """Return what the figures depend on, apart from the code."""
     import hmp
 
     found = {
@@ -80,7 +80,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _matmul_ratio(device: str) -> float:
-    """How long a bfloat16 product takes beside a float32 one: where it is above 1, casts hardly show among the products."""
+    """Return the time of a bfloat16 matrix product over a float32 one: above 1, casts are a small part of a model's time."""
     x = torch.randn(512, 512, device=device)
     low = x.bfloat16()
 
@@ -114,7 +114,7 @@ def _instructions() -> list[str]:
 
 
 def table(rows: list[Row], markdown: bool = False) -> str:
-    """The targets table as text."""
+    """Return the targets table as text."""
     cells = [("what", "target", "result", "verdict"), *((r.what, r.target, r.result, r.verdict) for r in rows)]
     if markdown:
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells]
@@ -125,7 +125,7 @@ def table(rows: list[Row], markdown: bool = False) -> str:
 
 
 def beside(before: Path, rows: list[Row]) -> list[str]:
-    """A table of the rows that were measured before too, in a run whose results.json is `before`: what was found then, and now."""
+    """Return a table of the rows that `before`, the results.json of an earlier run, has too: its results and the new ones."""
     then = json.loads(before.read_text(encoding="utf-8"))
     results = {_measured(row["what"]): row["result"] for row in then["rows"]}
     lines = [f"| {_measured(r.what)} | {results[_measured(r.what)]} | {r.result} |" for r in rows if _measured(r.what) in results]
@@ -133,17 +133,17 @@ def beside(before: Path, rows: list[Row]) -> list[str]:
 
 
 def _measured(what: str) -> str:
-    """What a row says that it measured, but not of how many models."""
+    """Return the subject of a row, without the number of models."""
     return re.sub(r": geometric mean of \d+$", ": geometric mean", what)
 
 
 def report(
     found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path], before: tuple[str, Path] | None = None
 ) -> str:
-    """RESULTS.md: what a user wants to know with one picture, where it was measured, the table, every part's detail; beside a run
+    """Return RESULTS.md: what a user wants to know with one picture, where it was measured, the table, every part's detail; against a run
     `before`, by the name of what it measured."""
     first = [plot for plot in plots if plot.stem == "steps"]
-    lines = ["# Results", "", *opening.lines({topic: said for part in found for topic, said in part.opening.items()}), ""]
+    lines = ["# Results", "", *opening.lines({topic: sentence for part in found for topic, sentence in part.opening.items()}), ""]
     lines += _pictures(first)
     lines += [f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
@@ -164,7 +164,7 @@ def _pictures(plots: list[Path]) -> list[str]:
 
 
 def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: float) -> str:
-    """Every sample, with the rows that were made of them."""
+    """Return every sample, with the rows that were made from them."""
     content = {
         "command": command,
         "seconds": round(seconds, 1),
@@ -177,7 +177,7 @@ def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: fl
 
 
 def plain_values(value: Any) -> Any:
-    """`value` as JSON has it: six digits, null for what is not finite, text for what it does not know."""
+    """Return the value for JSON: six digits, null for non-finite numbers, text for other types."""
     if isinstance(value, dict):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The sides of a comparison: what is put in force for a whole visit, and what every step enters for itself."""
+"""The sides of a comparison: what is active for a whole visit, and the context that every step enters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOW = torch.bfloat16
 
 @dataclass(frozen=True)
 class Side:
-    """One way to run a step. `visit` is entered around many steps and not timed; `region`, if any, is entered by each."""
+    """One way to run a step. `visit` is entered around many steps and not timed; each step enters `region`, if there is one."""
 
     name: str
     visit: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     region: Callable[[], contextlib.AbstractContextManager[object]] | None = None
 
     def run(self, function: Callable[[], T]) -> T:
-        """What `function` returns where this side's casts are in force, inside the visit."""
+        """Call the function with this side's casts, inside the visit."""
         if self.region is None:
             return function()
         with self.region():
@@ -32,28 +32,28 @@ class Side:
 
 
 def policy_of(device: str) -> str:
-    """The preset with torch.autocast's lists for the device."""
+    """Return the preset with torch.autocast's lists for the device."""
     return f"torch-{device}"
 
 
 def plain(name: str = "plain") -> Side:
-    """torch as it is."""
+    """Return plain torch."""
     return Side(name)
 
 
 def autocast(device: str) -> Side:
-    """torch.autocast in bfloat16, entered by every step, as users do."""
+    """Return torch.autocast in bfloat16, entered by every step, as users do."""
     return Side("autocast", region=lambda: torch.autocast(device, dtype=LOW))
 
 
 def under_hmp(policy: hmp.Policy | str, name: str = "hmp") -> Side:
-    """hmp for the whole process, in bfloat16."""
+    """Return hmp for the whole process, in bfloat16."""
     return Side(name, visit=lambda: converted(policy))
 
 
 @contextlib.contextmanager
 def converted(policy: hmp.Policy | str) -> Iterator[None]:
-    """hmp.convert() inside, torch untouched outside."""
+    """Convert inside the context, and leave torch unpatched outside."""
     hmp.convert(policy=policy, dtype=LOW)
     try:
         yield
@@ -62,6 +62,6 @@ def converted(policy: hmp.Policy | str) -> Iterator[None]:
 
 
 def rotated(sides: list[T], round_number: int) -> list[T]:
-    """The sides in the order of this round: each comes first equally often."""
+    """Return the sides in the order of this round: each comes first equally often."""
     at = round_number % len(sides)
     return sides[at:] + sides[:at]

@@ -1,4 +1,4 @@
-"""Figures over rounds: medians, paired ratios and differences, and how far noise reaches."""
+"""Figures over rounds: medians, paired ratios and differences, with their noise."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ def _few(count: int) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median over rounds and its noise: half the width of its 95 % interval; infinite from fewer than three rounds."""
+    """A median over rounds and its noise: half the width of its 95 % interval, infinite for fewer than three rounds."""
 
     value: float
     noise: float
     rounds: int
 
     def text(self, digits: int = 3) -> str:
-        """The figure as it is printed; without noise where that is unknown."""
+        """Return the figure as text, without noise if that is unknown."""
         return f"{self.value:.{digits}f}" + (f" ± {self.noise:.{digits}f}" if self.known else "")
 
     @property
     def known(self) -> bool:
-        """Whether it was measured often enough to tell its noise."""
+        """Return True if there are enough samples for its noise."""
         return math.isfinite(self.noise)
 
     def above(self, limit: float) -> bool:
-        """Whether it is above `limit` by more than its noise, where noise is known."""
+        """Return True if it is above `limit` by more than its noise, as far as that is known."""
         return self.value - limit > (self.noise if self.known else 0)
 
 
 def mad(samples: Sequence[float]) -> float:
-    """The median absolute deviation from the median."""
+    """Return the median absolute deviation from the median."""
     middle = median(samples)
     return median(abs(sample - middle) for sample in samples)
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """The median of `samples` with its noise."""
+    """Return the median of `samples` with its noise."""
     count = len(samples)
     noise = _few(count) * _ERROR_OF_MEDIAN * _SIGMA_OF_MAD * mad(samples) / math.sqrt(count) if count >= 3 else math.inf
     return Estimate(median(samples), noise, count)
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The ratio of two sides, taken round by round, so that what slowed a whole round cancels out."""
+    """Return the ratio of two sides, taken round by round, so that what slows a whole round cancels out."""
     return estimate([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def paired_difference(minuends: Sequence[float], subtrahends: Sequence[float]) -> Estimate:
-    """The difference of two sides, taken round by round."""
+    """Return the difference of two sides, taken round by round."""
     return estimate([a - b for a, b in zip(minuends, subtrahends, strict=True)])
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """The mean of ratios under which 2 and 1/2 cancel out; not a number if there are none."""
+    """Return the geometric mean of ratios, NaN if there are none."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
 
 
 def mean_ratio(ratios: Sequence[Estimate]) -> Estimate:
-    """The geometric mean of independent ratios, with its noise."""
+    """Return the geometric mean of independent ratios, with its noise."""
     value = geometric_mean([ratio.value for ratio in ratios])
     noise = value * math.hypot(*(ratio.noise / ratio.value for ratio in ratios)) / len(ratios)
     return Estimate(value, noise, min(ratio.rounds for ratio in ratios))
 
 
 def ratio_of(a: Estimate, b: Estimate) -> Estimate:
-    """The quotient of two estimates; its noise is that of both, relative to each, as of independent figures."""
+    """Return the quotient of two independent estimates, with its noise."""
     if not b.value:
         return Estimate(math.nan, math.inf, a.rounds)
     value = a.value / b.value

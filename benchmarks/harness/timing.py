@@ -14,7 +14,7 @@ import torch
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keeps the collector out of a timed stretch, as timeit does."""
+    """Disable garbage collection inside the context, as timeit does."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -26,7 +26,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on the calling thread alone."""
+    """Have torch compute on the calling thread only, inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,21 +37,21 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Clock:
-    """What is read around a step on the CPU, which of a visit's steps stands for it, and how many there are at least."""
+    """The clock of a step on the CPU, the statistic of a visit's steps, and the least number of steps."""
 
     now: Callable[[], float]
     choose: Callable[[Sequence[float]], float]
     least: int
 
 
-# What a user waits for.
+# The wall clock, which a user waits for.
 WALL = Clock(time.perf_counter, median, 1)
-# For one thread and short steps: the thread's own processor time, which others take no part in, of the least disturbed step.
+# For one thread and short steps: the thread's processor time, which other processes do not count in, of the fastest step.
 OWN = Clock(time.thread_time, min, 5)
 
 
 def step_seconds(step: Callable[[], object], steps: int, device: str, clock: Clock = WALL) -> float:
-    """The time of one of `steps` steps, after a few that are not counted; on CUDA the median between two events."""
+    """Return the time of one of `steps` steps, after a few that are not counted; on CUDA the median between two events."""
     for _ in range(1 + steps // 4):
         step()
     with no_garbage_collection():
@@ -82,7 +82,7 @@ def _on_cuda(step: Callable[[], object], steps: int) -> float:
 
 
 def steps_for(seconds: float, step: Callable[[], object], device: str, least: int = 1, most: int = 60) -> int:
-    """How many steps fill `seconds`, by one step's time."""
+    """Return the number of steps that take `seconds`, by one step's time."""
     synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
     synchronise()
     start = time.perf_counter()

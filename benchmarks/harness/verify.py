@@ -1,4 +1,4 @@
-"""That two sides compute the same: each op in the same dtypes, equally often, and the same loss or output."""
+"""The check that two sides compute the same: each op in the same dtypes, equally often, and the same loss or output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from .sides import Side
 
-# These change a dtype, move data or make some; what is computed in which dtype is not theirs to show.
+# These cast, move or create data, and compute nothing.
 _NOT_COMPUTING = frozenset(
     """_to_copy to copy_ clone contiguous _unsafe_view _reshape_alias detach lift_fresh fill_ empty empty_like empty_strided
     zeros zeros_like ones ones_like full full_like new_empty new_empty_strided new_zeros scalar_tensor arange _to_dense
@@ -28,7 +28,7 @@ class Mismatch(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """Counts the ATen ops that run, by name and dtypes of their floating inputs; casts, views and copies left out."""
+    """Counts ATen ops by name and dtypes of their floating-point inputs, without casts, views and copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,16 +46,16 @@ class Recorder(TorchDispatchMode):
 
 
 def record(side: Side, function: Callable[[], Tensor]) -> Ran:
-    """The ops that `function` runs on `side`.
+    """Return the ops that `function` runs on `side`.
 
-    Not in inference_mode: there a dispatch mode sees composite ops whole, and torch.autocast misses what is inside them.
+    Not in inference_mode, where a dispatch mode sees composite ops whole, and torch.autocast does not cast inside them.
     """
     with side.visit():
         return recorded(side, function)
 
 
 def recorded(side: Side, function: Callable[[], Tensor]) -> Ran:
-    """The same inside a visit."""
+    """Return the same inside a visit."""
     with Recorder() as recorder:
         side.run(function)
     return recorder.ran
@@ -63,7 +63,7 @@ def recorded(side: Side, function: Callable[[], Tensor]) -> Ran:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the two sides have in common, and how far apart their results are."""
+    """The ops that two sides have in common, and the distance of their results."""
 
     ops: int
     apart: float  # the norm of the difference, relative to the norm of the first side's result
@@ -75,7 +75,7 @@ class Checked:
 
 
 def verify(title: str, function: Callable[[], Tensor], one: Side, other: Side, tolerance: float, known: dict[str, str]) -> Checked:
-    """What both sides computed; raises Mismatch where they differ in more than the ATen ops that `known` excuses.
+    """Return the ops of both sides. Raise Mismatch if they differ in more than the ATen ops that `known` excuses.
 
     The result may differ by `tolerance`, relative: a sum in another order is rounded otherwise.
     """
@@ -96,7 +96,7 @@ def verify(title: str, function: Callable[[], Tensor], one: Side, other: Side, t
 
 
 def distance(function: Callable[[], Tensor], one: Side, other: Side) -> float:
-    """How far apart the two sides' results are, relative to the first one's norm: of a second call, which may use what the first
+    """Return the distance of the two sides' results, relative to the first one's norm: of a second call, which may use what the first
     one left in a cache. Nothing records meanwhile."""
     results = []
     for side in (one, other):
@@ -107,13 +107,13 @@ def distance(function: Callable[[], Tensor], one: Side, other: Side) -> float:
 
 
 def compute_count(side: Side, function: Callable[[], Tensor]) -> int:
-    """How many ATen ops compute something in `function`."""
+    """Return the number of ATen ops that compute something in `function`."""
     return sum(record(side, function).values())
 
 
 @torch.no_grad()
 def same_in_each(case: Any, one: Side, other: Side, tolerance: float, known: dict[str, str]) -> dict[str, Checked]:
-    """The three ways in which a model is timed, verified: its loss, its output without gradients, and in inference_mode.
+    """Verify the three ways in which a model is timed: its loss, its output without gradients, and in inference_mode.
 
     In inference_mode only the results are compared; the ops are those of no_grad.
     """

@@ -1,1 +1,1 @@
-"""What hmp.tune() is worth: its lists against float32, torch.autocast's and Habana's, on small tasks that are really learnt."""
+"""The value of hmp.tune(): its lists against float32, torch.autocast's and Habana's, on small tasks that models learn."""

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.tuning`: what hmp.tune() finds for six models, four of them larger too, and three planted failures.
+"""`python -m benchmarks.tuning`: the results of hmp.tune() for six models, four of them larger, too, and three planted failures.
 
-Writes TUNING.md and tuning.json. A run that is stopped goes on where it was with the same --out; about 50 minutes on one idle core.
+Writes TUNING.md and tuning.json. A stopped run continues with the same --out; about 50 minutes on one idle core.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ALL_SUBSETS = "subsets:"
 
 
 def parts() -> list[str]:
-    """What --only may name: tasks, and "subsets:NAME" for comparisons with every subset."""
+    """Return the names that --only takes: tasks, and "subsets:NAME" for comparisons with every subset."""
     return [*TASKS, *(ALL_SUBSETS + name for name in exhaustive.CASES)]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the parser of the command's options."""
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, prints and writes; 1 where an aim is missed or a part failed."""
+    """Measure, print and write; return 1 if an aim is missed or a part failed."""
     options = parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     extent = QUICK if options.quick else Extent()
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def kept(name: str, extent: Extent, options: argparse.Namespace) -> dict[str, Any]:
-    """What was found for the part before, under the same extent and the same torch, or what is found now."""
+    """Return the earlier results of the part, with the same extent and the same torch, or measure it now."""
     file = options.out / f"{name.replace(':', '-')}.json"
     key = {"extent": json.loads(json.dumps(asdict(extent))), "torch": torch.__version__, "threads": options.threads}
     if file.is_file() and not options.again:
@@ -102,7 +102,7 @@ def kept(name: str, extent: Extent, options: argparse.Namespace) -> dict[str, An
 
 
 def measured(name: str, extent: Extent, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """A part's evidence."""
+    """Measure a part."""
     if name.startswith(ALL_SUBSETS):
         name = name.removeprefix(ALL_SUBSETS)
         return exhaustive.compare(TASKS[name], exhaustive.CASES[name], extent, out, say)

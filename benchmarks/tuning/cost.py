@@ -1,4 +1,4 @@
-"""What a training step of a task costs on each side: its time, in turns, and the bytes that it keeps for backward."""
+"""The cost of a training step of a task on each side: its time, in turns, and the bytes that it saves for backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .training import step
 
 
 def saved_bytes(task: Task, side: Side, seed: int = 0) -> int:
-    """What one forward pass with its loss keeps for backward, each storage once; parameters and buffers left out."""
+    """Return the bytes that one forward pass with its loss saves for backward, each storage once, without parameters and buffers."""
     model = task.model(seed)
     batch = task.batches(seed)[0]
     with side.visit():
@@ -25,7 +25,7 @@ def saved_bytes(task: Task, side: Side, seed: int = 0) -> int:
 
 
 def stepper(task: Task, side: Side, seed: int = 0) -> Callable[[], object]:
-    """A function that does the next step on `side`."""
+    """Return a function that makes the next step on `side`."""
     model = task.model(seed)
     batches = itertools.cycle(task.batches(seed))
     optimizer = task.optimizer(model)
@@ -33,7 +33,7 @@ def stepper(task: Task, side: Side, seed: int = 0) -> Callable[[], object]:
 
 
 def step_times(task: Task, sides: Iterable[Side], rounds: int, seconds: float, device: str = "cpu") -> dict[str, list[float]]:
-    """Seconds of a step on each side, one a round; the sides take turns, and each comes first equally often."""
+    """Return the seconds of a step on each side, one a round; the sides take turns, and each comes first equally often."""
     order = list(sides)
     steppers = {side.name: stepper(task, side) for side in order}
     samples: dict[str, list[float]] = {side.name: [] for side in order}

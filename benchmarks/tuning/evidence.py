@@ -1,4 +1,4 @@
-"""Everything that is measured of one task: two searches, training with other seeds and for longer, step times, bytes."""
+"""All measurements of one task: two searches, training with other seeds and for longer, step times, bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START, NUDGED = "start", "float32, nudged"
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured. The seeds are others than the search's, which is 0."""
+    """The amount to measure. The seeds differ from the search's, which is 0."""
 
     seeds: tuple[int, ...] = (1, 2)
     longer: float = 2.0
@@ -38,7 +38,7 @@ QUICK = Extent(seeds=(1,), longer=1.0, rounds=3, seconds=0.05, max_trials=12)
 
 
 def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """The evidence of one task as plain values; of a larger one its step times alone where low precision does not pay on this machine."""
+    """Return the measurements of one task as plain values; of a larger one only step times, if low precision does not pay here."""
     started = time.perf_counter()
     if task.large:
         say(f"{task.name}: does low precision pay here?")
@@ -88,12 +88,12 @@ def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]
 
 
 def tuned_name(objective: str) -> str:
-    """The side of the lists that were tuned for `objective`."""
+    """Return the name of the side of the lists that were tuned for `objective`."""
     return f"tuned for {objective}"
 
 
 def changes(task: Task, runs: dict[str, list[Trained]]) -> dict[str, float]:
-    """By how much each side is worse than float32, relative: means over the seeds, each beside float32 from the same seed."""
+    """Return how much worse than float32 each side is, relative: means over the seeds, each against float32 with the same seed."""
     reference = runs["float32"]
     return {
         name: fmean(change(task.measure, run.figure, base.figure) for run, base in zip(found, reference, strict=True))
@@ -102,7 +102,7 @@ def changes(task: Task, runs: dict[str, list[Trained]]) -> dict[str, float]:
 
 
 def searched(task: Task) -> dict[str, float]:
-    """What the search's own run comes to in float32 and under the start, done again without hmp.tune: the broken start is outside."""
+    """Return the results of the search's run in float32 and under the start, without hmp.tune: a broken start is out of tolerance."""
     base = train(task, FLOAT32, 0)
     start = train(task, under(START, task.start()), 0)
     return {"float32": base.figure, "start": start.figure, "change": change(task.measure, start.figure, base.figure)}

@@ -1,4 +1,4 @@
-"""How far a search stays from the best: every subset of a few ops is trained, and the cheapest that fits is known for certain."""
+"""The distance of a search from the best choice: every subset of a few ops is trained, so the cheapest that fits is known."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def subsets(ops: Collection[str]) -> Iterator[frozenset[str]]:
-    """Every set of the ops, the empty one first."""
+    """Return every set of the ops, the empty one first."""
     for size in range(len(ops) + 1):
         yield from map(frozenset, itertools.combinations(sorted(ops), size))
 
 
 def policy_with(start: hmp.Policy, ops: Collection[str], low: Collection[str]) -> hmp.Policy:
-    """`start` with `low` on the BF16 list and the rest of `ops` on the FP32 list."""
+    """Return `start` with `low` on the BF16 list and the rest of `ops` on the FP32 list."""
     others = {cast: {name for name in getattr(start, cast) if not _stands_for(cast, name, ops)} for cast in ("bf16", "fp32", "promote")}
     return hmp.Policy(
         name=f"low: {', '.join(sorted(low)) or 'nothing'}",
@@ -52,7 +52,7 @@ def _stands_for(cast: str, name: str, ops: Collection[str]) -> bool:
 
 
 def compare(task: Task, ops: tuple[str, ...], extent: Extent, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every subset's loss and bytes, the time of those that fit, and where the searches' choices stand among them.
+    """Return every subset's loss and bytes, the time of those that fit, and the rank of the searches' choices.
 
     A choice need not be a subset: a preset that fits may be it, and leaves ops unlisted, which then run in the dtype that arrives.
     """
@@ -106,7 +106,7 @@ def compare(task: Task, ops: tuple[str, ...], extent: Extent, folder: Path, say:
 
 
 def _apart(trial: Trial, rows: dict[frozenset[str], dict[str, Any]]) -> float:
-    """How far the loss that the search saw for a subset is from that of the run here, relative."""
+    """Return the relative distance of a subset's loss in the search from that of the run here."""
     if trial.low is None or not math.isfinite(trial.loss):
         return 0.0
     seen = rows[frozenset(trial.low)]["loss"]
@@ -114,7 +114,7 @@ def _apart(trial: Trial, rows: dict[frozenset[str], dict[str, Any]]) -> float:
 
 
 def _times(task: Task, ops: tuple[str, ...], policy: hmp.Policy, fitting: list[frozenset[str]], extent: Extent) -> dict[str, Any]:
-    """The step times of the choice and of the fastest subset that fits, as parts of float32's."""
+    """Return the step times of the choice and of the fastest subset that fits, relative to float32's."""
     by_name = {f"subset {number}": low for number, low in enumerate(fitting)}
     sides: list[Side] = [FLOAT32, *(under(name, policy_with(task.start(), ops, low)) for name, low in by_name.items())]
     samples = cost.step_times(task, sides, extent.rounds, extent.seconds / 3)

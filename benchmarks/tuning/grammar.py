@@ -1,4 +1,4 @@
-"""Generated text with a structure that can be learnt, and text that ships with Python, all drawn from a seed."""
+"""Generated text with a structure to learn, and text that ships with Python, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {
 
 
 class _Sentence:
-    """Words and tags, written from left to right. Many words are noun, verb and adjective: only their place tells which."""
+    """Words and tags, written from left to right. Many words are noun, verb and adjective, depending on their position."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -66,7 +66,7 @@ class _Sentence:
 
 
 def tagged(seed: int, rows: int, length: int = 32) -> tuple[Tensor, Tensor]:
-    """Sentences of words and their tags, (rows, length) both; what is beyond a sentence is word 0 with the tag IGNORED."""
+    """Return sentences of words and their tags, both (rows, length); the padding is word 0 with the tag IGNORED."""
     draw = random.Random(seed)
     words = torch.zeros(rows, length, dtype=torch.long)
     tags = torch.full((rows, length), IGNORED)
@@ -82,7 +82,7 @@ CHARACTERS = 96
 
 @functools.cache
 def source_text() -> Tensor:
-    """The source of argparse, character by character; what is not printable ASCII is a space."""
+    """Return the source of argparse, character by character, with spaces for non-printable characters."""
     import argparse
 
     codes = torch.tensor([ord(character) for character in inspect.getsource(argparse)]) - 32
@@ -91,7 +91,7 @@ def source_text() -> Tensor:
 
 
 def windows(seed: int, rows: int, length: int) -> Tensor:
-    """Stretches of `source_text()`, (rows, length)."""
+    """Return parts of `source_text()`, (rows, length)."""
     text = source_text()
     starts = torch.randint(len(text) - length, (rows,), generator=torch.Generator().manual_seed(seed))
     return text[starts.unsqueeze(1) + torch.arange(length)]
@@ -101,7 +101,7 @@ BRACKETS = 4  # kinds of them; token k opens kind k, token BRACKETS + k closes i
 
 
 def nested(seed: int, rows: int, length: int) -> Tensor:
-    """Brackets of four kinds, each closed by its own kind, at most six deep: (rows, length). What closes is certain, what opens is not."""
+    """Return brackets of four kinds, each closed by its own kind, at most six deep: (rows, length). Only closing brackets are certain."""
     draw = random.Random(seed)
     found = []
     for _ in range(rows):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tuning.in_fp8`: how much of nine tasks' products hmp.tune() finds that FP8 can compute, without a device that does.
+"""`python -m benchmarks.tuning.in_fp8`: the matrix products of nine tasks that hmp.tune() puts in FP8, without a device for FP8.
 
 Writes FP8.md and fp8.json; about twenty minutes on one idle core.
 """
@@ -33,7 +33,7 @@ LEVELS = ("fp8", "bf16", "fp32")
 SEEDS = (0, 1)  # the search's, and another
 HALF, AIM = 0.5, 6
 
-# As written, no product of these has dimensions that FP8 takes: 8 brackets, 10 digits. Who wants FP8 pads the classes of a model.
+# As written, no product of these has dimensions that FP8 takes: 8 brackets, 10 digits. For FP8 a user pads the classes of a model.
 PADDED = {"lstm": functools.partial(text.lstm, outputs=16), "large-logits": functools.partial(planted.memory, outputs=16)}
 TASKS = {name: dataclasses.replace(task, model=PADDED.get(name, task.model)) for name, task in (MODELS | PLANTED).items()}
 
@@ -41,7 +41,7 @@ Found = dict[str, Any]
 
 
 def collect(task: Task, max_trials: int | None = None) -> Found:
-    """What a search found in FP8 for the task, by module, and what plain training loops under its lists end at, beside float32's."""
+    """Return the result of a search in FP8 for the task, by module, and of training under its lists, against float32's."""
     started = time.perf_counter()
     torch.manual_seed(0)
     result = hmp.tune(
@@ -79,7 +79,7 @@ def collect(task: Task, max_trials: int | None = None) -> Found:
 
 
 def _change(task: Task, policy: hmp.Policy, seed: int) -> float:
-    """By how much the loss of a run under the policy is from float32's."""
+    """Return the distance of the loss of a run under the policy from float32's."""
     model = task.model(seed)
     of_model = dataclasses.replace(task, model=lambda _: model, metric=None)
     figure = train(of_model, Side("fp8", region=lambda: hmp.casts(policy, model=model)), seed)
@@ -87,14 +87,14 @@ def _change(task: Task, policy: hmp.Policy, seed: int) -> float:
 
 
 def _nudged(task: Task) -> float:
-    """By how much the loss of float32 itself is away where the weights were moved by less than bfloat16's rounding: with the other seed."""
+    """Return the distance of float32's loss, with the other seed, if weights are moved by less than bfloat16's rounding."""
     by_loss = dataclasses.replace(task, metric=None)
     moved, exact = (train(by_loss, FLOAT32, SEEDS[1], nudge=nudge).loss for nudge in (NUDGE, 0.0))
     return change("loss", moved, exact)
 
 
 def rows(found: Sequence[Found]) -> list[Row]:
-    """The aims."""
+    """Return the rows of the aims."""
     bound = LOSS["loss"]
     half = [each for each in found if each["share"] > HALF]
     fine = [each["name"] for each in half if each["changes"][0] <= bound]
@@ -111,7 +111,7 @@ def rows(found: Sequence[Found]) -> list[Row]:
 
 
 def report(found: Sequence[Found], about: dict[str, Any], command: str) -> str:
-    """The page."""
+    """Return the page."""
     seconds = sum(each["seconds"] for each in found)
     lines = ["# What FP8 can compute", "", f"`{command}`, {seconds:.0f} s. Written by the command.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
@@ -148,7 +148,7 @@ def _cells(each: Found) -> tuple[str, ...]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, prints and writes; 1 where an aim is missed."""
+    """Measure, print and write; return 1 if an aim is missed."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.tuning.in_fp8", description=__doc__)
     options.add_argument("--only", action="append", choices=list(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}; may be given again")
     options.add_argument("--max-trials", type=int, help="of each search (none)")

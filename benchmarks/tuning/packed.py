@@ -1,7 +1,7 @@
-"""`python -m benchmarks.tuning.packed`: what nine tasks' losses end at where what is kept for backward is packed, beside torch.autocast.
+"""`python -m benchmarks.tuning.packed`: the final losses of nine tasks with packed activations, against torch.autocast.
 
-Each seed trains several times, from weights that were moved by a millionth: what those differ by under torch.autocast is no doing of
-packing. With --spread the rows of each input differ by up to that factor: images as they are given, words as they are embedded. Prints a
+Each seed trains several times, from weights that were moved by a millionth: the differences under torch.autocast are not due to packing.
+With --spread the rows of each input (images, embedded words) differ by up to that factor. Prints a
 table, and with --write its samples as JSON; about twenty minutes on one idle core.
 """
 
@@ -58,7 +58,7 @@ TASKS = MODELS | PLANTED | {f"{name}-{_WIDTH}": _of_width(name) for name in at_w
 
 
 def uneven(task: Task, spread: float) -> Task:
-    """The task with rows of its inputs scaled by up to `spread`, each by a factor of its own."""
+    """Return the task with each row of its inputs scaled by a factor of its own, up to `spread`."""
 
     def factors(shape: torch.Size) -> torch.Tensor:
         return spread ** (torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 0.5)
@@ -86,14 +86,14 @@ def uneven(task: Task, spread: float) -> Task:
 
 
 def losses(task: Task, seeds: int, nudges: int) -> Losses:
-    """What plain training loops end at."""
+    """Return the final losses of plain training loops."""
     theirs, ours = known_sides()["autocast"], under(POLICY, POLICY)
     by = [NUDGE * number for number in range(nudges)]
     return {seed: tuple([train(task, side, seed, nudge=nudge).loss for nudge in by] for side in (theirs, ours)) for seed in range(seeds)}  # type: ignore[misc]
 
 
 def row(name: str, found: Losses) -> tuple[str, ...]:
-    """The mean loss, the spread where only the last bits of the weights differ, and how far the policy's losses are from it."""
+    """Return the mean loss, the spread if only the last bits of the weights differ, and the distance of the policy's losses."""
     spread = [stdev(theirs) / fmean(theirs) for theirs, _ in found.values() if len(theirs) > 1]
     apart = [fmean(ours) / fmean(theirs) - 1 for theirs, ours in found.values()]
     error = stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.nan
@@ -103,7 +103,7 @@ def row(name: str, found: Losses) -> tuple[str, ...]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains and prints."""
+    """Train and print."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.tuning.packed", description=__doc__)
     options.add_argument("--only", action="append", choices=list(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}; may be given again")
     options.add_argument("--seeds", type=int, default=5, help="(5)")

@@ -1,4 +1,4 @@
-"""Three failures planted in the lists to start from: each is outside the tolerance, and a search has to find out which op it is."""
+"""Three failures planted in the first lists: each is out of tolerance, and a search has to find the op."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .task import ACCURACY, LOSS, Task, annealed
 
 
 def _moved(*ops: str, **changes: Any) -> Policy:
-    """Habana's lists with `ops` on the BF16 list."""
+    """Return Habana's lists with `ops` on the BF16 list."""
     habana = Policy.load("habana")
     return habana.replace(bf16=habana.bf16 | set(ops), fp32=habana.fp32 - set(ops), promote=habana.promote - set(ops), **changes)
 
 
 class Memory(nn.Module):
-    """Looks its input up among examples that it learns: softmax over squared distances times `sharpness`, so that the nearest counts."""
+    """Compares its input with learned examples: softmax over squared distances times `sharpness`, so that the nearest counts."""
 
     def __init__(self, sharpness: float, rows: int, outputs: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def _look_up(model: nn.Module, images: Tensor) -> Tensor:
 
 
 class Weather(nn.Module):
-    """A temperature in kelvin: layers about 0, brought to kelvin in float32 as normalised targets are."""
+    """A temperature in kelvin: layers around 0, scaled to kelvin in float32."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def _weather(seed: int) -> nn.Module:
 
 
 def _observations(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Day, hour, latitude and height, and the temperature that follows from them but for 1 K."""
+    """Return day, hour, latitude and height, and the temperature that follows from them, with noise of 1 K."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(60):
@@ -85,7 +85,7 @@ def _squared_error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """Attention whose only notion of place is the angle by which queries and keys are turned: position times frequency."""
+    """Attention with rotary positions only: queries and keys are rotated by position times frequency."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LookBack(nn.Module):
-    """Tells at each place which token stood some places before; how many, the token at the place says."""
+    """Predicts at each position an earlier token; the token at the position is the distance."""
 
     def __init__(self, tokens: int, width: int = 64, heads: int = 2) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def _look_back(seed: int) -> nn.Module:
 
 
 def _far_windows(seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Windows of a long document: tokens, positions of up to 8,000, and the token to tell at each place, of which some are drawn."""
+    """Return windows of a long document: tokens, positions up to 8,000, and the token to predict at each position, some of them random."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(40):

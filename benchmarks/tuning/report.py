@@ -1,4 +1,4 @@
-"""TUNING.md: the aims with what came of them, then a table for each question."""
+"""TUNING.md: the aims with their results, then a table for each question."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TIME, MEMORY = (tuned_name(objective) for objective in OBJECTIVES)
 
 
 def lists(found: Found) -> str:
-    """torch.autocast's lists under hmp: the side's name."""
+    """Return the name of the side with torch.autocast's lists under hmp."""
     return next(name for name in found["seconds a step"] if name.startswith("torch-"))
 
 
 def outside(found: Found, side: str) -> bool:
-    """Whether a side's training, with other seeds and for longer than the search's, left the tolerance."""
+    """Return True if a side's training, with other seeds and for longer than the search's, is out of tolerance."""
     return not found["changes"][side] <= found["bound"]
 
 
 def time_ratio(found: Found, side: str) -> Estimate:
-    """The side's step time over torch.autocast's."""
+    """Return the side's step time over torch.autocast's."""
     samples = found["seconds a step"]
     return paired_ratio(samples[side], samples["autocast"])
 
 
 def rows(tasks: Sequence[Found], cases: Sequence[Found]) -> list[Row]:
-    """The aims."""
+    """Return the rows of the aims."""
     made = []
     larger = [found for found in tasks if found.get("large")]
     tasks = _searched(tasks)
@@ -66,12 +66,12 @@ def rows(tasks: Sequence[Found], cases: Sequence[Found]) -> list[Row]:
 
 
 def _searched(tasks: Sequence[Found]) -> list[Found]:
-    """The tasks without those in which low precision does not pay on this machine, which were only timed."""
+    """Return the tasks that were searched: not those that were only timed, because low precision does not pay on this machine."""
     return [found for found in tasks if found["searches"]]
 
 
 def _larger(tasks: Sequence[Found]) -> Row:
-    """What tuned lists are worth in time where torch.autocast itself is faster than float32."""
+    """Return the row about the time of tuned lists, for tasks in which torch.autocast is faster than float32."""
     what, target = f"larger tasks, tuned for time: beside torch.autocast where that is {PAYS:g} times as fast as float32", 0.92
     shown = {found["name"]: time_ratio(found, TIME) for found in _searched(tasks)}
     if not shown:
@@ -87,7 +87,7 @@ def _most(faster: list[str], ratios: dict[str, Estimate], known: bool) -> bool |
 
 
 def _recovered(found: Found) -> Row:
-    """Whether the start really was broken and both tuned lists are not."""
+    """Return True if the start was broken and both tuned lists are not."""
     was_broken = not found["searched"]["change"] <= found["bound"]
     kept = sorted({op for of in found["searches"].values() for op in found["culprits"] if op in of["low"]})
     fine = was_broken and not kept and not outside(found, TIME) and not outside(found, MEMORY)
@@ -97,7 +97,7 @@ def _recovered(found: Found) -> Row:
 
 
 def _distance(case: Found, objective: str, of: Found) -> Row:
-    """How far the choice is from the best of all subsets, as a part of the best's cost."""
+    """Return the distance of the choice from the best of all subsets, relative to the best's cost."""
     # bytes have no noise, times of one and the same subset no distance
     ratio = Estimate(of["chosen cost"] / of["best cost"], 0.0, 1)
     if objective == "time":
@@ -112,29 +112,29 @@ def _distance(case: Found, objective: str, of: Found) -> Row:
 
 
 def percent(change: float | None) -> str:
-    """A relative change for the worse as text."""
+    """Return a relative change for the worse as text."""
     return "NaN" if change is None or not math.isfinite(change) else f"{100 * change:+.1f} %"
 
 
 def cell(found: Found, side: str) -> str:
-    """A side's figure and how much worse than float32's it is; bold where that is outside the tolerance."""
+    """Return a side's figure and how much worse than float32's it is, in bold if that is out of tolerance."""
     figure = found["figures"][side]
     text = f"{number(figure)} ({percent(found['changes'][side])})"
     return f"**{text} outside**" if outside(found, side) else text
 
 
 def number(figure: float | None) -> str:
-    """Four digits, or NaN."""
+    """Return a number with four digits, or NaN."""
     return "NaN" if figure is None or not math.isfinite(figure) else f"{figure:.4f}"
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """A table."""
+    """Return a table."""
     return ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
 
 
 def quality(tasks: Sequence[Found]) -> list[str]:
-    """What training ended at."""
+    """Return the table of final figures of training."""
     header = [
         "task",
         "measure",
@@ -159,7 +159,7 @@ def quality(tasks: Sequence[Found]) -> list[str]:
 
 
 def times(tasks: Sequence[Found]) -> list[str]:
-    """Step times beside torch.autocast's."""
+    """Return the table of step times against torch.autocast's."""
     header = ["task", "torch.autocast, ms", "float32", "its lists under hmp", "habana", TIME, "its low ops", "trials"]
     lines = []
     for found in tasks:
@@ -171,7 +171,7 @@ def times(tasks: Sequence[Found]) -> list[str]:
 
 
 def memory(tasks: Sequence[Found]) -> list[str]:
-    """Bytes for backward beside float32's."""
+    """Return the table of bytes for backward against float32's."""
     header = [
         "task",
         "float32, KiB",
@@ -191,7 +191,7 @@ def memory(tasks: Sequence[Found]) -> list[str]:
 
 
 def planted(tasks: Sequence[Found]) -> list[str]:
-    """What was broken, and what the search took off the list."""
+    """Return the table of planted failures and of the ops that the search moved."""
     header = ["failure", "start", "float32", "under the start", TIME, MEMORY, "taken off for time", "taken off for memory"]
     lines = []
     for found in tasks:
@@ -203,7 +203,7 @@ def planted(tasks: Sequence[Found]) -> list[str]:
 
 
 def exhaustive(cases: Sequence[Found]) -> list[str]:
-    """The choices beside the best of all subsets."""
+    """Return the table of choices against the best of all subsets."""
     header = ["task", "objective", "subsets", "that fit", "trials", "chosen", "its cost", "the best subset", "its cost", "losses apart"]
     lines = []
     for case in cases:
@@ -230,14 +230,14 @@ bytes below. Another processor gives another table."""
 
 
 def _processor(about: dict[str, Any]) -> list[str]:
-    """A word about the processor, where it decides the table."""
+    """Return a sentence about the processor, if the table depends on it."""
     if {"avx512_bf16", "amx_bf16"} & set(about.get("bf16 instructions", ())) or about.get("device") != "cpu":
         return []
     return [_NO_INSTRUCTIONS.format(ratio=about.get("bf16 matmul / float32 matmul")), ""]
 
 
 def report(tasks: Sequence[Found], cases: Sequence[Found], about: dict[str, Any], command: str, seconds: float) -> str:
-    """The page."""
+    """Return the page."""
     lines = ["# Tuned lists", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `tuning.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
     lines += ["", table(rows(tasks, cases), markdown=True), ""]

@@ -1,4 +1,4 @@
-"""One search of hmp.tune() on a task, and what came of it as plain values."""
+"""One search of hmp.tune() on a task, and its result as plain values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def search(
     max_trials: int | None = None,
     seed: int = 0,
 ) -> TuneResult:
-    """What tune() finds for the task, from its start and within its tolerance; goes on in `folder` where it was stopped."""
+    """Run tune() for the task, from its start and within its tolerance; continue a stopped run in `folder`."""
     model = task.model(seed)
     return hmp.tune(
         model,
@@ -47,12 +47,12 @@ def search(
 
 
 def low_ops(policy: hmp.Policy, called: Collection[str]) -> list[str]:
-    """Those of the ops that the policy runs in its low dtype."""
+    """Return the ops that the policy runs in its low-precision dtype."""
     return sorted(set(policy.casts_by_op("bf16")) & set(called))
 
 
 def summary(task: Task, result: TuneResult, seconds: float) -> dict[str, Any]:
-    """The parts of a result that the evidence shows."""
+    """Return the parts of a result that the report shows."""
     called = {unit.op for unit in result.units}
     low, before = low_ops(result.policy, called), low_ops(task.start(), called)
     return {
@@ -75,7 +75,7 @@ def summary(task: Task, result: TuneResult, seconds: float) -> dict[str, Any]:
 
 
 def timed_search(task: Task, objective: Objective, folder: Path | None, max_trials: int | None) -> tuple[hmp.Policy, dict[str, Any]]:
-    """The tuned policy, and the summary of the search."""
+    """Return the tuned policy, and the summary of the search."""
     torch.manual_seed(0)
     started = time.perf_counter()
     result = search(task, objective, folder=folder, max_trials=max_trials)

@@ -1,4 +1,4 @@
-"""A task: a model, data with a structure to learn, a loss, an optimizer and, where there is one, a metric on data kept apart."""
+"""A task: a model, data with a structure to learn, a loss, an optimizer and possibly a metric on held-out data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LOSS = {"loss": 0.02}
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the evidence. `model` and `batches` are drawn from the seed that they are given; the data kept apart is always the same.
+    """One task. `model` and `batches` are drawn from the seed that they get; the held-out data is always the same.
 
-    `steps` is the length of the search's training runs. `start` makes the policy that the search begins with; with `broken`, what is
-    wrong with it, the task is a planted failure, and `culprits` are the ops that must all leave the low dtype.
-    `large` says that low precision can pay in time, on a processor that has instructions for it.
+    `steps` is the length of the search's training runs. `start` returns the policy that the search begins with. With `broken`, a
+    description of what is wrong with it, the task is a planted failure, and `culprits` are the ops that must all leave low precision.
+    `large`: low precision can pay in time, on a processor that has instructions for it.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Task:
 
     @property
     def measure(self) -> str:
-        """What the tolerance is about: "loss" or "accuracy"."""
+        """The figure of the tolerance: "loss" or "accuracy"."""
         return "loss" if "loss" in self.tolerance else "accuracy"
 
 
 def annealed(rate: float, halved_after: int) -> Callable[[nn.Module], Optimizer]:
-    """AdamW whose rate is halved after so many steps, a third of what it was after twice as many, and so on.
+    """Return AdamW with a learning rate that is halved after so many steps, a third of the first after twice as many, and so on.
 
-    At a constant rate the last bits of the weights move the accuracy of these models by more than a tolerance, and every verdict is luck.
+    At a constant rate the last bits of the weights change the accuracy of these models by more than the tolerance.
     """
 
     def make(model: nn.Module) -> Optimizer:

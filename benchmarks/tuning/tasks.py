@@ -1,4 +1,4 @@
-"""All tasks by name: six models, four of them larger, and three failures that are planted."""
+"""All tasks by name: six models, four of them larger, and three planted failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences: BERT tags words, GPT-2 and an LSTM predict what comes next, T5 turns a sequence round."""
+"""Sequences: BERT tags words, GPT-2 and an LSTM predict the next token, T5 reverses a sequence."""
 
 from __future__ import annotations
 

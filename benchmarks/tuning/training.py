@@ -1,4 +1,4 @@
-"""A training run as tune() verifies one, in plain torch: what the evidence is judged by does not come from hmp.tune."""
+"""A training run as tune() verifies one, in plain torch, so that no verdict depends on hmp.tune."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOAT32 = Side("float32")
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training run ended at. `loss` is the mean over the last pass over the batches, NaN from the first loss that is not finite;
+    """The result of a training run. `loss` is the mean over the last pass over the batches, NaN from the first loss that is not finite;
     `metric` was taken under the side's casts and `metric_float32` of the same weights without any."""
 
     loss: float
@@ -31,16 +31,16 @@ class Trained:
 
     @property
     def figure(self) -> float:
-        """What the tolerance is about: the metric where there is one, else the loss; NaN where training failed."""
+        """The figure of the tolerance: the metric, or the loss if there is none; NaN if training failed."""
         if self.metric is None or self.metric_float32 is None or not math.isfinite(self.loss):
             return self.loss
         return min(self.metric, self.metric_float32)
 
 
 def change(measure: str, figure: float, reference: float) -> float:
-    """By how much of the reference the figure is worse; infinite where it is not finite.
+    """Return how much worse the figure is, relative to the reference; infinite if it is not finite.
 
-    A loss far below is worse too: it may be the loss itself that lost its digits.
+    A loss far below counts as worse, too: the loss itself may have lost its digits.
     """
     if not math.isfinite(figure):
         return math.inf
@@ -48,25 +48,25 @@ def change(measure: str, figure: float, reference: float) -> float:
 
 
 def under(name: str, policy: hmp.Policy | str) -> Side:
-    """A policy in force for the whole of a visit, backward included; unlike `sides.under_hmp`, in the policy's own low dtype."""
+    """Return a side whose policy is active for the whole visit, with backward; unlike `sides.under_hmp`, in the policy's own dtype."""
     return Side(name, visit=lambda: hmp.convert(policy=policy))
 
 
 def in_regions(name: str, policy: hmp.Policy | str) -> Side:
-    """A policy that every step enters for its forward pass."""
+    """Return a side whose policy every step enters for its forward pass."""
     return Side(name, region=lambda: hmp.casts(policy))
 
 
 def known_sides(device: str = "cpu") -> dict[str, Side]:
-    """What tuned lists are compared with: float32, torch.autocast itself and its lists under hmp, Habana's."""
+    """Return what tuned lists are compared with: float32, torch.autocast, its lists under hmp, Habana's."""
     lists = f"torch-{device}"
     return {"float32": FLOAT32, "autocast": autocast(device), lists: under(lists, lists), "habana": under("habana", "habana")}
 
 
 def train(task: Task, side: Side, seed: int, steps: int | None = None, nudge: float = 0.0) -> Trained:
-    """The run of `steps` steps, or of as many as the search's, from the weights, batches and random numbers of `seed`.
+    """Train `steps` steps, or as many as the search, from the weights, batches and random numbers of `seed`.
 
-    `nudge` moves every weight by about that part of itself before the first step, which no training should notice.
+    `nudge` changes every weight by about that relative amount before the first step, which should make no difference.
     """
     steps = task.steps if steps is None else steps
     model = task.model(seed)
@@ -89,7 +89,7 @@ def train(task: Task, side: Side, seed: int, steps: int | None = None, nudge: fl
 
 
 def step(task: Task, model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer, side: Side) -> float:
-    """One step, and its loss."""
+    """Make one step and return its loss."""
     loss = side.run(lambda: task.loss(model, batch))
     loss.backward()
     optimizer.step()

@@ -19,7 +19,7 @@ _KEPT_APART = 600
 
 @functools.cache
 def digits() -> tuple[Batch, Batch]:
-    """Training images and those kept apart, each (images, classes): 8 by 8 pixels from 0 to 16, writers mixed."""
+    """Return training and held-out images, each (images, classes): 8 by 8 pixels from 0 to 16, writers mixed."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -30,19 +30,19 @@ def digits() -> tuple[Batch, Batch]:
 
 
 def batches(seed: int, rows: int = ROWS) -> list[Batch]:
-    """One pass over the training images in an order drawn from `seed`."""
+    """Return one pass over the training images in an order drawn from `seed`."""
     images, classes = digits()[0]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     return [(images[part], classes[part]) for part in order.split(rows) if len(part) == rows]
 
 
 def as_input(images: Tensor, channels: int = 3) -> Tensor:
-    """Pixels about 0, the same in each channel."""
+    """Return pixels around 0, the same in each channel."""
     return (images.unsqueeze(1).expand(-1, channels, -1, -1) - 5) / 6
 
 
 def accuracy(model: nn.Module, logits: Any) -> float:
-    """The share of the images kept apart whose class has the greatest of `logits(model, images)`."""
+    """Return the share of held-out images whose class has the largest of `logits(model, images)`."""
     images, classes = digits()[1]
     was_training = model.training
     model.eval()

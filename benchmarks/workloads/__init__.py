@@ -1,1 +1,1 @@
-"""What is run on every side: models, the networks they are made of, and where the sides are known to differ."""
+"""The workloads of every side: models, their networks, and the known differences of the sides."""

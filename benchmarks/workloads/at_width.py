@@ -1,4 +1,4 @@
-"""Seven models by their width, for what a step keeps for backward: four blocks of each text model, one batch."""
+"""Seven models by their width, for the bytes that a step saves for backward: four blocks of each text model, one batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("bert", "gpt2", "vit", "t5", "llama", "resnet", "unet")
 
 
 def build(name: str, width: int, rows: int, seed: int = 0) -> Case:
-    """The model in training mode with its batch of `rows` rows."""
+    """Return the model in training mode with its batch of `rows` rows."""
     torch.manual_seed(seed)
     model, batch = _MAKE[name](width, rows)
     return Case(name, str(width), model.train(), batch, computes_loss=name not in ("resnet", "unet"))

@@ -116,7 +116,7 @@ _RECURRENT: dict[str, Callable[..., nn.Module]] = {
 
 
 def listed() -> set[str]:
-    """Return the ops on the low-precision lists of hmp's presets, without the entries that hold in some modules only."""
+    """Return the ops on the low-precision lists of hmp's presets, without the scoped entries."""
     names = {name for preset in hmp.policies() for name in hmp.Policy.load(preset).bf16}
     return {name.removesuffix(".autocast") for name in names if "@" not in name and name != "*"}
 

@@ -1,4 +1,4 @@
-"""Differences between torch.autocast and hmp under the same lists that are known, with their reasons. Any other one fails a run."""
+"""Known differences between torch.autocast and hmp with the same lists, and their reasons. Any other difference fails a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _CAT = "torch's own cat brings its inputs to the widest dtype, so hmp casts none
 _FINITE = "finite values of the position bias that a mask is added to stay finite under hmp (R12); torch.autocast lets them become infinite"
 _FOLD = "torch.autocast's kept copy of a weight asks for gradients under no_grad too, and linear then folds its batch: mm, not bmm"
 
-_LOSS = "on CUDA torch.autocast takes cross_entropy's log_softmax in the low dtype, hmp in float32"
-_HALF = "on CUDA torch.autocast runs cuDNN's recurrent layers in float16 where it is told bfloat16; hmp in bfloat16"
+_LOSS = "on CUDA torch.autocast takes cross_entropy's log_softmax in low precision, hmp in float32"
+_HALF = "on CUDA torch.autocast runs cuDNN's recurrent layers in float16 although its dtype is bfloat16; hmp in bfloat16"
 
 # by model, and by the ATen op that is counted otherwise
 _EVERYWHERE: dict[str, dict[str, str]] = {
@@ -22,7 +22,7 @@ _ON_CUDA: dict[str, dict[str, str]] = {"lstm": {"_cudnn_rnn": _HALF, "set_": _HA
 
 
 def known(model: str, device: str) -> dict[str, str]:
-    """By ATen op that is counted otherwise: the reason."""
+    """Return the reason of each known difference, by ATen op."""
     if device != "cuda":
         return _EVERYWHERE.get(model, {})
     return {"_log_softmax": _LOSS} | _EVERYWHERE.get(model, {}) | _ON_CUDA.get(model, {})

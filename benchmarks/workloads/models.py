@@ -19,13 +19,13 @@ SIZES = ("tiny", "small", "medium")
 
 @dataclass
 class Case:
-    """One model at one size. `loss()` is what training runs forward, `output()` what inference runs."""
+    """One model at one size. `loss()` is the forward pass of training, `output()` that of inference."""
 
     name: str
     size: str
     model: nn.Module
     batch: Batch
-    computes_loss: bool  # the model takes the whole batch and answers with its loss, as those of transformers do
+    computes_loss: bool  # the model takes the whole batch and returns its loss, as those of transformers do
 
     @property
     def title(self) -> str:
@@ -47,7 +47,7 @@ class Case:
         return self._output(self.batch)
 
     def one_output(self) -> Tensor:
-        """The output for the batch's first example alone."""
+        """Return the output for the batch's first example."""
         return self._output({name: value[:1] for name, value in self.batch.items()})
 
     def _output(self, batch: Batch) -> Tensor:
@@ -56,7 +56,7 @@ class Case:
         return self.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
 
     def step(self, optimizer: torch.optim.Optimizer, run: Callable[[Callable[[], Tensor]], Tensor]) -> Tensor:
-        """A training step: forward and loss as `run` runs them, then backward and optimizer outside of it."""
+        """Make a training step: forward and loss inside `run`, then backward and optimizer outside of it."""
         loss = run(self.loss)
         loss.backward()
         optimizer.step()
@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Spec:
-    """How a model is built at each size."""
+    """The constructor of a model at each size."""
 
     make: Callable[..., tuple[nn.Module, Batch]]
     sizes: dict[str, dict[str, Any]]
@@ -202,7 +202,7 @@ MODELS: dict[str, Spec] = {
 
 
 def build(name: str, size: str, device: str = "cpu", seed: int = 0) -> Case:
-    """The model in training mode with its batch on `device`; weights and batch are drawn from `seed`."""
+    """Return the model in training mode with its batch on `device`; weights and batch are drawn from `seed`."""
     spec = MODELS[name]
     torch.manual_seed(seed)
     model, batch = spec.make(**spec.sizes[size])
@@ -211,7 +211,7 @@ def build(name: str, size: str, device: str = "cpu", seed: int = 0) -> Case:
 
 
 def available(names: list[str]) -> tuple[list[str], str]:
-    """Those of the models that can be built here, and how to get the others: "" if there are none."""
+    """Return the models that can be built here, and how to get the others, "" if there are none."""
     import importlib.util
 
     if importlib.util.find_spec("transformers") is not None:

@@ -1,4 +1,4 @@
-"""The networks that are written here, in plain torch: MLP, residual network, U-Net, LSTM, and a block for the depth figure."""
+"""Networks in plain torch: MLP, residual network, U-Net, LSTM, and a block for the depth figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def mlp(width: int, depth: int, classes: int = 10) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(width, classes))
 
@@ -30,7 +30,7 @@ class _Residual(nn.Module):
 
 
 def resnet(width: int, blocks: tuple[int, ...], classes: int = 10) -> nn.Sequential:
-    """A residual network: each stage has twice the channels and half the resolution of the one before."""
+    """Return a residual network: each stage has twice the channels and half the resolution of the one before."""
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     channels = width
     for stage, count in enumerate(blocks):
@@ -53,7 +53,7 @@ def _twice(channels: int, out: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Down to `levels` lower resolutions and up again, each level's features joined to those of the way up."""
+    """A U-Net with `levels` lower resolutions and skip connections."""
 
     def __init__(self, width: int, levels: int, classes: int = 4) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class UNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Embedding, LSTM layers, and the next token's logits."""
+    """An embedding, LSTM layers, and the next token's logits."""
 
     def __init__(self, width: int, depth: int, vocabulary: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Recurrent(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of a transformer, of small and ordinary ops only."""
+    """One layer of a transformer, from small ordinary ops."""
 
     def __init__(self, width: int, heads: int = 2) -> None:
         super().__init__()

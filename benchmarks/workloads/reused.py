@@ -1,4 +1,4 @@
-"""Training steps in which a weight is used many times: cells in a loop, layers that share weights, a policy over an episode, an unrolled
+"""Training steps that use a weight many times: cells in a loop, layers that share weights, a policy over an episode, an unrolled
 optimizer, a fixed point, decoding."""
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Reused:
         return self.forward(self.model, self.batch)
 
     def to(self, device: str) -> Reused:
-        """This, moved to the device."""
+        """Return this, moved to the device."""
         self.model.to(device)
         self.batch = {name: value.to(device) for name, value in self.batch.items()}
         return self
 
     def exact(self) -> Reused:
-        """The same in float64."""
+        """Return the same in float64."""
         batch = {name: value.double() if value.is_floating_point() else value for name, value in self.batch.items()}
         return Reused(self.title, copy.deepcopy(self.model).double(), batch, self.forward, self.family)
 
@@ -101,7 +101,7 @@ def _albert(width: int, depth: int) -> Reused:
 
 
 def _episode(steps: int, width: int = 64, rows: int = 32) -> Reused:
-    """A policy that acts in an environment whose next state its action moves: one graph over the whole episode."""
+    """Return a policy that acts in a differentiable environment: one graph over the whole episode."""
 
     def forward(policy: Any, batch: dict[str, Tensor]) -> Tensor:
         state, cost = batch["state"], []
@@ -116,7 +116,7 @@ def _episode(steps: int, width: int = 64, rows: int = 32) -> Reused:
 
 
 class _Learned(nn.Module):
-    """An optimizer that is learned: a cell that sees a parameter's gradient and says its update."""
+    """A learned optimizer: a cell that computes a parameter's update from its gradient."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Transducer(nn.Module):
 
 
 def _transducer(frames: int, width: int = 128, vocabulary: int = 64, rows: int = 4) -> Reused:
-    """Decoding with teacher's tokens: at every frame the predictor makes a step and the joint network is asked."""
+    """Return a transducer with teacher forcing: the predictor and the joint network run at every frame."""
 
     def forward(model: Any, batch: dict[str, Tensor]) -> Tensor:
         state = batch["x"].new_zeros(rows, width)
@@ -209,7 +209,7 @@ _CASES: tuple[Callable[[], Reused], ...] = (
 
 
 def over_steps(kind: str, steps: int, seed: int = 0) -> Reused:
-    """A small recurrent net, a cell in a loop or one op, whose states are drawn to 0.5: every step pulls a weight the same way, as a trend
+    """Return a small recurrent net, a cell in a loop or one op, with states near 0.5: every step moves a weight the same way, as a trend
     does, so that a sum over many steps shows what it loses."""
     torch.manual_seed(seed)
     case = (_cell if kind.endswith("Cell") else _recurrent)(kind, 32, 64, steps)
@@ -218,7 +218,7 @@ def over_steps(kind: str, steps: int, seed: int = 0) -> Reused:
 
 
 def cases(seed: int = 0) -> Iterator[Reused]:
-    """Each workload, with weights and a batch of this seed."""
+    """Return each workload, with weights and a batch of this seed."""
     for make in _CASES:
         torch.manual_seed(seed)
         yield make()
