@@ -1,4 +1,4 @@
-"""The policy active in this thread or asyncio task, and the regions that change it."""
+"""The policy that is active in this thread or asyncio task, and the contexts that change it."""
 
 from . import loading, regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts

@@ -1,7 +1,7 @@
-"""R9: casts are off while a module is constructed or loaded, in every thread that is started meanwhile.
+"""Casts are off while a module is constructed or loaded, also in threads that are started meanwhile (rule R9).
 
-transformers copies weights in a pool of threads, and a thread does not inherit the state of the thread that started it (R14). So a thread
-that is started inside a load, and a task that is given to a pool there, run with casts off until that load ends.
+transformers copies weights in a pool of threads, and a thread does not inherit the state of the thread that started it. So a thread that is
+started inside a load, and a task that is submitted to a pool there, run with casts off until that load ends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def while_loading(function: Callable[..., Any]) -> Callable[..., Any]:
             _current.set(load)
             return uncast(*args, **kwargs)
         finally:
-            load.has_ended = True  # first: whoever finds the load then knows
+            load.has_ended = True  # first: threads that inherited the load read it
             _current.set(before)
 
     return called_while_loading

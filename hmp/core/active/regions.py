@@ -1,4 +1,4 @@
-"""Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators."""
+"""The context managers and decorators that `hmp.casts()`, `disable_casts()` and `enable_casts()` return."""
 
 from __future__ import annotations
 
@@ -34,18 +34,22 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class Region:
-    """A context manager and decorator: inside it `choose(state)` is active in this thread or task, for the `state` active around it.
+    """A context manager and decorator: inside it `choose(state)` is active in this thread or task, with the `state` around it.
 
-    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, by an
-    exception too, the state around it is active again. `brings_casts` is whether it activates a policy: one that may not have been in
-    force before, inside which the regions of torch.autocast around it are off (R17).
+    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, also by an
+    exception, the state around it is active again.
+
+    Args:
+        name: The call that made it, for messages.
+        choose: Returns the state inside for the state around.
+        brings_casts: True if it activates a policy: contexts of torch.autocast around it are then off inside (rule R17).
     """
 
     def __init__(self, name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off], brings_casts: bool = False) -> None:
         self._name = name
         self._choose = choose
         self.brings_casts = brings_casts
-        self._entered: list[EnteredRegion] = []  # and not left, in whatever context
+        self._entered: list[EnteredRegion] = []  # and not left, in any context
 
     def __repr__(self) -> str:
         return f"hmp.{self._name}"
@@ -67,14 +71,15 @@ class Region:
             end(here)
 
     def _once(self) -> Region:
-        """The same region for one `with`: one that is left in another context than it was entered in ends what it had entered."""
+        """Return a copy for one `with`, which may be left in another context than it was entered in."""
         return Region(self._name, self._choose, self.brings_casts)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that runs inside the region."""
         if inspect.isclass(function):
-            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+            raise HmpError(f"@{self!r} expected a function, got class {function.__name__}; decorate its methods")
         if not callable(function):
-            raise HmpError(f"{self!r} decorates functions, and {function!r} is none; write `with {self!r}:` or `@{self!r}` above one")
+            raise HmpError(f"@{self!r} expected a function, got {function!r}; write `with {self!r}:`, or `@{self!r}` above a function")
         decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
         return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
 
@@ -142,7 +147,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] =
 
 
 class _Steps:
-    """Iterates over `generator`, whose code runs inside the region; the code that consumes it runs outside."""
+    """An iterator over `generator`, whose code runs inside the region, while the code that consumes it runs outside."""
 
     def __init__(self, region: Region, generator: Any) -> None:
         self._region = region
@@ -220,7 +225,7 @@ def enable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that calls `function` with casts off; all steps of a coroutine or a generator run with casts off."""
+    """Return a function that calls `function` with casts off, in all steps of a coroutine or generator."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 

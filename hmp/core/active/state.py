@@ -1,14 +1,14 @@
-"""The active state of this thread or asyncio task: which policy casts, or that none does. Patched ops read it at each call.
+"""The active state of this thread or asyncio task: the policy that casts, or none. Patched ops read it at each call.
 
 It is one of four:
 
-- PROCESS: the policy of `convert()`, which is active for the whole process. It has no policy before the first `convert()`.
-- another `PolicyTable`: the policy of a `casts()` region, or of a module that `apply()` was called on.
-- the `Off` of one of these: nothing is cast. It knows the policy that `enable_casts()` brings back.
-- the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
+- PROCESS: the policy of `convert()`, for the whole process. It has no policy before the first `convert()`.
+- another `PolicyTable`: the policy of a `casts()` context, or of a module that `apply()` was called on.
+- the `Off` of one of these: nothing is cast. It has the policy that `enable_casts()` restores.
+- the `InBackward` of one of these: no list applies, in user Python that autograd calls (rule R13).
 
-A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds an
-`EnteredRegion`, which knows the region's state and whether the region has ended.
+A ContextVar contains the state, so that threads and asyncio tasks never see each other's contexts. Inside a context it contains an
+`EnteredRegion`, with its state and whether it has ended.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Wrapper = Callable[..., Any]
 
 
 class Replacements(dict[Any, Wrapper | None]):
-    """Torch's function → the wrapper that is called in its place, None for a function that is called as it is. Read it by `[]`.
+    """Torch's function → the wrapper that replaces it, None for a function that is called as it is. Read it by `[]`.
 
-    A wrapper is made when its function is called first: a policy changes some four hundred functions, and a program calls thirty.
+    A wrapper is made at the first call of its function: a policy changes some four hundred functions, and a program calls thirty.
 
     Args:
         functions: The functions that are replaced.
-        make: Makes the wrapper of one of them, or None.
+        make: Returns the wrapper of one of them, or None.
     """
 
     __slots__ = ("_make", "functions")
@@ -46,15 +46,18 @@ class Replacements(dict[Any, Wrapper | None]):
 
     def __missing__(self, function: Any) -> Wrapper | None:
         wrapper = self._make(function) if self._make is not None and function in self.functions else None
-        return self.setdefault(function, wrapper)  # where two threads come at once both get the one that remembers what failed (R11)
+        return self.setdefault(function, wrapper)  # two threads at once get the same wrapper, which counts fallbacks
 
 
 NO_REPLACEMENTS = Replacements()
 
 
 class Off:
-    """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that
-    patched ops call torch's own functions."""
+    """The state in which nothing is cast: `replacements` is empty, so that patched ops call torch's own functions.
+
+    Args:
+        on: The policy that `enable_casts()` restores.
+    """
 
     __slots__ = ("now", "on")
     replacements: Replacements = NO_REPLACEMENTS
@@ -64,55 +67,63 @@ class Off:
 
     def __init__(self, on: PolicyTable) -> None:
         self.on = on
-        self.now: PolicyTable | Off | None = self  # None in a subclass whose `active_state()` is to be called
+        self.now: PolicyTable | Off | None = self  # None in a subclass, whose `active_state()` is called instead
 
     @property
     def scope_id(self) -> int:
-        """The scope id of the policy that `enable_casts()` brings back."""
+        """The scope id of the policy that `enable_casts()` restores."""
         return self.on.scope_id
 
     @property
     def off(self) -> Off:
+        """This state: nothing is cast already."""
         return self
 
     def active_state(self) -> PolicyTable | Off:
-        """The state active where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
+        """Return the active state while the ContextVar contains this one: itself, or another one once a subclass has ended."""
         return self
 
     @property
     def in_backward(self) -> Off:
-        return self  # inside disable_casts() torch is exactly torch, backward too
+        """This state: inside disable_casts() torch is unchanged, also in backward."""
+        return self
 
 
 class InBackward(Off):
-    """The state of user Python that runs in backward: no list applies (R13); only the inputs of calls that torch would refuse are cast
-    (R7, R11). For because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype."""
+    """The state of user Python that runs in backward: no list applies, and only inputs of calls that torch would refuse are cast.
+
+    Because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype (rules R7, R11, R13).
+    """
 
     __slots__ = ()
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Wrappers for ops that torch may refuse to run, for no others."""
+        """The wrappers of ops that torch may refuse to run."""
         return DTYPE_REPAIRS
 
     @property
     def off(self) -> Off:
+        """The state without casts of the same policy."""
         return self.on.off
 
     @property
     def in_backward(self) -> Off:
+        """This state."""
         return self
 
 
 class PolicyTable:
-    """A policy made ready to run, and the state in which it is active.
+    """A policy with its wrappers, and the state in which it is active.
 
-    `replacements` maps a torch function to the wrapper that is called in its place; `policy` is the policy that they were made of, None
-    after revert().
+    A policy with scoped entries (`softmax @ decoder.*`) is resolved for one model into several tables, one for the modules with the same
+    entries.
 
-    A policy with scoped lines (`softmax @ decoder.*`) is resolved for one model into several of these: `policy` is what applies in some
-    of its modules, `user_policy` the policy that the user gave, and `scope_id` a number that these share, by which a submodule finds its
-    own when it is called. It is 0 without scoped lines.
+    Args:
+        replacements: Torch's function → the wrapper that replaces it.
+        policy: The policy of the wrappers, in these modules; None after revert().
+        user_policy: The policy that the user passed; None if it is `policy`.
+        scope_id: A number that the tables of one policy and model share, by which a submodule finds its own; 0 without scoped entries.
     """
 
     __slots__ = ("__weakref__", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
@@ -135,21 +146,26 @@ class PolicyTable:
 
     @property
     def on(self) -> PolicyTable:
+        """This table."""
         return self
 
 
-# The `replacements` of every `InBackward`: wrappers for ops that torch may refuse to run; empty while torch is not patched.
+# The `replacements` of every `InBackward`; empty while torch is not patched.
 DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
 # One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
 PROCESS = PolicyTable(NO_REPLACEMENTS, None)
 
 
 class EnteredRegion:
-    """One entering of a region: `state` is active in this thread or task until it ends. `now` is that state, None once it has ended.
+    """One entry into a region: `state` is active in this thread or task until it ends.
 
-    `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
-    in one may be closed, by the garbage collector too, while the thread is inside another. So where the ContextVar holds one that has
-    ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays active.
+    Regions need not end in reverse order: a generator that is suspended in one may be closed, also by the garbage collector, while the
+    thread is inside another. So if the ContextVar contains an entry that has ended, its `before` applies. A task that was started inside
+    the region has a copy of the context, in which the state stays active.
+
+    Attributes:
+        now: `state`, or None once this has ended.
+        before: The value of the ContextVar when the region was entered.
     """
 
     __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
@@ -158,18 +174,18 @@ class EnteredRegion:
     before: ContextValue
     key: object  # the Region object, which the user may enter many times
     token: Token[ContextValue] | None
-    suspension: Any  # of torch.autocast, for as long as this region (see suspensions), or None
+    suspension: Any  # of torch.autocast while this is entered (see suspensions), or None
 
 
 class Unset:
-    """What the ContextVar holds in a context in which nobody has set it."""
+    """The value of the ContextVar in a context in which it was never set."""
 
     __slots__ = ()
     now = None
 
 
 class CallersState(Unset):
-    """What it holds in a thread of autograd's that has begun a backward of its own: the state of `task`, the backward around that."""
+    """The value in a thread of autograd's that has begun a backward of its own: the state of `task`, the backward around that."""
 
     __slots__ = ("state", "task")
 
@@ -187,21 +203,21 @@ put = _current.set
 
 
 def entered_region(state: PolicyTable | Off, key: object = None) -> EnteredRegion:
-    """An EnteredRegion of `state`, which `begin` makes active."""
+    """Return an EnteredRegion of `state`, which `begin` activates."""
     made: EnteredRegion = EnteredRegion()
     made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
     return made
 
 
 def begin(new: EnteredRegion) -> None:
-    """Makes the region's state active in this thread or task."""
+    """Activate the region's state in this thread or task."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
 
 
 def end(old: EnteredRegion) -> None:
-    """Ends the region, in whatever context it began. The first line does that; the others save the next reader the way to `before`."""
+    """End the region, in any context. The first line does that; the others save the next reader the way to `before`."""
     old.now = None
     if get() is old:
         put(old.before)
@@ -210,7 +226,7 @@ def end(old: EnteredRegion) -> None:
 
 
 class OffUntil(Off):
-    """A state in which nothing is cast until `is_over()`; from then on it acts as the state before."""
+    """A state in which nothing is cast until `is_over()`, and which acts as the state before from then on."""
 
     __slots__ = ("_before",)
 
@@ -233,7 +249,7 @@ class OffUntil(Off):
 
 
 def active_state(value: ContextValue) -> PolicyTable | Off:
-    """The state active in this context, whose ContextVar holds `value`."""
+    """Return the state that is active in this context, whose ContextVar contains `value`."""
     if isinstance(value, Off):
         return value.active_state()
     if isinstance(value, PolicyTable):
@@ -242,7 +258,7 @@ def active_state(value: ContextValue) -> PolicyTable | Off:
 
 
 def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
-    """The active state after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
+    """Return the active state after a region that has ended, and set the ContextVar to it for the next reader."""
     top = get()
     below: ContextValue = ended
     while isinstance(below, EnteredRegion) and below.now is None:
@@ -259,7 +275,7 @@ def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
 
 
 def began_here(entered: EnteredRegion) -> bool:
-    """Whether the region was entered in this context, not in one that this context is a copy of."""
+    """Return True if the region was entered in this context, not in one that this context is a copy of."""
     top = get()
     if entered.token is not None:
         try:
@@ -271,32 +287,34 @@ def began_here(entered: EnteredRegion) -> bool:
     return True
 
 
-# autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (before it
-# keep_callers() notes the state); not in a backward that C++ code started, nor where torch does not leave it for them: 2.13 does, 2.11 does
-# not. There `_calling_backward` tells while all backwards that are under way have one state.
+# autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (keep_callers() stores
+# the state before that). They cannot in a backward that C++ code started, nor in torch 2.11, unlike 2.13. There `_calling_backward` has the
+# state, as long as all running backwards have the same one.
 _has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
 _calling_backward: dict[object, Off] = {}  # the state in each call of backward() that has not returned, of any thread
 
 
 def _only_state_in_backward() -> Off | None:
-    """The state in the backwards that are under way, None where they have several."""
+    """Return the state of the running backwards, None if they have several."""
     found = set(_calling_backward.values())  # at once: other threads cannot come in between
     return found.pop() if len(found) == 1 else None
 
 
 def inherit_from_caller() -> PolicyTable | Off:
-    """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is active where
-    backward() was called."""
+    """Return the state in a context in which none was ever set: PROCESS, or in autograd's threads the caller's `InBackward`.
+
+    The caller is the thread that called backward().
+    """
     task, noted = _graph_task(), get()
     if task == -1:
-        put(PROCESS)  # so that this function runs once a thread
+        put(PROCESS)  # so that this runs once a thread
         return PROCESS
     if isinstance(noted, CallersState) and noted.task == task:
         return noted.state
     caller = _get_in_thread("context") if _has_in_thread("context") else None
     found = None if caller is None else caller.get(_current, UNSET)
-    if found is None or found is UNSET:  # of a nested backward, which this thread calls, the context is its own
+    if found is None or found is UNSET:  # the context of a nested backward is that of this thread
         found = _only_state_in_backward()
     if isinstance(found, EnteredRegion):
         found = found.state  # ended or not: `caller` is a copy of a context
@@ -304,7 +322,7 @@ def inherit_from_caller() -> PolicyTable | Off:
 
 
 def current_state() -> PolicyTable | Off:
-    """The state active in the calling thread or task."""
+    """Return the active state of the calling thread or task."""
     value = get()
     return value.now or active_state(value)
 
@@ -313,13 +331,15 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def is_traced_unpatched() -> bool:
-    """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is active
-    then. Once torch is patched, torch_compile makes Dynamo take this function for the constant False."""
+    """Return True if torch.compile traces this code while torch is not patched: no policy is active then.
+
+    Dynamo cannot trace a ContextVar. Once torch is patched, hmp.core.compile has Dynamo replace this function by the constant False.
+    """
     return _compiling()
 
 
 def current_policy() -> Any:
-    """The policy active for the calling thread or task, None where nothing is cast."""
+    """Return the policy of the calling thread or task, None if nothing is cast."""
     return None if _compiling() else current_state().policy
 
 
@@ -340,12 +360,12 @@ def casts_enabled() -> bool:
 
 
 def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while `state` is active."""
+    """Call `function` while `state` is active, and return its result."""
     return call_in(state, None, function, args, kwargs)
 
 
 def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """The result of `function`, called while `state` is active; `key` is the region that brings it, None where hmp does."""
+    """Call `function` while `state` is active, and return its result; `key` is the region of `state`, None for hmp's own."""
     called = EnteredRegion()  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.key = key
@@ -360,14 +380,14 @@ def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], a
 
 
 def is_by_user() -> bool:
-    """Whether the active state was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
-    current_state()  # which takes regions that have ended out of the way
+    """Return True if a context of the user's set the active state, not hmp for torch's own code (rules R8, R15)."""
+    current_state()  # removes regions that have ended
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while nothing is cast."""
+    """Call `function` without casts, and return its result."""
     return call_under(current_state().off, function, *args, **kwargs)
 
 
@@ -376,7 +396,7 @@ around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
+    """Call `function`, which runs a backward pass, and return its result: no list applies to user Python in it (rule R13)."""
     for watching in list(around_backward):
         function = watching(function)
     inside, call = current_state().in_backward, object()
@@ -388,17 +408,17 @@ def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
 
 
 def keep_callers() -> None:
-    """To be called before a backward begins: in a thread of autograd's the state stays what it is where the backward around was called."""
+    """Store the state before a backward begins in a thread of autograd's: it is that of the backward around it."""
     task = _graph_task()
     if task != -1 and isinstance(get(), Unset):
         put(CallersState(current_state(), task))
 
 
 class UnderCapturedState:
-    """Calls `function` under the state that was active when this object was made, in whatever thread it is called.
+    """A function that runs under the state that was active when this object was made, in any thread.
 
-    For checkpoints and for closures of optimizers. HmpError if the policy has changed since: a checkpoint's recomputation would give other
-    numbers than its forward (R14).
+    For gradient checkpointing and closures of optimizers. A call raises HmpError if the policy has changed since then: a recomputation
+    would have other numbers than its forward (rule R14).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -407,14 +427,15 @@ class UnderCapturedState:
         self.policy = self.state.policy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function under the state."""
         state = self.state
         if self.policy is None:
             state = state if state.policy is None else state.off
         elif state.policy != self.policy:
             since = "revert()" if state.policy is None else f"convert() to {state.policy.name!r}"
             raise HmpError(
-                f"this call first ran under policy {self.policy.name!r} and runs again after {since} (a checkpoint's "
-                "recomputation?); its numbers would differ. Call backward() before the policy changes"
+                f"expected policy {self.policy.name!r}, under which this code ran forward, but it runs again after {since} (gradient "
+                "checkpointing recomputes it); call backward() before you change the policy"
             )
         return call_under(state, self.function, *args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""R17, the innermost wins: regions of torch.autocast are off in this thread while a policy that became active inside them lasts.
+"""The inner context takes precedence: contexts of torch.autocast are off while a policy that became active inside them lasts (rule R17).
 
-torch keeps for each thread whether torch.autocast is enabled, by device type, and a region remembers what it found. Suspensions and regions
-need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the region around it, and end inside another one.
-So each suspension keeps what is enabled outside of it, and when it ends all is as if it had not begun.
+torch stores for each thread and device type whether torch.autocast is enabled, and a context of torch.autocast restores what it found.
+Suspensions and contexts need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the context around it,
+and end inside another one. So each suspension stores what is enabled outside of it, and when it ends all is as if it had not begun.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Devices = frozenset[str]  # device types that torch.autocast is enabled for
 
 
 class _Begun:
-    """What a thread keeps of a suspension. It does not refer to the Suspension, which ends when nobody does."""
+    """A suspension in a thread. It does not refer to the Suspension, which ends when it is garbage."""
 
     __slots__ = ("ended", "in_region", "outside")
 
@@ -46,21 +46,21 @@ class _Thread(threading.local):
 
 
 class _Region:
-    """A region of torch.autocast, and the innermost suspension that it was entered in."""
+    """A context of torch.autocast, and the innermost suspension that it was entered in."""
 
     __slots__ = ("inside", "region")
 
     def __init__(self, region: Any, inside: _Begun) -> None:
-        self.region = region  # torch's object: `device` is its device type, `prev` whether that was enabled before
+        self.region = region  # torch's object, with its device type `device`, and `prev`: was autocast enabled before?
         self.inside: _Begun | None = inside
 
 
 _this = _Thread()
-_alive: set[_Begun] = set()  # of any thread, that have not ended
+_alive: set[_Begun] = set()  # those of all threads that have not ended
 
 
 class Suspension:
-    """torch.autocast is off in this thread from the making of this until `end()`, or until nothing refers to this any more."""
+    """torch.autocast is off in this thread while this object exists, or until `end()`."""
 
     __slots__ = ("_begun", "_stack")
 
@@ -75,9 +75,9 @@ class Suspension:
             raise
 
     def end(self) -> None:
-        """Has torch.autocast as it would be without this suspension; a second call does nothing.
+        """Restore torch.autocast as it would be without this suspension. A second call does nothing.
 
-        In another thread than it began in it ends once that thread comes past hmp's code again: its state is not to be reached from here.
+        Called from another thread, it takes effect when its own thread next runs hmp's code: the state of a thread is out of reach here.
         """
         self._begun.ended = True
         _alive.discard(self._begun)
@@ -92,14 +92,14 @@ def _enabled() -> _Devices:
 
 
 def _enable(devices: _Devices) -> None:
-    """Enables torch.autocast for these device types and no others."""
+    """Enable torch.autocast for these device types and no others."""
     enabled = _enabled()
     for device in devices ^ enabled:
         _set_enabled(device, device in devices)
 
 
 def _take_out_ended() -> None:
-    if _this.takes_out:  # garbage collection ended a Suspension meanwhile, which the loop below finds
+    if _this.takes_out:  # called by the garbage collector: the loop below finds what it ended
         return
     stack = _this.begun
     try:
@@ -111,12 +111,12 @@ def _take_out_ended() -> None:
 
 
 def _take_out(position: int) -> None:
-    """Takes a suspension off this thread's stack. The regions that were entered inside it are then inside the one around it."""
+    """Remove a suspension from this thread's stack; contexts that were entered inside it are then inside the one around it."""
     stack = _this.begun
     ended, around = stack[position], stack[position - 1] if position else None
-    # the regions around it may have ended unseen: after hmp.revert()
+    # after hmp.revert() the contexts around it may have ended unseen
     outside = ended.outside if _is_in_region() or not ended.in_region else frozenset()
-    devices: set[str] = set()  # of these regions
+    devices: set[str] = set()  # of these contexts
     for each in _this.regions:
         if each.inside is ended:
             device = each.region.device
@@ -134,7 +134,7 @@ def _take_out(position: int) -> None:
 
 
 def end_all() -> None:
-    """Ends every suspension, because no policy is active any more; those of other threads once they come past hmp's code."""
+    """End every suspension, because no policy is active any more; those of other threads when they next run hmp's code."""
     for each in list(_alive):
         each.ended = True
     _alive.clear()
@@ -142,13 +142,13 @@ def end_all() -> None:
 
 
 def entered(region: Any) -> None:
-    """To be called when `region`, an object of torch.autocast's, was entered in this thread."""
+    """Store that `region`, an object of torch.autocast's, was entered in this thread."""
     if _alive and _this.begun:
         _this.regions.append(_Region(region, _this.begun[-1]))
 
 
 def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function`, which leaves `region`, returns: called as if the suspensions that began after the region was entered had not."""
+    """Call `function`, which leaves `region`, as without the suspensions that began after it was entered; return its result."""
     stack = _this.begun
     if not stack:
         return function(*args, **kwargs)
@@ -170,19 +170,19 @@ def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, 
 
 
 def suspend() -> Suspension | None:
-    """A Suspension, to be ended where the policy that becomes active ends; None where this thread is in no region of torch.autocast.
+    """Return a Suspension, which lasts as long as the new policy, or None outside contexts of torch.autocast.
 
-    In a disabled region there is nothing to switch off yet, but the policy may outlive it.
+    In a disabled context there is nothing to switch off yet, but the policy may outlive it.
     """
     if _this.begun:
-        _take_out_ended()  # what another thread has ended
+        _take_out_ended()  # those that another thread has ended
     if not _any_enabled() and not _this.begun and not _is_in_region():
         return None
     return Suspension()
 
 
 def _is_in_region() -> bool:
-    """Whether this thread is in a region of torch.autocast, enabled or not."""
+    """Return True if this thread is in a context of torch.autocast, enabled or not."""
     try:
         return _nest() > 1
     finally:
@@ -190,14 +190,14 @@ def _is_in_region() -> bool:
 
 
 def is_same_policy(state: PolicyTable | Off) -> bool:
-    """Whether `state` belongs, by its scope id, to the policy that is active here already."""
+    """Return True if `state` belongs, by its scope id, to the policy that is active already."""
     return state.scope_id != 0 and state.scope_id == current_state().scope_id
 
 
 def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while `state` is active and the regions of torch.autocast around the call are off.
+    """Call `function` while `state` is active and contexts of torch.autocast around it are off, and return its result.
 
-    Not off where `state` is what the policy active here gives other modules, by its scoped lines: no policy becomes active then.
+    They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
     """
     suspension = None if (not _alive and not _any_enabled()) or is_same_policy(state) else suspend()
     if suspension is None:
