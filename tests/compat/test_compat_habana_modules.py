@@ -18,6 +18,7 @@ import hmp
 from hmp.compat import habana
 from hmp.compat.habana.names import TREE
 from making import habana_names
+from process_kit import alone
 
 
 def imported() -> list[str]:
@@ -179,3 +180,14 @@ def test_of_habanas_package_only_the_removed_module_is_hmps_and_where_it_is_not_
     importlib.invalidate_caches()
     with habana.install():
         assert importlib.import_module(name).convert == "real"
+
+
+def test_the_modules_have_the_names_that_hmp_imports_when_they_are_used(tmp_path: Path) -> None:
+    script = """
+        from hmp.compat import habana
+        habana.install("cpu")
+        from habana_frameworks.torch.hpex import hmp as theirs
+        import hmp
+        assert theirs.convert is hmp.convert and set(hmp.__all__) <= {*vars(theirs)}
+    """
+    alone(tmp_path, script)

@@ -69,8 +69,8 @@ def public_names(module: str) -> dict[str, Any]:
     entry = _tree[module]
     found: dict[str, Any] = {}
     for source in map(_source, entry.source.split()):
-        wanted = entry.names.split() or source.__all__
-        found |= {name: getattr(source, name) for name in wanted if name in vars(source)}
+        names = [name for name in entry.names.split() if name in vars(source)] if entry.names else source.__all__
+        found |= {name: getattr(source, name) for name in names}
     return found | {name: no_op(name, why) for name, why in entry.no_ops().items() if name != "*"}
 
 
