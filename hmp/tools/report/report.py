@@ -217,6 +217,9 @@ class Report:
                 "rounded_before" (an op on the FP32 list whose weight or input came in a low dtype, from the caller, a hook or a wrapper
                 and not by hmp), "torch".
 
+        Returns:
+            The report itself.
+
         Raises:
             ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
                 dtype that was wanted and the one that it got, what overrode the list, and the remedy.
