@@ -60,7 +60,7 @@ def test_one_region_object_in_many_threads_at_once() -> None:
 @pytest.mark.parametrize("region", [hmp.disable_casts, hmp.enable_casts])
 def test_what_is_no_function_is_not_decorated(region: Callable[..., object], given: object) -> None:
     name = f"hmp.{region.__name__}()"
-    message = f"{name} decorates functions, and {given!r} is none; write `with {name}:` or `@{name}` above one"
+    message = f"{name} expected a function, got {given!r}; write `with {name}:`, or `@{name}` above a function"
     for decorate in (region, region()):
         with pytest.raises(hmp.HmpError, match=re.escape(message)):
             decorate(given)  # type: ignore[operator]

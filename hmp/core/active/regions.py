@@ -72,9 +72,9 @@ class Region:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isclass(function):
-            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+            raise HmpError(f"{self!r} expected a function, got the class {function.__name__}; decorate its methods")
         if not callable(function):
-            raise HmpError(f"{self!r} decorates functions, and {function!r} is none; write `with {self!r}:` or `@{self!r}` above one")
+            raise HmpError(f"{self!r} expected a function, got {function!r}; write `with {self!r}:`, or `@{self!r}` above a function")
         decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
         return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
 
@@ -220,7 +220,7 @@ def enable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that calls `function` with casts off; all steps of a coroutine or a generator run with casts off."""
+    """Return a function that calls `function` with casts off; all steps of a coroutine or a generator run with casts off."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 

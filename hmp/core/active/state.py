@@ -413,8 +413,8 @@ class UnderCapturedState:
         elif state.policy != self.policy:
             since = "revert()" if state.policy is None else f"convert() to {state.policy.name!r}"
             raise HmpError(
-                f"this call first ran under policy {self.policy.name!r} and runs again after {since} (a checkpoint's "
-                "recomputation?); its numbers would differ. Call backward() before the policy changes"
+                f"a checkpointed call ran forward under policy {self.policy.name!r} and is recomputed after {since}, which would give "
+                "other numbers; call backward() before you change the policy"
             )
         return call_under(state, self.function, *args, **kwargs)
 

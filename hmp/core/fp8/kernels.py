@@ -41,7 +41,7 @@ def kernel_for(device: torch.device, recipe: Recipe) -> str:
 def is_real(kernel: str, device: torch.device, recipe: Recipe) -> bool:
     """Whether a product runs on torch's kernel. `kernel`: "auto" is what kernel_for() says, "emulate" and "real" are what they say."""
     if kernel not in ("auto", "emulate", "real"):
-        raise HmpError(f"an FP8 product takes kernel='auto', 'emulate' or 'real', got {kernel!r}")
+        raise HmpError(f"kernel= expected 'auto', 'emulate' or 'real', got {kernel!r}")
     return (kernel_for(device, recipe) if kernel == "auto" else kernel) == "real"
 
 

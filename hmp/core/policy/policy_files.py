@@ -38,14 +38,16 @@ def low_dtype(dtype: Any) -> torch.dtype:
     for name, low in LOW_DTYPES.items():
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
-    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+    raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
     """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
     found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
     if not found:
-        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in LISTS)}; a policy's folder holds one or more", folder)
+        raise OpListError(
+            f"expected list files, got none; put {', '.join(f'{cast}.txt' for cast in LISTS)}, or some of them, there", folder
+        )
     return found
 
 
@@ -81,7 +83,7 @@ def _word(file: Path, allowed: Sequence[str]) -> str:
     lines = read_text(file).removeprefix("\ufeff").splitlines()
     words = " ".join(word for line in lines for word in line.partition("#")[0].split())
     if words not in allowed:
-        raise OpListError(f"holds {words!r}; write {' or '.join(allowed)} and nothing else", file)
+        raise OpListError(f"expected {' or '.join(allowed)}, got {words!r}; write one of them and nothing else", file)
     return words
 
 
@@ -108,9 +110,11 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
         except FileNotFoundError:
             raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise OpListError(f"is no JSON ({error}); give a gaudi_config.json", path) from None
+            raise OpListError(f"expected JSON, got {error}; give a gaudi_config.json", path) from None
     if not isinstance(config, Mapping):
-        raise OpListError("is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values", path)
+        raise OpListError(
+            f"expected a JSON object with keys such as 'hmp_bf16_ops', got {type(config).__name__}; see gaudi_config.json", path
+        )
     unknown = sorted(set(config) - _GAUDI_KEYS)
     if unknown:
         log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))

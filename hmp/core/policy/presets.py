@@ -32,10 +32,10 @@ _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda", "xla
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that is neither a preset nor a folder: the nearest presets, and all."""
+    """Return the message for a name that is neither a preset nor a folder: the nearest presets, and all."""
     near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{name!r} is no policy; {meant}presets are {names()}, or name a folder of list files"
+    return f"unknown policy {name!r}; {meant}presets are {names()}, or name a folder of list files"
 
 
 def names() -> str:
@@ -149,7 +149,7 @@ def _of_another(kind: str) -> str:
     """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
     theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
     if theirs != cudas:
-        log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
+        log.warning("no autocast lists are known for %s; using those of CUDA, torch-cuda", kind)
     return "torch-cuda"
 
 
@@ -160,7 +160,7 @@ def _frozen(preset: str, version: str) -> str:
     wanted = release(version)
     if wanted not in folders:
         nearest = folders[max((known for known in folders if known < wanted), default=min(folders))]
-        said = "hmp keeps no autocast lists of torch %s; %s stands for %s here. This torch's own: .ci/autocast-lists %s FOLDER"
-        log.warning(said, version, preset, nearest, preset)
+        said = "no autocast lists are known for torch %s; using %s. To write this torch's own: .ci/autocast-lists %s FOLDER"
+        log.warning(said, version, nearest, preset)
         return nearest
     return folders[wanted]

@@ -56,8 +56,8 @@ def refuse_without_model(policy: Policy) -> None:
         first = policy.scoped[0]
         at = f"{first.place}: " if first.path else ""
         raise HmpError(
-            f"{at}{first.text!r} speaks of the modules of a model, and policy {policy.name!r} is to be active without one; "
-            "use hmp.apply(model, policy) or hmp.convert(policy=policy, model=model), or policy.unscoped, which leaves such lines out"
+            f"{at}{first.text!r} needs a model, and policy {policy.name!r} has none; use hmp.apply(model, policy), pass model=, or use "
+            "policy.unscoped, which leaves out such entries"
         )
 
 
@@ -178,8 +178,8 @@ def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
             if other.cast in RIVALS[entry.cast]:
                 also = f" ({other.place})" if other.path else ""
                 raise OpListError(
-                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of "
-                    "the same op for one module, and neither scope is nearer or more exact; take one of them out, or write more of a path",
+                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} match the "
+                    "same op in one module and are equally specific; remove one, or make one pattern longer",
                     entry.path,
                     entry.line,
                 )
@@ -237,7 +237,7 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
         if entry not in found:
             model = type(nodes[0].module).__name__
             raise OpListError(
-                f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
+                f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); "
                 f"{_hint(str(entry.scope), [node.path for node in nodes if node.path])}",
                 entry.path,
                 entry.line,

@@ -489,8 +489,8 @@ def tied_view(value: Any, into: str) -> Any:
     if view is not None:
         return view
     raise HmpError(
-        f"{into} would hold rounded values: it is assigned a cast copy, the result of {value._hmp_op!r}, and what was copied is "
-        f"gone or has changed. Make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
+        f"{into} would have rounded values: it is assigned the result of {value._hmp_op!r}, a cast copy of a tensor that is gone or has "
+        f"changed; make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
     )
 
 
@@ -635,9 +635,8 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _refusal(op: str, writer: str) -> str:
-    """The text of the error for a call of `writer` on the CopiedView that `op` returned."""
+    """Return the message for a call of `writer` on the CopiedView that `op` returned."""
     return (
-        f"{writer} would write into a cast copy and be lost: {op!r} is on a list that casts, so its result is a copy of its "
-        f"input and no view of it. Write into the input itself, run the two lines under hmp.disable_casts(), "
-        f"or take {op!r} off the list"
+        f"{writer} on the result of {op!r} would be lost: the input of {op!r} was cast, so its result is a copy and no view of the input; "
+        f"write into the input itself, put both lines under hmp.disable_casts(), or take {op!r} off the list"
     )

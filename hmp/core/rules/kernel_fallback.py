@@ -51,13 +51,13 @@ def fallbacks_of(op: str) -> int:
 def count_not_in_fp8(op: str, reason: str) -> None:
     """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and speaks():
-        log.info("%s is on the FP8 list and runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is in fp8.txt but runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def count_not_packed(op: str, reason: str) -> None:
     """Counts a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
     if _count(f"{op}: not packed, {reason}") and speaks():
-        log.info("%s is on the list of what is kept packed, and keeps what torch keeps (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is in saved.txt but its tensors are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def _count(what: str) -> bool:
@@ -143,7 +143,7 @@ class Kernels:
     def _note(self, device: str, dtype: torch.dtype) -> None:
         if _count(self._op) and speaks():
             log.warning(
-                "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
+                "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,
             )  # fmt: skip
 

@@ -59,8 +59,9 @@ class _Copy(NamedTuple):
             return
         if self.low._version != self.versions[0] or self._is_changed():
             raise HmpError(
-                f"{op} wrote into `{self.argument}`, which hmp had cast to {dtype_name(self.low.dtype)} for it: the write would be lost. "
-                f"Give it a tensor of that dtype, let it return the new values, or call it inside hmp.disable_casts()"
+                f"{op} wrote into its argument `{self.argument}`, which was cast from {dtype_name(self.given.dtype)} to "
+                f"{dtype_name(self.low.dtype)} for the call, so the write is lost; pass a {dtype_name(self.low.dtype)} tensor, return "
+                f"the new values, or call it inside hmp.disable_casts()"
             )
 
     def _was_accessed(self) -> bool:

@@ -125,11 +125,11 @@ def _any_large(values: Iterable[Any]) -> bool:
 
 
 def check_torch() -> None:
-    """Raises HmpError where torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
+    """Raise HmpError if torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
     if saved_tensors_hooks is None:
         raise HmpError(
-            f"torch {torch.__version__} does not say whose saved-tensor hooks are active, so nothing can be packed of what ops keep "
-            "for backward; leave the saved list out, or use a newer torch"
+            f"a saved list needs a torch that says whose saved-tensor hooks are active (2.9 does), got {torch.__version__}; leave out the "
+            "saved list, or upgrade torch"
         )
 
 
