@@ -67,7 +67,7 @@ class Region:
             end(here)
 
     def _once(self) -> Region:
-        """The same region for one `with`: one that is left in another context than it was entered in ends what it had entered."""
+        """Return the same region for one `with`: one that is left in another context than it was entered in ends what it had entered."""
         return Region(self._name, self._choose, self.brings_casts)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

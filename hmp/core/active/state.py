@@ -76,7 +76,7 @@ class Off:
         return self
 
     def active_state(self) -> PolicyTable | Off:
-        """The state active where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
+        """Return the state active where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
         return self
 
     @property
@@ -187,21 +187,21 @@ put = _current.set
 
 
 def entered_region(state: PolicyTable | Off, key: object = None) -> EnteredRegion:
-    """An EnteredRegion of `state`, which `begin` makes active."""
+    """Return an EnteredRegion of `state`, which `begin` makes active."""
     made: EnteredRegion = EnteredRegion()
     made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
     return made
 
 
 def begin(new: EnteredRegion) -> None:
-    """Makes the region's state active in this thread or task."""
+    """Make the region's state active in this thread or task."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
 
 
 def end(old: EnteredRegion) -> None:
-    """Ends the region, in whatever context it began. The first line does that; the others save the next reader the way to `before`."""
+    """End the region, in whatever context it began. The first line does that; the others save the next reader the way to `before`."""
     old.now = None
     if get() is old:
         put(old.before)
@@ -233,7 +233,7 @@ class OffUntil(Off):
 
 
 def active_state(value: ContextValue) -> PolicyTable | Off:
-    """The state active in this context, whose ContextVar holds `value`."""
+    """Return the state active in this context, whose ContextVar holds `value`."""
     if isinstance(value, Off):
         return value.active_state()
     if isinstance(value, PolicyTable):
@@ -242,7 +242,7 @@ def active_state(value: ContextValue) -> PolicyTable | Off:
 
 
 def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
-    """The active state after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
+    """Return the active state after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
     top = get()
     below: ContextValue = ended
     while isinstance(below, EnteredRegion) and below.now is None:
@@ -259,7 +259,7 @@ def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
 
 
 def began_here(entered: EnteredRegion) -> bool:
-    """Whether the region was entered in this context, not in one that this context is a copy of."""
+    """Return True if the region was entered in this context, not in one that this context is a copy of."""
     top = get()
     if entered.token is not None:
         try:
@@ -280,7 +280,7 @@ _calling_backward: dict[object, Off] = {}  # the state in each call of backward(
 
 
 def _only_state_in_backward() -> Off | None:
-    """The state in the backwards that are under way, None where they have several."""
+    """Return the state in the backwards that are under way, None where they have several."""
     found = set(_calling_backward.values())  # at once: other threads cannot come in between
     return found.pop() if len(found) == 1 else None
 
@@ -304,7 +304,7 @@ def inherit_from_caller() -> PolicyTable | Off:
 
 
 def current_state() -> PolicyTable | Off:
-    """The state active in the calling thread or task."""
+    """Return the state active in the calling thread or task."""
     value = get()
     return value.now or active_state(value)
 
@@ -319,7 +319,7 @@ def is_traced_unpatched() -> bool:
 
 
 def current_policy() -> Any:
-    """The policy active for the calling thread or task, None where nothing is cast."""
+    """Return the policy active for the calling thread or task, None where nothing is cast."""
     return None if _compiling() else current_state().policy
 
 
@@ -340,12 +340,12 @@ def casts_enabled() -> bool:
 
 
 def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while `state` is active."""
+    """Return the result of `function`, called while `state` is active."""
     return call_in(state, None, function, args, kwargs)
 
 
 def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """The result of `function`, called while `state` is active; `key` is the region that brings it, None where hmp does."""
+    """Return the result of `function`, called while `state` is active; `key` is the region that brings it, None where hmp does."""
     called = EnteredRegion()  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.key = key
@@ -360,14 +360,14 @@ def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], a
 
 
 def is_by_user() -> bool:
-    """Whether the active state was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
+    """Return True if the active state was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
     current_state()  # which takes regions that have ended out of the way
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, called while nothing is cast."""
+    """Return the result of `function`, called while nothing is cast."""
     return call_under(current_state().off, function, *args, **kwargs)
 
 
@@ -376,7 +376,7 @@ around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
+    """Return the result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
     for watching in list(around_backward):
         function = watching(function)
     inside, call = current_state().in_backward, object()

@@ -92,7 +92,7 @@ def _enabled() -> _Devices:
 
 
 def _enable(devices: _Devices) -> None:
-    """Enables torch.autocast for these device types and no others."""
+    """Enable torch.autocast for these device types and no others."""
     enabled = _enabled()
     for device in devices ^ enabled:
         _set_enabled(device, device in devices)
@@ -111,7 +111,7 @@ def _take_out_ended() -> None:
 
 
 def _take_out(position: int) -> None:
-    """Takes a suspension off this thread's stack. The regions that were entered inside it are then inside the one around it."""
+    """Take a suspension off this thread's stack. The regions that were entered inside it are then inside the one around it."""
     stack = _this.begun
     ended, around = stack[position], stack[position - 1] if position else None
     # the regions around it may have ended unseen: after hmp.revert()
@@ -134,7 +134,7 @@ def _take_out(position: int) -> None:
 
 
 def end_all() -> None:
-    """Ends every suspension, because no policy is active any more; those of other threads once they come past hmp's code."""
+    """End every suspension, because no policy is active any more; those of other threads once they come past hmp's code."""
     for each in list(_alive):
         each.ended = True
     _alive.clear()
@@ -182,7 +182,7 @@ def suspend() -> Suspension | None:
 
 
 def _is_in_region() -> bool:
-    """Whether this thread is in a region of torch.autocast, enabled or not."""
+    """Return True if this thread is in a region of torch.autocast, enabled or not."""
     try:
         return _nest() > 1
     finally:
@@ -190,7 +190,7 @@ def _is_in_region() -> bool:
 
 
 def is_same_policy(state: PolicyTable | Off) -> bool:
-    """Whether `state` belongs, by its scope id, to the policy that is active here already."""
+    """Return True if `state` belongs, by its scope id, to the policy that is active here already."""
     return state.scope_id != 0 and state.scope_id == current_state().scope_id
 
 

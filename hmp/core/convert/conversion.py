@@ -319,7 +319,7 @@ def _refuse_tracing() -> None:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
+    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
@@ -425,7 +425,7 @@ def set_low_kernels(choice: str) -> str:
 
 
 def _rebuild_all() -> None:
-    """Compiles every policy in use again, after a change of the registered functions or of those that listen."""
+    """Build every policy in use again, after a change of the registered functions or of those that listen."""
     if patches.installed():
         with policy_tables.gc_paused():
             policy_tables.rebuild_all()

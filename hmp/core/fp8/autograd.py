@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 
 def product(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
-    """`left @ right` in the low dtype, for two matrices or two batches of as many."""
+    """Return `left @ right` in the low dtype, for two matrices or two batches of as many."""
     if not _compiling() and not in_plain_autograd():
         raise HmpError(
             f"{settings.op} in FP8 does not support torch.func, forward-mode differentiation and torch.jit.trace; run it in "
@@ -58,7 +58,7 @@ def _operands(left: Tensor, right: Tensor, settings: Settings) -> tuple[Quantise
 
 
 def _observed(role: Role, tensor: Tensor, layout: Layout, settings: Settings) -> Quantised:
-    """`tensor` in FP8, of which the observer is told."""
+    """Return `tensor` in FP8, of which the observer is told."""
     in_fp8 = quantise(tensor, layout) if role == "grad" else settings.quantiser(tensor, layout)
     if settings.observer is not None:
         settings.observer(statistics_of(role, tensor, in_fp8))

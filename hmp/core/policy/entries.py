@@ -75,7 +75,7 @@ def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tup
 
 
 def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
-    """The entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
+    """Return the entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
         raise OpListError(f"expected an op before the '@', got {text.strip()!r}; write such as 'softmax @ decoder.*'", path, line)
@@ -93,7 +93,7 @@ def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | 
 
 
 def checked_names(cast: ListName, names: Any) -> Iterable[str]:
-    """`names`, the list `cast` as it was given. OpListError for what is no set of names."""
+    """Return `names`, the list `cast` as it was given. OpListError for what is no set of names."""
     if isinstance(names, str):
         raise OpListError(f"{cast}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
     if not isinstance(names, Iterable):
@@ -106,7 +106,7 @@ def checked_names(cast: ListName, names: Any) -> Iterable[str]:
 
 
 def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
-    """The entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
+    """Return the entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
     if not isinstance(path, (str, os.PathLike)):
         raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
@@ -128,7 +128,7 @@ def names_lists(environ: Mapping[str, str]) -> bool:
 
 
 def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
-    """The entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
+    """Return the entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
     for variable in VARIABLES[cast]:
         if environ.get(variable):
             try:
@@ -141,7 +141,7 @@ def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry
 
 
 def read_text(file: Path) -> str:
-    """The text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
+    """Return the text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:

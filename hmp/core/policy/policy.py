@@ -157,7 +157,7 @@ class Policy:
 
     @classmethod
     def _load(cls, policy: str | Path, device: torch.device) -> Policy:
-        """`load()`, where "autocast" is that of `device`, also in base.txt."""
+        """Return `load()`, where "autocast" is that of `device`, also in base.txt."""
         if str(policy) == presets.OF_DEVICE:
             return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
@@ -579,7 +579,7 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 
 
 def _habanas() -> Iterator[ListEntry]:
-    """The entries of Habana's default lists."""
+    """Return the entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
 
 
@@ -605,7 +605,7 @@ def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
 
 @functools.cache
 def _named(name: str, device: torch.device) -> Policy | None:
-    """The preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
+    """Return the preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
     return Policy._load(name, device) if name in policies() else None
 
 

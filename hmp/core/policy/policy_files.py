@@ -34,7 +34,7 @@ NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
-    """The low dtype that is given, or named. HmpError for what is none."""
+    """Return the low dtype that is given, or named. HmpError for what is none."""
     for name, low in LOW_DTYPES.items():
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
@@ -42,7 +42,7 @@ def low_dtype(dtype: Any) -> torch.dtype:
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
-    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    """Return the list files that a policy's folder holds, each with its list. OpListError where it holds none."""
     found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
     if not found:
         raise OpListError(
@@ -52,24 +52,24 @@ def list_files(folder: Path) -> dict[ListName, Path]:
 
 
 def read_base(folder: Path) -> str:
-    """The preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
+    """Return the preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
     file = folder / BASE_FILE
     return _word(file, presets.policies()) if file.is_file() else ""
 
 
 def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
+    """Return the fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
     files = {field: folder / name for field, name in WORD_FILES.items()}
     return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
 
 
 def word_files(words: Mapping[str, str]) -> dict[str, str]:
-    """The text of each file that holds one of the words, by the file's name; a field without a word, or with its default, has none."""
+    """Return the text of each file that holds one of the words, by the file's name, but for words that are missing or the default."""
     return {WORD_FILES[field]: f"{words[field]}\n" for field, default in NO_BASE.items() if words.get(field, default) != default}
 
 
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
-    """Writes `word_files()`, and removes those that another policy has left there."""
+    """Write `word_files()`, and remove those that another policy has left there."""
     files = word_files(words)
     for name in WORD_FILES.values():
         if name in files:
@@ -79,7 +79,7 @@ def write_words(folder: Path, words: Mapping[str, str]) -> None:
 
 
 def _word(file: Path, allowed: Sequence[str]) -> str:
-    """The one word in the file, one of `allowed`."""
+    """Return the one word in the file, one of `allowed`."""
     lines = read_text(file).removeprefix("\ufeff").splitlines()
     words = " ".join(word for line in lines for word in line.partition("#")[0].split())
     if words not in allowed:

@@ -37,7 +37,7 @@ _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "T
 
 
 def _user_site(name: str) -> Site | None:
-    """The site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
+    """Return the site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:cut])
@@ -83,7 +83,7 @@ def _known(name: str) -> tuple[str, ...]:
 
 
 def _is_op(name: str) -> bool:
-    """Whether `name` is the id of an op: not all of torch's functions are, torch.save is none."""
+    """Return True if `name` is the id of an op: not all of torch's functions are, torch.save is none."""
     found = sites_of(name)
     if any(site.owner is not torch or name in IN_VARIABLE_FUNCTIONS for site in found):
         return True
@@ -151,7 +151,7 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
 
 
 def user_site(name: str) -> Site:
-    """The site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
+    """Return the site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
     site = _user_site(name)
     if site is None:
         raise OpListError(f"the function {name!r} of a list is gone; import the module that defines it")
