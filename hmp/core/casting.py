@@ -38,7 +38,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
-    """Whether `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
+    """Return True if `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
     return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
 
 
@@ -54,17 +54,17 @@ def left_to_torch(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether torch's kernels compute on the tensor: it is not on the meta device nor of a class with its own `__torch_dispatch__`."""
+    """Return True if torch's kernels compute on the tensor: it is not on the meta device, and its class has no `__torch_dispatch__`."""
     return not tensor.is_meta and type(tensor).__torch_dispatch__ is _dispatch
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`; itself where it has that dtype. Differentiable: the gradient arrives in the tensor's own dtype."""
+    """Return `tensor` in `dtype`; itself where it has that dtype. Differentiable: the gradient arrives in the tensor's own dtype."""
     return tensor if tensor.dtype is dtype else TO[dtype](tensor)
 
 
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
+    """Return `tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
     if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
         return tensor
@@ -102,12 +102,12 @@ def _is_known_within(tensor: Tensor, limit: float) -> bool:
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`. Where it needs no gradient (a mask), finite values stay finite (R12); otherwise the plain cast."""
+    """Return `tensor` in `dtype`. Where it needs no gradient (a mask), finite values stay finite (R12); otherwise the plain cast."""
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)
 
 
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype` with finite values staying finite (R12), with a gradient or without: for scores that a mask was added to."""
+    """Return `tensor` in `dtype` with finite values staying finite (R12), with or without a gradient: for scores with a mask added."""
     low = cast(tensor, dtype)
     if not _may_lose(tensor, dtype) or _is_known_within(tensor, FINITE_MAX[dtype]):
         return low
@@ -117,22 +117,22 @@ def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`; `cast_saturating` where it is 0-dim, for `mask * value`: an infinite value times 0 would be NaN (R12)."""
+    """Return `tensor` in `dtype`; `cast_saturating` where it is 0-dim, for `mask * value`: an infinite value times 0 would be NaN (R12)."""
     return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)
 
 
 def finite_scalar(value: Any, dtype: torch.dtype) -> Any:
-    """`value`, or the finite extreme of `dtype` where `value` is a finite number beyond its range (R12)."""
+    """Return `value`, or the finite extreme of `dtype` where `value` is a finite number beyond its range (R12)."""
     return (FINITE_MAX[dtype] if value > 0 else -FINITE_MAX[dtype]) if overflows(value, dtype) else value
 
 
 def overflows(value: object, dtype: torch.dtype) -> bool:
-    """Whether `value` is a finite real number, Python's or numpy's, beyond the range of `dtype`."""
+    """Return True if `value` is a finite real number, Python's or numpy's, beyond the range of `dtype`."""
     return isinstance(value, numbers.Real) and FINITE_MAX[dtype] < abs(float(value)) < float("inf")
 
 
 def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among `values` and inside lists, tuples and dicts among them, in order."""
+    """Yield the tensors among `values` and inside lists, tuples and dicts among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -143,7 +143,7 @@ def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The castable ones of `each_tensor(values)`, in order."""
+    """Return the castable ones of `each_tensor(values)`, in order."""
     return filter(castable, each_tensor(values))
 
 
@@ -169,7 +169,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor], others: Callab
 
 
 def _of_type(value: Any, items: list[Any]) -> Any:
-    """A list or tuple of the class of `value` with these items."""
+    """Return a list or tuple of the class of `value` with these items."""
     if type(value) is list:
         return items
     if isinstance(value, list):
@@ -183,7 +183,7 @@ def _of_type(value: Any, items: list[Any]) -> Any:
 
 
 def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
-    """`value` with every castable tensor in it cast by `caster`; `map_tensors` says what it goes into."""
+    """Return `value` with every castable tensor in it cast by `caster`; `map_tensors` says what it goes into."""
     if isinstance(value, Tensor):
         return caster(value, dtype) if value.dtype is not dtype and castable(value) else value
     if isinstance(value, (list, tuple, dict)):
@@ -219,7 +219,7 @@ def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
 
 
 def deliver(result: Any, out: Any) -> Any:
-    """Writes `result` into `out`, a tensor or one tensor for each of the result's, and returns what torch returns for `out=`."""
+    """Write `result` into `out`, a tensor or one tensor for each of the result's, and return what torch returns for `out=`."""
     if isinstance(out, Tensor):
         return _into(result, out)
     places = [_into(part, place) for part, place in zip(result, out, strict=True)]
@@ -257,12 +257,12 @@ def exponent_for(largest: Tensor, form: torch.dtype) -> Tensor:
 
 
 def with_exponent(exponent: Tensor) -> Tensor:
-    """The power of two in float32 that has that biased exponent."""
+    """Return the power of two in float32 that has that biased exponent."""
     if _has_bits(exponent):
         return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)
     return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, BIAS)))
 
 
 def _has_bits(tensor: Tensor) -> bool:
-    """Whether the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
+    """Return True if the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
     return _compiling() or has_storage(tensor)

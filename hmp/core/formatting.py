@@ -22,7 +22,7 @@ NOTHING = "-"  # fills a table's cell where there is no number
 
 
 def duration(seconds: float, none: str = NOTHING) -> str:
-    """`seconds` to three digits in s, ms or us: "1.5 ms"; `none` for 0."""
+    """Return `seconds` to three digits in s, ms or us: "1.5 ms"; `none` for 0."""
     if not seconds:
         return none
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
@@ -32,12 +32,12 @@ def duration(seconds: float, none: str = NOTHING) -> str:
 
 
 def typeset_duration(seconds: float) -> str:
-    """`duration(seconds)` with "µs" for "us", for HTML pages."""
+    """Return `duration(seconds)` with "µs" for "us", for HTML pages."""
     return duration(seconds).replace("us", "µs")
 
 
 def size(number: float, none: str = NOTHING) -> str:
-    """A number of bytes in B, KiB, MiB, GiB or TiB: "1.5 KiB"; `none` for 0."""
+    """Return a number of bytes in B, KiB, MiB, GiB or TiB: "1.5 KiB"; `none` for 0."""
     if not number:
         return none
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -48,7 +48,7 @@ def size(number: float, none: str = NOTHING) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`part` of `whole` in percent: "12 %"; "-" where `whole` is 0."""
+    """Return `part` of `whole` in percent: "12 %"; "-" where `whole` is 0."""
     if not whole:
         return NOTHING
     percent = 100 * part / whole
@@ -56,22 +56,22 @@ def share(part: float, whole: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`number` with its noun: "1 call", "2 calls"."""
+    """Return `number` with its noun: "1 call", "2 calls"."""
     return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def two_digits(value: float | None) -> str:
-    """An error or a gap to two digits, NOTHING where it is not known."""
+    """Return an error or a gap to two digits, NOTHING where it is not known."""
     return NOTHING if value is None else "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first `most` names, and how many there are more: "a, b, c and 2 more"."""
+    """Return the first `most` names, and how many there are more: "a, b, c and 2 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without "torch.": "bfloat16"."""
+    """Return the name of a dtype without "torch.": "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -79,8 +79,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], to_the_left: Collection[int] = (0,), *, ruled: bool = False) -> list[str]:
-    """One line of text a row. Columns whose index is in `to_the_left` are aligned left, the others right; no line ends in spaces. `ruled`
-    draws a line as long as the first row, a heading, below it."""
+    """One line of text a row.
+
+    Columns whose index is in `to_the_left` are aligned left, the others right; no line ends in spaces. `ruled` draws a line as long as the
+    first row, a heading, below it.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -94,7 +97,7 @@ def aligned(rows: Sequence[Sequence[str]], to_the_left: Collection[int] = (0,), 
 
 
 def in_notebook(text: str) -> str:
-    """The text, as print() shows it, as HTML: wide tables scroll."""
+    """Return the text, as print() shows it, as HTML: wide tables scroll."""
     return f'<pre style="white-space:pre;overflow-x:auto">{escape(text)}</pre>'
 
 
@@ -102,7 +105,10 @@ def in_notebook(text: str) -> str:
 
 
 def json_values(value: Any) -> Any:
-    """`value` with the strings "nan", "inf" and "-inf" for the floats that JSON lacks. Dicts are copied, lists and tuples become lists."""
+    """Return `value` with the strings "nan", "inf" and "-inf" for the floats that JSON lacks.
+
+    Dicts are copied, lists and tuples become lists.
+    """
     if isinstance(value, dict):
         return {key: json_values(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -111,7 +117,7 @@ def json_values(value: Any) -> Any:
 
 
 def of_json(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass of that kind whose fields `values` describes: lists become tuples, and strings the floats that JSON lacks."""
+    """Return the dataclass of that kind whose fields `values` describes: lists become tuples, and strings the floats that JSON lacks."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):  # type: ignore[arg-type]
         if each.name in values:
@@ -122,18 +128,20 @@ def of_json(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` after the version of their form: every JSON that hmp writes says it first."""
+    """Return `values` after the version of their form: every JSON that hmp writes says it first."""
     return {"schema_version": _SCHEMA_VERSION, **values}
 
 
 def json_text(values: Mapping[str, Any]) -> str:
-    """`values` as JSON, with their version."""
+    """Return `values` as JSON, with their version."""
     return json.dumps(versioned(json_values(dict(values))), indent=1, allow_nan=False)
 
 
 def written(path: str | Path, text: Callable[[], str]) -> Path:
-    """The file `path`, into which the text that `text` makes was written. HmpError where its folder is missing: before the text is made,
-    for a page takes time."""
+    """Return the file `path`, into which the text that `text` makes was written.
+
+    HmpError where its folder is missing: before the text is made, for a page takes time.
+    """
     target = Path(path)
     if not target.absolute().parent.is_dir():
         raise HmpError(f"{target}: there is no folder {target.parent} to write it into; make the folder first")
@@ -142,10 +150,10 @@ def written(path: str | Path, text: Callable[[], str]) -> Path:
 
 
 def json_written(path: str | Path, values: Callable[[], Mapping[str, Any]]) -> Path:
-    """The file `path`, into which what `values` gives was written as JSON. HmpError as of `written`."""
+    """Return the file `path`, into which what `values` gives was written as JSON. HmpError as of `written`."""
     return written(path, lambda: json_text(values()) + "\n")
 
 
 def provenance() -> dict[str, str]:
-    """The date to the minute, in the time of this machine, and the versions of hmp and torch."""
+    """Return the date to the minute, in the time of this machine, and the versions of hmp and torch."""
     return {"date": f"{datetime.now():%Y-%m-%d %H:%M}", "hmp": __version__, "torch": torch.__version__}

@@ -120,7 +120,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
         (["no.py"], "no.py: no such file"),
         (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch)"),
         (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
-        (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy"),
+        (["HERE/good.py", "--policies", "fp32"], "unknown policy 'fp32'"),
         (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder"),
         (["HERE/good.py", "--device", "gpu"], "device='gpu' is none: "),
     ],

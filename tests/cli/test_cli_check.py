@@ -30,12 +30,12 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     lines = capsys.readouterr().out.splitlines()
     bf16, fp32 = lists
     assert lines[0].startswith(f"ok     {bf16}:1: linear: its castable inputs become the low dtype (R1); at torch.nn.functional.linear")
-    assert lines[1].startswith(f"error  {bf16}:2: liner: no torch op; did you mean 'linear'")
+    assert lines[1].startswith(f"error  {bf16}:2: liner: unknown op 'liner'; did you mean 'linear'")
     assert lines[2].startswith(f"ok     {bf16}:3: mm: ")
     assert lines[3].startswith(f"ok     {bf16}:3: matmul: ")
     assert lines[4] == f"note   {bf16}:4: linear: the same op as 'linear' in line 1"
-    assert lines[5].startswith(f"error  {bf16}:5: 'bad name' is no op name")
-    assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: no torch op")
+    assert lines[5].startswith(f"error  {bf16}:5: expected the name of an op, such as 'linear', got 'bad name'")
+    assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: unknown op 'habana_matmul_v2'")
     assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
     assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
     assert lines[9] == "9 findings: 4 errors, 1 note"
@@ -50,13 +50,13 @@ def checked(folder: Path, capsys: pytest.CaptureFixture[str], **files: str) -> t
 
 
 REFUSED = {
-    "dtype": ({"dtype": "float8"}, "DIR/dtype.txt: holds 'float8'"),
-    "empty dtype": ({"dtype": ""}, "DIR/dtype.txt: holds ''"),
-    "base": ({"base": "brt"}, "DIR/base.txt: holds 'brt'"),
-    "recipe": ({"recipe": "rows"}, "DIR/recipe.txt: holds 'rows'"),
-    "kernel": ({"kernel": "cuda"}, "DIR/kernel.txt: holds 'cuda'"),
+    "dtype": ({"dtype": "float8"}, "DIR/dtype.txt: expected bfloat16 or float16, got 'float8'"),
+    "empty dtype": ({"dtype": ""}, "DIR/dtype.txt: expected bfloat16 or float16, got ''"),
+    "base": ({"base": "brt"}, "DIR/base.txt: expected "),
+    "recipe": ({"recipe": "rows"}, "DIR/recipe.txt: expected tensorwise or rowwise or rowwise_with_gw_hp or mxfp8, got 'rows'"),
+    "kernel": ({"kernel": "cuda"}, "DIR/kernel.txt: expected auto or emulate, got 'cuda'"),
     "encoding": ({"bf16": "linear # gr\xf6\xdfe\nmm\n"}, "DIR/bf16.txt:1: is not UTF-8 text"),
-    "byte order mark": ({"bf16": "linear\n\ufeffmm\n"}, "DIR/bf16.txt:2: '\\ufeffmm' is no op name"),
+    "byte order mark": ({"bf16": "linear\n\ufeffmm\n"}, "DIR/bf16.txt:2: expected the name of an op, such as 'linear', got '\\ufeffmm'"),
 }
 
 

@@ -114,7 +114,7 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
     ("arguments", "said"),
     [
         ("none.py", "none.py: no such file"),
-        ("recipe.py --policy nope", "'nope' is no policy"),
+        ("recipe.py --policy nope", "unknown policy 'nope'"),
         ("recipe.py --html none/c.html", "there is no such folder"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
         ("-m no_such", "-m no_such: there is no such module"),
         ("--policy bert --bf16 a --opt-level O1 x.py", "--policy and --bf16, --opt-level exclude each other"),
         ("--verbose x.py", "--verbose logs what a policy casts, and none is given"),
-        ("--policy nope x.py", "'nope' is no policy"),
+        ("--policy nope x.py", "unknown policy 'nope'"),
         ("--habana --bf16 none.txt x.py", "none.txt: no such file"),
         ("--device-map gpu=cpu x.py", "device map 'gpu=cpu': only 'hpu' can be mapped, got 'gpu'"),
         ("--device-map hpu=tpu x.py", "device map 'hpu=tpu': torch has no device 'tpu'"),

@@ -93,6 +93,6 @@ def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> 
 
 
 def test_fp8_needs_a_model_and_says_so() -> None:
-    with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* speaks of the modules of a model, .* use hmp.apply\(model, policy\)"):
+    with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* needs a model, .* use hmp.apply\(model, policy\)"):
         hmp.convert(policy="fp8")
     assert not hmp.is_converted()

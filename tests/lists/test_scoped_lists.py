@@ -21,10 +21,10 @@ def entries(rules) -> list[tuple[str, str | None, int | None]]:
     ("text", "said"),
     [
         ("softmax @", "'softmax @'"),
-        ("softmax @ a b", "'a b' is no glob"),
-        ("softmax @ a @ b", "'a @ b' is no glob"),
-        ("@ decoder", "'@ decoder' names no op"),
-        ("soft max @ decoder", "'soft max' is no op name"),
+        ("softmax @ a b", "expected a glob over module paths after the '@', got 'a b'"),
+        ("softmax @ a @ b", "expected a glob over module paths after the '@', got 'a @ b'"),
+        ("@ decoder", "expected an op before the '@', got '@ decoder'"),
+        ("soft max @ decoder", "expected the name of an op, such as 'linear', got 'soft max'"),
     ],
 )
 def test_scope_bad_entries_are_refused_with_file_and_line(tmp_path: Path, text: str, said: str):
@@ -80,11 +80,11 @@ def test_scope_needs_a_model(tmp_path: Path):
     for wrong in (lambda: hmp.convert(policy=policy), lambda: hmp.casts(policy)):
         with pytest.raises(hmp.HmpError, match=r"'softmax @ decoder' .*'mine'.* use hmp.apply\(model, policy\)"):
             wrong()
-    with pytest.raises(hmp.HmpError, match=r"fp32.txt:1: 'softmax @ decoder' speaks of the modules of a model"):
+    with pytest.raises(hmp.HmpError, match=r"fp32.txt:1: 'softmax @ decoder' needs a model"):
         hmp.convert(fp32_file_path=tmp_path / "fp32.txt")
     assert not hmp.is_converted()
     for wrong in (lambda: hmp.convert(policy=policy, model=3), lambda: hmp.casts(policy, model=3)):
-        with pytest.raises(hmp.HmpError, match=r"\(model=...\) takes a torch.nn.Module; int is none"):
+        with pytest.raises(hmp.HmpError, match=r"\(model=...\) expected a torch.nn.Module, got int"):
             wrong()
 
 

@@ -110,7 +110,7 @@ def test_scope_a_region_does_not_keep_its_model():
     del model
     gc.collect()
     assert seen() is None
-    with pytest.raises(hmp.HmpError, match="the model whose modules policy 'scoped' speaks of is gone; make another region"), region:
+    with pytest.raises(hmp.HmpError, match=r"casts\('scoped', model=...\): the model was deleted"), region:
         pass
 
 

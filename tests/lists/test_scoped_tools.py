@@ -83,7 +83,7 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
     for line in (
         "softmax @ decoder: is on the bf16 list too, as 'softmax @ decoder' ",
         "bf16.txt:4: linear @ decoder: the same op as 'linear @ decoder' in line 3",
-        "bf16.txt:5: 'relu @ a b' has a scope, and 'a b' is no glob over module paths",
+        "bf16.txt:5: 'relu @ a b': expected a glob over module paths after the '@', got 'a b'",
         "bf16.txt:6: nope @ a: ",
     ):
         assert line in told

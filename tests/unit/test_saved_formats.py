@@ -184,6 +184,6 @@ def test_r22_a_torch_that_does_not_say_whose_hooks_are_in_force_packs_nothing_an
         lambda: hmp.apply(nn.Sequential(nn.GELU()), hmp.Policy("packed in a module", saved={"gelu @ 0"})),
         lambda: hmp.casts(hmp.Policy("packed in a region", saved={"gelu"})).__enter__(),
     ):
-        with pytest.raises(hmp.HmpError, match=r"so nothing can be packed .*; leave the saved list out, or use a newer torch"):
+        with pytest.raises(hmp.HmpError, match=r"whose saved-tensor hooks are active .*; leave out the saved list, or upgrade torch"):
             attempt()
     assert F.gelu is gelu

@@ -64,7 +64,7 @@ def apply(
         torch.float32
     """
     if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
+        raise HmpError(f"hmp.apply() expected a torch.nn.Module, got {type(model).__name__}; for a function use @hmp.casts(policy)")
     chosen, dtype = as_policy(policy, model), as_dtype(outputs)
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     others = _others(marked, methods)
@@ -80,17 +80,17 @@ def apply(
 
 
 def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
-    """The methods besides `forward` that are to run under the policy. HmpError for what is no method of the model's class."""
+    """Return the methods besides `forward` that run under the policy; raise HmpError for what is no method of the model's class."""
     if isinstance(methods, str):
-        raise HmpError(f"apply(methods=...) takes names of methods, such as ('forward', {methods!r}), not one string")
+        raise HmpError(f"apply(methods=...) expected names of methods, got the string {methods!r}; write ('forward', {methods!r})")
     names = tuple(name for name in dict.fromkeys(methods) if name != "forward")
     for name in names:
         method = inspect.getattr_static(type(model), name, None) if isinstance(name, str) else None
         kind = type(model).__name__
         if not isinstance(method, types.FunctionType) or name.startswith("__"):
-            raise HmpError(f"apply(methods=...): {kind} has no method {name!r}; name methods that its class defines in Python")
+            raise HmpError(f"apply(methods=...) expected methods that {kind} defines in Python, got {name!r}; leave it out")
         if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise HmpError(f"apply(methods=...): {kind}.{name} is a generator or coroutine function; use hmp.casts(policy) inside of it")
+            raise HmpError(f"apply(methods=...) expected a plain method, got the generator {kind}.{name}; use hmp.casts(policy) in it")
     return names
 
 
@@ -122,7 +122,7 @@ def remove(model: M) -> M:
 
 
 def _send_with_policy(model: torch.nn.Module) -> None:
-    """Has multiprocessing send modules of this class with the policy that is applied to them. Other pickles, and so files, have none."""
+    """Have multiprocessing send modules of this class with the policy that is applied to them. Other pickles, and so files, have none."""
     cls = type(model)
     reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # register() cannot be undone
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):  # a lazy module's class changes at its first call
@@ -165,7 +165,7 @@ class _Sent(NamedTuple):
 
 
 def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
-    """Sets the state of a model that another process sent, and applies the policy: the modules that scoped lines speak of are there now."""
+    """Set the state of a model that another process sent, and apply the policy: the modules that scoped entries match are there now."""
     if sent.state is not None:
         model.__setstate__(sent.state)
     module_calls.drop_lost_marks(model)

@@ -1,4 +1,4 @@
-"""convert() and casts(): activates a policy for the process or in a region."""
+"""convert() and casts(): a policy for the process or in a context."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def choose_policy(
     opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
 ) -> Policy:
     if opt_level not in ("O1", "O2"):
-        raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
+        raise HmpError(f"opt_level= expected 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32), got {opt_level!r}")
     if policy is not None:
         if any(files):
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
@@ -202,8 +202,10 @@ def revert() -> None:
 
 
 def revert_if_unused() -> bool:
-    """Undoes what hmp has patched and returns True where no policy can be active again by itself: nothing is converted, no model has a
-    policy, and no `casts()` was entered. To be called with the lock."""
+    """Undo all patches if no policy can become active by itself, and return True if so. The caller holds the lock.
+
+    That is when nothing is converted, no model has a policy, and no `casts()` was entered.
+    """
     if _converted or module_calls.any_marked() or _regions_entered:
         return False
     revert()
@@ -225,12 +227,12 @@ def is_converted() -> bool:
 
 
 def is_in_place() -> bool:
-    """Whether torch is patched: from the first policy on until `revert()`, also while no policy is active."""
+    """Return True if torch is patched: from the first policy on until `revert()`, also while no policy is active."""
     return patches.installed()
 
 
 def any_applied() -> bool:
-    """Whether a policy is applied to any module that is alive."""
+    """Return True if a policy is applied to any module that is alive."""
     return module_calls.any_marked()
 
 
@@ -282,9 +284,10 @@ bridge.entering.append(casts)
 
 
 class _CastsIn:
-    """Returns, when called, the policy table for a region whose policy has scoped lines for a model. HmpError once the model is gone.
+    """Returns, when called, the table for a context whose policy has scoped entries for a model.
 
-    The first call marks the model's modules; when this object is garbage, the marks are removed."""
+    The first call marks the model's modules; when this object is garbage, the marks are removed.
+    """
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
         scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
@@ -298,7 +301,9 @@ class _CastsIn:
         with _lock:
             model = self._model()
             if model is None:
-                raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
+                raise HmpError(
+                    f"hmp.casts({self._policy.name!r}, model=...): the model was deleted; make a new context with a model that exists"
+                )
             if self._table is None or self._table.policy is None:
                 self._table = resolved(self._policy, model, self._policy.unscoped)
                 weakref.finalize(self, module_calls.unmark_scope, self._table.scope_id).atexit = False
@@ -306,19 +311,21 @@ class _CastsIn:
 
 
 def _refuse_tracing() -> None:
-    """Raises HmpError where torch.compile traces a process's first casts(): hmp cannot patch torch while Dynamo traces. Dynamo then runs
-    the frame uncompiled."""
-    raise HmpError("the first hmp.casts() of a process cannot be compiled; call hmp.convert() or enter hmp.casts() once before")
+    """Raise HmpError if torch.compile traces a process's first casts(): hmp cannot patch torch while Dynamo traces.
+
+    Dynamo then runs the frame uncompiled.
+    """
+    raise HmpError("hmp.casts() was first entered inside compiled code; enter it, or call hmp.convert(), once before torch.compile runs")
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
+    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
 
 def _check_model(model: Any, policy: Policy, where: str) -> None:
-    """HmpError for what is no module, and for a policy with scoped lines where there is no model that they could speak of."""
+    """Raise HmpError for what is no module, and for a policy with scoped entries where there is no model that they could match."""
     if model is None:
         scopes.refuse_without_model(policy)
     else:
@@ -326,24 +333,25 @@ def _check_model(model: Any, policy: Policy, where: str) -> None:
 
 
 def module_of(model: Any, where: str) -> torch.nn.Module:
-    """`model`, HmpError where it is no module."""
+    """Return `model`; raise HmpError if it is no module."""
     if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"{where} takes a torch.nn.Module; {type(model).__name__} is none")
+        raise HmpError(f"{where} expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
     return model
 
 
 def unscripted(model: Any, where: str) -> torch.nn.Module:
-    """`model`, HmpError where it is no module or a scripted one."""
+    """Return `model`; raise HmpError if it is no module, or a scripted one."""
     module = module_of(model, where)
     if isinstance(module, torch.jit.ScriptModule):
-        raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
+        raise HmpError(f"{where} got a scripted module, whose ops are compiled; pass the module that it was made of")
     return module
 
 
 def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> PolicyTable:
-    """The policy table for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
+    """Return the table for code outside the modules that scoped entries match, and mark those modules with tables of their own.
 
-    Marks those modules with policy tables of their own."""
+    The policy of that code is `outside`, by default the one that applies in `model` itself.
+    """
     policies = scopes.resolve(policy, model)
     outside = outside or policies[module_calls.inside_compiled(model)]
     scope_id = module_calls.new_scope_id()
@@ -417,7 +425,7 @@ def set_low_kernels(choice: str) -> str:
 
 
 def _rebuild_all() -> None:
-    """Compiles every policy in use again, after a change of the registered functions or of those that listen."""
+    """Build every policy in use again, after a change of the registered functions or of those that listen."""
     if patches.installed():
         with policy_tables.gc_paused():
             policy_tables.rebuild_all()
@@ -433,7 +441,7 @@ observe.rebuild = _rebuild_for_listeners
 
 
 def follow_others() -> None:
-    """Casts in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
+    """Cast in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
     with _lock:
         if patches.installed() and sites.look_again():
             deciding.forget()
@@ -465,5 +473,5 @@ policy_tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _fol
 
 
 def _activate_latest() -> None:
-    """Makes the latest conversion's policy active for the process; no policy where there is no conversion."""
+    """Make the latest conversion's policy active for the process; no policy if there is no conversion."""
     process_policy.switch_to(_converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None))

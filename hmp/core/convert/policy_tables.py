@@ -54,7 +54,7 @@ _logs: weakref.WeakValueDictionary[Policy, VerboseLog] = weakref.WeakValueDictio
 
 
 def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
-    """The table of `policy`; all torch functions that it changes are patched."""
+    """Return the table of `policy`; all torch functions that it changes are patched."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         if policy.entries("saved"):
@@ -69,19 +69,22 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
 
 
 def construct_without_casts() -> None:
-    """Has modules constructed with casts off (R9), for a policy that is active outside of the calls of models."""
+    """Have modules constructed with casts off (R9), for a policy that is active outside of the calls of models."""
     with lock, gc_paused():
         if not module_construction.is_in_classes():
             module_construction.install_in_classes()
 
 
 def any_policy_used() -> bool:
-    """Whether a policy has been active in this process, or was about to be."""
+    """Return True if a policy has been active in this process, or was about to be."""
     return _was_used
 
 
 def scoped_table(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> PolicyTable:
-    """The table of `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
+    """Return the table of `policy`, which is what `user_policy` becomes in some modules of a model.
+
+    A new object, not shared between scopes.
+    """
     shared = table_of(policy, is_verbose)
     # `policy` itself: an equal one may come from other files and lines
     return _tracked(PolicyTable(shared.replacements, policy, user_policy, scope_id), is_verbose)
@@ -102,7 +105,7 @@ def _keep(casts: PolicyTable) -> None:
 
 
 def rebuild_all() -> None:
-    """Compiles all policies again, in the same objects, after a change of the registered functions or of those that listen."""
+    """Build all policies again, in the same objects, after a change of the registered functions or of those that listen."""
     fresh: dict[tuple[Policy, bool], PolicyTable] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
@@ -113,7 +116,7 @@ def rebuild_all() -> None:
 
 
 def empty_all() -> None:
-    """Empties all policy tables: threads that are still inside a region run torch's own ops from now on."""
+    """Empty all policy tables: threads that are still inside a region run torch's own ops from now on."""
     for casts in list(_alive):
         casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()
@@ -153,7 +156,7 @@ def _forget_others() -> None:
 
 
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
-    """A new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
+    """Return a new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
     global _was_used
     low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
     _was_used = True

@@ -18,7 +18,7 @@ PATIENCE = 5.0
 
 
 def switch_to(table: PolicyTable) -> None:
-    """Makes `table` active for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
+    """Make `table` active for the process.
 
     A call of a builtin always does. A torch function written in Python calls many builtins, and is one op because its wrapper calls it with
     casts off (R8). So while there are other threads, those functions that only one of the two policies changes have, until the change is
@@ -37,14 +37,14 @@ def switch_to(table: PolicyTable) -> None:
 
 
 def _and(table: PolicyTable, single: Mapping[Any, Callable[..., Any]]) -> PolicyTable:
-    """`table`, with those in the places of functions that it leaves as they are."""
+    """Return `table` with the replacements `single` for functions that it leaves as they are."""
     own = table.replacements
     both = Replacements(own.functions | single.keys(), lambda function: single.get(function) or own[function])
     return PolicyTable(both, table.policy, table.user_policy, table.scope_id)
 
 
 def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """A replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
+    """Return a replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
     return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
@@ -68,7 +68,7 @@ def wait_for_calls(codes: Collection[types.CodeType]) -> None:
 
 
 def _stacks() -> Iterator[list[types.FrameType]]:
-    """The stack of each other thread, innermost call first."""
+    """Yield the stack of each other thread, innermost call first."""
     own = threading.get_ident()
     for thread, innermost in sys._current_frames().items():
         if thread != own:

@@ -18,7 +18,7 @@ from .conversion import activate, choose_policy, convert
 
 
 def convert_script(opt_level: str, policy: Policy | str | Path | None, files: tuple[str, ...], is_verbose: bool) -> CalledModules | None:
-    """`convert()` for a script whose models are not there yet. Return what finds them, None for a policy without scoped entries."""
+    """Return `convert()` for a script whose models are not there yet. Return what finds them, None for a policy without scoped entries."""
     chosen = choose_policy(opt_level, policy, None, files)
     if not chosen.scoped:
         convert(policy=chosen, verbose=is_verbose)

@@ -120,7 +120,7 @@ def _reference(owner: Any, name: str, op: str, line_of_global: Callable[..., Any
 
 
 def tell_unreachable() -> None:
-    """Logs a warning for each of the first 20 references that `unreachable()` returns, and how many more there are."""
+    """Log a warning for each of the first 20 references that `unreachable()` returns, and how many more there are."""
     found = unreachable()
     for each in found[:_TOLD]:
         log.warning("%s; it is not cast", each)
@@ -134,13 +134,13 @@ _LEVELS = 3  # of nested containers that are looked into
 
 
 def _is_users(owner: Any) -> bool:
-    """Whether a class or a function is defined in a module that hmp searches: not hmp's, torch's or Python's."""
+    """Return True if a class or a function is defined in a module that hmp searches: not hmp's, torch's or Python's."""
     module = getattr(owner, "__module__", None)
     return isinstance(module, str) and module in sys.modules and module.partition(".")[0] not in SKIPPED
 
 
 def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int], frozenset[str]], level: int = _LEVELS) -> frozenset[str]:
-    """The names of the original functions that `value` is or, as a container, contains. `known` caches the results."""
+    """Return the names of the original functions that `value` is or, as a container, contains. `known` caches the results."""
     if id(value) in originals:
         owner = getattr(value, "__module__", None) or "torch"
         name = value.__qualname__ if hasattr(value, "__objclass__") else value.__name__
@@ -188,7 +188,7 @@ def _line_of_class(cls: type) -> int | None:
 
 
 def _line_of_global(module: str, name: str) -> int | None:
-    """The line of the last statement of the module that binds the global `name`; None where its source is not available or has none."""
+    """Return the line of the last statement of the module that binds the global `name`; None if its source is missing or has none."""
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or not Path(path).is_file():
         return None

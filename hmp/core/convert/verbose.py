@@ -15,7 +15,7 @@ from ..rules import rules
 
 
 def announce(policy: Policy) -> None:
-    """Logs the policy that has come into force; gives the logger a handler on stderr if it has none."""
+    """Log the policy that became active, and give the logger a handler on stderr if it has none."""
     if not speaks():
         return
     if not log.hasHandlers():
@@ -40,7 +40,7 @@ class VerboseLog(Listener):
         self._lock = fork_safe.RLock()
 
     def end(self, call: Call) -> None:
-        """Logs the decision where it is a new one."""
+        """Log the decision where it is a new one."""
         rule = call.rule
         inputs = tuple(tensor.dtype for tensor in each_tensor(call.given))
         if not inputs or rule is None or rule.kind is rules.ONE_OP:

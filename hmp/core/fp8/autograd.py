@@ -35,11 +35,11 @@ class Settings(NamedTuple):
 
 
 def product(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
-    """`left @ right` in the low dtype, for two matrices or two batches of as many."""
+    """Return `left @ right` in the low dtype, for two matrices or two batches of as many."""
     if not _compiling() and not in_plain_autograd():
         raise HmpError(
-            f"{settings.op} in FP8 has no rule for function transforms (torch.func), forward-mode differentiation and torch.jit.trace: "
-            f"run it in the low dtype there, {dtype_name(settings.low_dtype)}"
+            f"{settings.op} in FP8 does not support torch.func, forward-mode differentiation and torch.jit.trace; run it in "
+            f"{dtype_name(settings.low_dtype)} there"
         )
     if _grad_enabled() and (left.requires_grad or right.requires_grad):
         result: Tensor = _Product.apply(left, right, settings)  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ def _operands(left: Tensor, right: Tensor, settings: Settings) -> tuple[Quantise
 
 
 def _observed(role: Role, tensor: Tensor, layout: Layout, settings: Settings) -> Quantised:
-    """`tensor` in FP8, of which the observer is told."""
+    """Return `tensor` in FP8, of which the observer is told."""
     in_fp8 = quantise(tensor, layout) if role == "grad" else settings.quantiser(tensor, layout)
     if settings.observer is not None:
         settings.observer(statistics_of(role, tensor, in_fp8))
@@ -103,8 +103,8 @@ class _Product(torch.autograd.Function):
         settings: Settings = ctx.settings
         if _grad_enabled():
             raise HmpError(
-                f"{settings.op} in FP8 cannot be differentiated twice, and its gradient is being taken with create_graph=True: take "
-                f"{settings.op} off the FP8 list, or call it inside hmp.disable_casts() where second derivatives are needed"
+                f"{settings.op} in FP8 cannot be differentiated twice, and create_graph=True asks for that; take {settings.op} off the FP8 "
+                "list, or call it inside hmp.disable_casts()"
             )
         # read once: the hooks of a checkpoint give each saved tensor a single time
         right_data, right_scale, left_data, left_scale, low_left = ctx.saved_tensors

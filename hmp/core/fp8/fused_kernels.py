@@ -28,18 +28,18 @@ FP8_FROM = (8, 9)  # the compute capability from which NVIDIA's GPUs have FP8, a
 
 
 def fuses(tensor: Tensor) -> bool:
-    """Whether ops on `tensor` are to be one kernel: plain eager code, no transform, on a GPU whose compiler knows FP8."""
+    """Return True if ops on `tensor` are to be one kernel: plain eager code, no transform, on a GPU whose compiler knows FP8."""
     return tensor.is_cuda and not _compiling() and not dispatch_modes() and has_storage(tensor) and _compiles_for(tensor.device)
 
 
 def fused(function: Callable[..., Any], tensor: Tensor, *how: Any) -> Any:
-    """`function(tensor, *how)`, compiled. It takes no part in autograd."""
+    """Return `function(tensor, *how)`, compiled. It takes no part in autograd."""
     with _no_grad():
         return _compiled(function)(_detach(tensor), *how)
 
 
 def cast_product(product: Tensor, row_scale: Tensor, column_scale: Tensor, low_dtype: torch.dtype) -> Tensor:
-    """A product in float32, times the scales of its rows and columns, in the low dtype."""
+    """Return a product in float32, times the scales of its rows and columns, in the low dtype."""
     if fuses(product):
         found: Tensor = fused(_scaled_and_cast, product, row_scale, column_scale, low_dtype)
         return found
@@ -51,7 +51,7 @@ def _scaled_and_cast(product: Tensor, row_scale: Tensor, column_scale: Tensor, l
 
 
 def row_major(data: Tensor) -> Tensor:
-    """A matrix of one-byte numbers with its rows in order: itself where it has them."""
+    """Return a matrix of one-byte numbers with its rows in order: itself where it has them."""
     if _is_contiguous(data):
         return data
     if not fuses(data):

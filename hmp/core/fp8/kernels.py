@@ -39,9 +39,12 @@ def kernel_for(device: torch.device, recipe: Recipe) -> str:
 
 
 def is_real(kernel: str, device: torch.device, recipe: Recipe) -> bool:
-    """Whether a product runs on torch's kernel. `kernel`: "auto" is what kernel_for() says, "emulate" and "real" are what they say."""
+    """Return True if a product runs on torch's kernel.
+
+    `kernel`: "auto" is what kernel_for() says, "emulate" and "real" are what they say.
+    """
     if kernel not in ("auto", "emulate", "real"):
-        raise HmpError(f"an FP8 product takes kernel='auto', 'emulate' or 'real', got {kernel!r}")
+        raise HmpError(f"kernel= expected 'auto', 'emulate' or 'real', got {kernel!r}")
     return (kernel_for(device, recipe) if kernel == "auto" else kernel) == "real"
 
 
@@ -60,8 +63,10 @@ def multiply(left: Quantised, right: Quantised, low_dtype: torch.dtype, *, real:
 
 
 def matmul_as_given(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in the dtype of the two: torch.autocast, where it is on, would take its own. On a CPU without instructions for the
-    dtype computed in float32 and rounded (R11)."""
+    """Return `left @ right` in the dtype of the two: torch.autocast, where it is on, would take its own.
+
+    On a CPU without instructions for the dtype computed in float32 and rounded (R11).
+    """
     device = left.device.type
     if device == "cpu" and left.dtype in computed_in_float32():
         return cast(matmul_as_given(cast(left, torch.float32), cast(right, torch.float32)), left.dtype)
@@ -76,7 +81,7 @@ def _matrix(batch: Quantised, i: int) -> Quantised:
 
 
 def _scaled_product(left: Quantised, right: Quantised, low_dtype: torch.dtype, fast: bool) -> Tensor:
-    """The product of two matrices by torch's kernel."""
+    """Return the product of two matrices by torch's kernel."""
     assert scaled_mm is not None, "without such a kernel FP8 is emulated"
     # kernels take a row-major left and a column-major right matrix, and an inner dimension that is a multiple of 16: zeros add nothing
     rows = _with_whole_inner(fused_kernels.row_major(left.data))

@@ -113,7 +113,10 @@ def _settings(
 
 
 def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
-    """`beta * input + alpha * result` in the dtype and the shape of `result`. As torch has it, a beta of 0 keeps NaN in `input` out."""
+    """Return `beta * input + alpha * result` in the dtype and the shape of `result`.
+
+    As torch has it, a beta of 0 keeps NaN in `input` out.
+    """
     if beta == 0:
         return result if alpha == 1 else _mul(result, alpha)
     added = _expand(cast(input, result.dtype), result.shape)
@@ -121,7 +124,7 @@ def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
 
 
 def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A new result in that shape: no view of itself, which in-place code would meet."""
+    """Return a new result in that shape: no view of itself, which in-place code would meet."""
     if result.dim() == len(shape):
         return result
     return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace

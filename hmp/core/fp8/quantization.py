@@ -55,14 +55,14 @@ class Quantised(NamedTuple):
 
 
 def transposed(quantised: Quantised) -> Quantised:
-    """The same matrices transposed: views of the same memory."""
+    """Return the same matrices transposed: views of the same memory."""
     data, scale, axis = quantised
     data = _transpose(data, -2, -1)
     return Quantised(data, scale, None) if axis is None else Quantised(data, _transpose(scale, -2, -1), -3 - axis)
 
 
 def values(quantised: Quantised) -> Tensor:
-    """The values in float32, each rounded once."""
+    """Return the values in float32, each rounded once."""
     data, scale, axis = quantised
     if scale.dtype is torch.float32:
         return _mul(_float(data), scale)
@@ -104,7 +104,7 @@ _WITH_ONE_SCALE = {None: _whole, -1: _rows, -2: _columns}
 
 
 def _with_scale_for(tensor: Tensor, largest: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
-    """`tensor` in the format and its scale, which maps the magnitude `largest` to the format's largest number."""
+    """Return `tensor` in the format and its scale, which maps the magnitude `largest` to the format's largest number."""
     largest = _float(largest)
     if power_of_two:
         exponent = exponent_for(largest, form)
@@ -116,7 +116,7 @@ def _with_scale_for(tensor: Tensor, largest: Tensor, form: torch.dtype, power_of
 
 
 def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
-    """`tensor` in blocks along its last axis, with scales as MXFP8 stores them: a power of two as its exponent alone."""
+    """Return `tensor` in blocks along its last axis, with scales as MXFP8 stores them: a power of two as its exponent alone."""
     count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to reshape, who cannot derive it from a size that is a symbol in a trace
     blocks = _reshape(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), (*tensor.shape[:-1], count, BLOCK))
     exponent = exponent_for(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
@@ -130,7 +130,10 @@ def _finite_magnitudes(tensor: Tensor) -> Tensor:
 
 
 def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
-    """`tensor * factor` in the format, rounded to the nearest, ties to even. Inf becomes NaN: torch's releases differ in its cast."""
+    """Return `tensor * factor` in the format, rounded to the nearest, ties to even.
+
+    Inf becomes NaN: torch's releases differ in its cast.
+    """
     scaled = _mul(_float(tensor), factor)
     if tensor.device.type == "xla":  # whose nan_to_num() refuses NaN
         return _to(_add(scaled, _sub(scaled, scaled)), form)

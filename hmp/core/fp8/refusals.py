@@ -114,7 +114,7 @@ def _of_tensors(tensors: list[Any]) -> str:
 
 
 def _of_shapes(op: str, call: _Call, recipe: Recipe) -> str:
-    """Why the operands' shapes do not do, those included that torch will refuse."""
+    """Return why the operands' shapes do not do, those included that torch will refuse."""
     left, right = call.left, call.right
     if (left.dim() < call.dims[0] or right.dim() < call.dims[1]) and min(left.dim(), right.dim()) < 2:
         return "a vector"
@@ -132,7 +132,7 @@ def _of_shapes(op: str, call: _Call, recipe: Recipe) -> str:
 
 
 def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
-    """Whether the batch dimensions go together."""
+    """Return True if the batch dimensions go together."""
     if op not in _BROADCAST:
         return left.dim() != 3 or right.dim() != 3 or left.shape[0] == right.shape[0]
     pairs = zip(reversed(left.shape[:-2]), reversed(right.shape[:-2]), strict=False)
@@ -140,7 +140,7 @@ def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
 
 
 def _can_be_added(op: str, call: _Call, outer: int) -> bool:
-    """Whether what is added has a shape that broadcasts to the product's."""
+    """Return True if what is added has a shape that broadcasts to the product's."""
     if call.added is None:
         return True
     if op == "linear":

@@ -75,37 +75,40 @@ def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tup
 
 
 def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
-    """The entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
+    """Return the entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
-        raise OpListError(f"{text.strip()!r} names no op; write the op before the '@', such as 'softmax @ decoder.*'", path, line)
+        raise OpListError(f"expected an op before the '@', got {text.strip()!r}; write such as 'softmax @ decoder.*'", path, line)
     if name != EVERY_OP and not _NAME.fullmatch(name):
-        raise OpListError(f"{name!r} is no op name; write one name a line, such as 'linear', and put '#' before remarks", path, line)
-    if at and not _SCOPE.fullmatch(scope):
-        what = f"{scope!r} is no glob over module paths" if scope else "there is none"
         raise OpListError(
-            f"{text.strip()!r} has a scope, and {what}; write one after the '@', without blanks, such as '{name} @ decoder.*'", path, line
+            f"expected the name of an op, such as 'linear', got {name!r}; write one a line, and '#' before remarks", path, line
+        )
+    if at and not _SCOPE.fullmatch(scope):
+        raise OpListError(
+            f"{text.strip()!r}: expected a glob over module paths after the '@', got {scope!r}; write such as '{name} @ decoder.*'",
+            path,
+            line,
         )
     return ListEntry(name, cast, path, line, scope if at else None)
 
 
 def checked_names(cast: ListName, names: Any) -> Iterable[str]:
-    """`names`, the list `cast` as it was given. OpListError for what is no set of names."""
+    """Return `names`, the list `cast` as it was given. OpListError for what is no set of names."""
     if isinstance(names, str):
-        raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
+        raise OpListError(f"{cast}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
     if not isinstance(names, Iterable):
-        raise OpListError(f"{cast}={names!r} is no set of op names; give one, such as {cast}={{'linear'}}, or leave {cast}= out")
+        raise OpListError(f"{cast}= expected a set of op names, got {names!r}; give such as {cast}={{'linear'}}, or leave it out")
     found = tuple(names)
     wrong = [name for name in found if not isinstance(name, str)]
     if wrong:
-        raise OpListError(f"{cast}= holds {wrong[0]!r}, which is no op name; give names as list files spell them, such as 'linear'")
+        raise OpListError(f"{cast}= expected op names as list files spell them, got {wrong[0]!r}; give such as 'linear'")
     return found
 
 
 def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
-    """The entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
+    """Return the entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
     if not isinstance(path, (str, os.PathLike)):
-        raise OpListError(f'{path!r} is no path of a {cast} list; give that of a text file, or "" for the default list')
+        raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
     if file.is_dir():
         raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
@@ -125,7 +128,7 @@ def names_lists(environ: Mapping[str, str]) -> bool:
 
 
 def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
-    """The entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
+    """Return the entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
     for variable in VARIABLES[cast]:
         if environ.get(variable):
             try:
@@ -138,7 +141,7 @@ def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry
 
 
 def read_text(file: Path) -> str:
-    """The text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
+    """Return the text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:

@@ -152,12 +152,12 @@ class Policy:
         """
         if not isinstance(policy, (str, os.PathLike)):
             kind = type(policy).__name__
-            raise HmpError(f"Policy.load() takes a preset's name ({presets.names()}) or a folder, not an object of type {kind}")
+            raise HmpError(f"Policy.load() expected a preset's name or a folder, got {kind}; presets are {presets.names()}")
         return cls._load(policy, presets.device_in_use())
 
     @classmethod
     def _load(cls, policy: str | Path, device: torch.device) -> Policy:
-        """`load()`, where "autocast" is that of `device`, also in base.txt."""
+        """Return `load()`, where "autocast" is that of `device`, also in base.txt."""
         if str(policy) == presets.OF_DEVICE:
             return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
@@ -227,7 +227,7 @@ class Policy:
         dtype: Any = torch.bfloat16,
         **words: str,
     ) -> Policy:
-        """The policy of the entries `given`, and of those of `under` that speak of other ops and are on none of the lists `replaced`."""
+        """Make the policy of the entries `given`, and of those of `under` that name other ops and are on none of the lists `replaced`."""
         under = list(under)
         # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
         usual = {entry.name for entry in under if entry.cast == "promote"}
@@ -245,7 +245,7 @@ class Policy:
             if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
                 entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
             elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
-                said = "%s on the given %s list wins over %s on the default %s list"
+                said = "%s on your %s list overrides %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)
         return cls._from_entries(name, entries, dtype, **words)
 
@@ -321,7 +321,7 @@ class Policy:
             names = config.get(f"{kind}_{cast}_ops")
             names = sorted(default) if names is None else names
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
-                raise OpListError(f"{kind}_{cast}_ops is no list of op names", path)
+                raise OpListError(f"{kind}_{cast}_ops: expected a list of op names, got {names!r}; write such as ['linear']", path)
             for name in names:
                 entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]  # type: ignore[arg-type]
         return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
@@ -346,7 +346,7 @@ class Policy:
             True
         """
         if not isinstance(values, Mapping):
-            raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
+            raise HmpError(f"Policy.from_dict() expected a dict, got {type(values).__name__}; pass what Policy.to_dict() gives")
         fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
@@ -407,7 +407,7 @@ class Policy:
 
     @property
     def unscoped(self) -> Policy:
-        """The policy without its scoped entries, for modules that none of them matches. The same object each time."""
+        """The policy without its scoped entries: the one of modules that none of them matches."""
         return self._without_scoped if self.scoped else self
 
     @functools.cached_property
@@ -468,7 +468,7 @@ class Policy:
             expected = ", ".join(map(repr, DTYPES))
             raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; of what is packed, replace(saved=...)")
         if not isinstance(name, str):
-            raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got a {type(name).__name__}")
+            raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
         gone = {relative for op in spelling.resolve(moved) for relative in (op, *sites.relatives(op))}
         lists = {cast: set(self.entries(cast)) for cast in DTYPES}
@@ -504,7 +504,7 @@ class Policy:
         try:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise HmpError(f"{target}: a file stands there; name a folder for the lists, which is made where there is none") from None
+            raise HmpError(f"{target}: expected a folder for the lists, got a file; name another folder, which is created") from None
         for cast in OPTIONAL:
             (target / f"{cast}.txt").unlink(missing_ok=True)  # what another policy may have left there
         for cast in self.lists:
@@ -571,7 +571,7 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     found: dict[tuple[ListName, str], ListEntry] = {}
     for entry in entries:
         if entry.scope is None or entry.cast not in LISTS:
-            raise OpListError(f"{entry!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(LISTS)}")
+            raise OpListError(f"expected an entry with a scope on one of {', '.join(LISTS)}, got {entry!r}; write 'op @ module'")
         known = found.setdefault((entry.cast, entry.text), entry)
         if known.path is None and entry.path is not None:
             found[entry.cast, entry.text] = entry
@@ -579,13 +579,13 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 
 
 def _habanas() -> Iterator[ListEntry]:
-    """The entries of Habana's default lists."""
+    """Return the entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
 
 
 def _refuse_other(field_name: str, value: Any) -> None:
     if value not in WORDS[field_name]:
-        raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, WORDS[field_name]))}")
+        raise HmpError(f"{field_name}= expected {' or '.join(map(repr, WORDS[field_name]))}, got {value!r}")
 
 
 def _autocast(device: torch.device) -> Policy:
@@ -605,15 +605,15 @@ def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
 
 @functools.cache
 def _named(name: str, device: torch.device) -> Policy | None:
-    """The preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
+    """Return the preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
     return Policy._load(name, device) if name in policies() else None
 
 
 def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None) -> Policy:
-    """`policy` itself, or the policy of the preset or folder that it names; "autocast", also as its base, is that of the device that
-    `model` is on.
+    """Return `policy` itself, or the policy of the preset or folder that it names. "autocast" is that of the device that `model` is on.
 
-    OpListError where it names none, HmpError for other types."""
+    Raises OpListError if it names none, HmpError for other types.
+    """
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):
@@ -624,4 +624,4 @@ def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None)
         return found or Policy._load(policy, presets.device_in_use(model))
     if isinstance(policy, os.PathLike):
         return Policy._load(policy, presets.device_in_use(model))
-    raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({presets.names()}) or a folder")
+    raise HmpError(f"expected an hmp.Policy, a preset's name or a folder, got {policy!r}; presets are {presets.names()}")

@@ -34,40 +34,42 @@ NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
-    """The low dtype that is given, or named. HmpError for what is none."""
+    """Return the low dtype that is given, or named. HmpError for what is none."""
     for name, low in LOW_DTYPES.items():
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
-    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+    raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
-    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    """Return the list files that a policy's folder holds, each with its list. OpListError where it holds none."""
     found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
     if not found:
-        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in LISTS)}; a policy's folder holds one or more", folder)
+        raise OpListError(
+            f"expected list files, got none; put {', '.join(f'{cast}.txt' for cast in LISTS)}, or some of them, there", folder
+        )
     return found
 
 
 def read_base(folder: Path) -> str:
-    """The preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
+    """Return the preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
     file = folder / BASE_FILE
     return _word(file, presets.policies()) if file.is_file() else ""
 
 
 def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
+    """Return the fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
     files = {field: folder / name for field, name in WORD_FILES.items()}
     return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
 
 
 def word_files(words: Mapping[str, str]) -> dict[str, str]:
-    """The text of each file that holds one of the words, by the file's name; a field without a word, or with its default, has none."""
+    """Return the text of each file that holds one of the words, by the file's name, but for words that are missing or the default."""
     return {WORD_FILES[field]: f"{words[field]}\n" for field, default in NO_BASE.items() if words.get(field, default) != default}
 
 
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
-    """Writes `word_files()`, and removes those that another policy has left there."""
+    """Write `word_files()`, and remove those that another policy has left there."""
     files = word_files(words)
     for name in WORD_FILES.values():
         if name in files:
@@ -77,11 +79,11 @@ def write_words(folder: Path, words: Mapping[str, str]) -> None:
 
 
 def _word(file: Path, allowed: Sequence[str]) -> str:
-    """The one word in the file, one of `allowed`."""
+    """Return the one word in the file, one of `allowed`."""
     lines = read_text(file).removeprefix("\ufeff").splitlines()
     words = " ".join(word for line in lines for word in line.partition("#")[0].split())
     if words not in allowed:
-        raise OpListError(f"holds {words!r}; write {' or '.join(allowed)} and nothing else", file)
+        raise OpListError(f"expected {' or '.join(allowed)}, got {words!r}; write one of them and nothing else", file)
     return words
 
 
@@ -108,9 +110,11 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
         except FileNotFoundError:
             raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise OpListError(f"is no JSON ({error}); give a gaudi_config.json", path) from None
+            raise OpListError(f"expected JSON, got {error}; give a gaudi_config.json", path) from None
     if not isinstance(config, Mapping):
-        raise OpListError("is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values", path)
+        raise OpListError(
+            f"expected a JSON object with keys such as 'hmp_bf16_ops', got {type(config).__name__}; see gaudi_config.json", path
+        )
     unknown = sorted(set(config) - _GAUDI_KEYS)
     if unknown:
         log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))

@@ -18,7 +18,7 @@ class HasLists(Protocol):
     """What a look-up needs of a policy, which looks up itself where it is compared with another."""
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
-        """The ids of the ops on the list `cast`, each with the entry that names it."""
+        """Return the ids of the ops on the list `cast`, each with the entry that names it."""
 
 
 class Listed:
@@ -43,7 +43,7 @@ class Listed:
         return None
 
     def entry(self, op: str) -> ListEntry | None:
-        """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
+        """Return the list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
         return self.source(op) or (self.star if op in self._starred else None)
 
     def saves(self, op: str) -> ListEntry | None:
@@ -55,18 +55,18 @@ class Listed:
         return self._saved_star
 
     def decides(self, op: str) -> tuple[ListName | None, bool]:
-        """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""
+        """Return the list that decides `op`, None for none, and whether torch.autocast decides inside it."""
         entry = self.entry(op)
         return (None, False) if entry is None else (entry.cast, entry.is_autocasts)
 
 
 def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | None:
-    """The entry for one of `ops`, or for another name of the same function, in `listed` (op id → entry); None for none."""
+    """Return the entry for one of `ops`, or for another name of the same function, in `listed` (op id → entry); None for none."""
     return next((listed[name] for op in ops for name in (op, *sites.namesakes(op)) if name in listed), None)
 
 
 def refuse_both(by_cast: Mapping[ListName, Mapping[str, ListEntry]]) -> None:
-    """Raises OpListError for the first op that is on the FP32 list and on a rival of it; `by_cast` has each list as op id → entry."""
+    """Raise OpListError for the first op that is on the FP32 list and on a rival of it; `by_cast` has each list as op id → entry."""
     for low, op in ((by_cast[rival], op) for rival in RIVALS["fp32"] for op in sorted(by_cast[rival])):
         one, other = low[op], same_op((op,), by_cast["fp32"])
         if other is not None:

@@ -32,20 +32,20 @@ _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda", "xla
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that is neither a preset nor a folder: the nearest presets, and all."""
+    """Return the message for a name that is neither a preset nor a folder: the nearest presets, and all."""
     near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"{name!r} is no policy; {meant}presets are {names()}, or name a folder of list files"
+    return f"unknown policy {name!r}; {meant}presets are {names()}, or name a folder of list files"
 
 
 def names() -> str:
-    """The names of the presets for an error: of those of a release, one."""
+    """Return the names of the presets for an error: of those of a release, one."""
     plain = ", ".join(name for name in policies() if "@" not in name)
     return f"{plain}, those of one release (torch-cpu@{list(_KEPT['torch-cpu'])[-1]}, `hmp lists` shows all)"
 
 
 def home() -> Path:
-    """The folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else beside it."""
+    """Return the folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else beside it."""
     inside = Path(__file__).parents[2] / "op_lists"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "op_lists"
 
@@ -64,12 +64,12 @@ def policies() -> list[str]:
 
 
 def meaning(preset: str) -> str:
-    """The preset's folder for this torch: "torch-cpu@2.13" for "torch-cpu"."""
+    """Return the preset's folder for this torch: "torch-cpu@2.13" for "torch-cpu"."""
     return _frozen(preset, _installed(preset)) if preset in _KEPT else _FOLDER.get(preset, preset)
 
 
 def device_preset(device: torch.device) -> str:
-    """The preset whose lists "autocast" means on `device`."""
+    """Return the preset whose lists "autocast" means on `device`."""
     return "torch-cpu" if device.type == "cpu" else _ACCELERATORS.get(device.type) or _of_another(device.type)
 
 
@@ -111,17 +111,17 @@ def has_base(preset: str) -> bool:
 
 
 def folder(preset: str) -> Path:
-    """The folder with the lists of a preset."""
+    """Return the folder with the lists of a preset."""
     return home() / meaning(preset)
 
 
 def is_in_one(file: str | None) -> bool:
-    """Whether it is a file of a preset's."""
+    """Return True if it is a file of a preset's."""
     return file is not None and Path(file).parents[1] == home()
 
 
 def _by_release(name: str) -> tuple[str, tuple[int, ...]]:
-    """Sorts torch-cpu@2.9 before torch-cpu@2.10."""
+    """Sort torch-cpu@2.9 before torch-cpu@2.10."""
     return name.partition("@")[0], release(name)
 
 
@@ -146,21 +146,24 @@ def _installed(preset: str) -> str:
 
 @functools.cache
 def _of_another(kind: str) -> str:
-    """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
+    """Return the preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
     theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
     if theirs != cudas:
-        log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
+        log.warning("no autocast lists are known for %s; using those of CUDA, torch-cuda", kind)
     return "torch-cuda"
 
 
 @functools.cache
 def _frozen(preset: str, version: str) -> str:
-    """The folder of the lists of that torch release. Where they are not known: the next older release's, else the oldest, and a warning."""
+    """Return the folder of the lists of that torch release.
+
+    Where they are not known: the next older release's, else the oldest, and a warning.
+    """
     folders = {release(name): folder for name, folder in _FOLDER.items() if name.startswith(f"{preset}@")}
     wanted = release(version)
     if wanted not in folders:
         nearest = folders[max((known for known in folders if known < wanted), default=min(folders))]
-        said = "hmp keeps no autocast lists of torch %s; %s stands for %s here. This torch's own: .ci/autocast-lists %s FOLDER"
-        log.warning(said, version, preset, nearest, preset)
+        said = "no autocast lists are known for torch %s; using %s. To write this torch's own: .ci/autocast-lists %s FOLDER"
+        log.warning(said, version, nearest, preset)
         return nearest
     return folders[wanted]

@@ -43,7 +43,7 @@ class ModuleNode(NamedTuple):
         return self.paths[-1]
 
     def upwards(self) -> Iterator[ModuleNode]:
-        """The node itself, its parent, and so on up to the model's."""
+        """Yield the node itself, its parent, and so on up to the model's."""
         node: ModuleNode | None = self
         while node is not None:
             yield node
@@ -51,13 +51,13 @@ class ModuleNode(NamedTuple):
 
 
 def refuse_without_model(policy: Policy) -> None:
-    """Raises HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
+    """Raise HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
     if policy.scoped:
         first = policy.scoped[0]
         at = f"{first.place}: " if first.path else ""
         raise HmpError(
-            f"{at}{first.text!r} speaks of the modules of a model, and policy {policy.name!r} is to be active without one; "
-            "use hmp.apply(model, policy) or hmp.convert(policy=policy, model=model), or policy.unscoped, which leaves such lines out"
+            f"{at}{first.text!r} needs a model, and policy {policy.name!r} has none; use hmp.apply(model, policy), pass model=, or use "
+            "policy.unscoped, which leaves out such entries"
         )
 
 
@@ -84,13 +84,15 @@ def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool =
 
 
 def matched(policy: Policy, model: torch.nn.Module) -> set[ListEntry]:
-    """The scoped entries of the policy that match a module of `model`."""
+    """Return the scoped entries of the policy that match a module of `model`."""
     return {entry for node in _nodes(model, policy.scoped) for entry in node.matched}
 
 
 def of_user(policy: Policy) -> list[ListEntry]:
-    """The scoped entries that the user meant some module by. A preset's speaks of what some models have, and in a policy that holds all of
-    a preset's, as one that was saved, they are that preset's."""
+    """Return the scoped entries that the user meant some module by.
+
+    A preset's speaks of what some models have, and in a policy that holds all of a preset's, as one that was saved, they are that preset's.
+    """
     texts = {(entry.cast, entry.text) for entry in policy.scoped}
     of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
     theirs = set().union(*(each for each in of_presets if each <= texts))
@@ -112,7 +114,7 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
 
 
 def shared(model: torch.nn.Module) -> frozenset[str]:
-    """The modules that are at several paths in the model, each as its first path, without the parts of wrappers."""
+    """Return the modules that are at several paths in the model, each as its first path, without the parts of wrappers."""
     first: dict[torch.nn.Module, str] = {}
     found: set[str] = set()
     for node in _nodes(model, ()):
@@ -152,8 +154,10 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
 
 
 def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
-    """`entry` where `ops`, those that no entry before has taken, are all that it names. Else entries for those of `ops` that can be named
-    without naming an op that is taken."""
+    """Yield `entry` where `ops`, those that no entry before has taken, are all that it names.
+
+    Else entries for those of `ops` that can be named without naming an op that is taken.
+    """
     every = spelling.resolve(entry)
     if len(ops) == len(every):
         yield entry
@@ -178,8 +182,8 @@ def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
             if other.cast in RIVALS[entry.cast]:
                 also = f" ({other.place})" if other.path else ""
                 raise OpListError(
-                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of "
-                    "the same op for one module, and neither scope is nearer or more exact; take one of them out, or write more of a path",
+                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} match the "
+                    "same op in one module and are equally specific; remove one, or make one pattern longer",
                     entry.path,
                     entry.line,
                 )
@@ -193,7 +197,7 @@ def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
 
 
 def exactness(scope: str) -> int:
-    """How many characters of a scope's glob are no wildcards. `*`, `?` and `[0-9]` are wildcards."""
+    """Return how many characters of a scope's glob are no wildcards. `*`, `?` and `[0-9]` are wildcards."""
     return len(_WILDCARD.sub("", scope))
 
 
@@ -223,13 +227,13 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
 
 
 def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
-    """The paths of the child `name`: with its name, and without it where the node is a wrapper around that child."""
+    """Return the paths of the child `name`: with its name, and without it where the node is a wrapper around that child."""
     named = tuple(f"{path}.{name}" if path else name for path in node.paths)
     return tuple(dict.fromkeys((*named, *node.paths))) if _wraps(node.module, name) else named
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
-    """Raises OpListError for an entry that matches no module: the user meant one."""
+    """Raise OpListError for an entry that matches no module: the user meant one."""
     found = {entry for node in nodes for entry in node.matched}
     if found.issuperset(policy.scoped):
         return
@@ -237,7 +241,7 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
         if entry not in found:
             model = type(nodes[0].module).__name__
             raise OpListError(
-                f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
+                f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); "
                 f"{_hint(str(entry.scope), [node.path for node in nodes if node.path])}",
                 entry.path,
                 entry.line,
@@ -245,7 +249,7 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
 
 
 def _hint(scope: str, paths: list[str]) -> str:
-    """The end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
+    """Return the end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
     if not paths:
         return "this one holds no others"
     names = dict.fromkeys(name for path in paths for name in path.split("."))

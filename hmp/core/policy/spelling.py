@@ -37,7 +37,7 @@ _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "T
 
 
 def _user_site(name: str) -> Site | None:
-    """The site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
+    """Return the site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:cut])
@@ -83,7 +83,7 @@ def _known(name: str) -> tuple[str, ...]:
 
 
 def _is_op(name: str) -> bool:
-    """Whether `name` is the id of an op: not all of torch's functions are, torch.save is none."""
+    """Return True if `name` is the id of an op: not all of torch's functions are, torch.save is none."""
     found = sites_of(name)
     if any(site.owner is not torch or name in IN_VARIABLE_FUNCTIONS for site in found):
         return True
@@ -100,16 +100,21 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     ids = _resolve(entry)
     if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
         in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
-        what = "writes into its input, whose dtype it keeps (R5)" if in_place else "is no product"
-        raise OpListError(f"{entry.text!r} {what}; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
+        what = ", which writes into its input and keeps its dtype" if in_place else ""
+        expected = ", ".join(PRODUCTS)
+        raise OpListError(
+            f"the FP8 list expected a matrix product ({expected}), got {entry.text!r}{what}; remove it", entry.path, entry.line
+        )
     if entry.cast == "saved" and ids != (EVERY_OP,):
         if any(not sites_of(op) for op in ids):
             raise OpListError(
-                f"{entry.name!r} is a function of yours; name the ops that it calls, which are packed each", entry.path, entry.line
+                f"the saved list expected an op of torch, got your function {entry.name!r}; name the ops that it calls",
+                entry.path,
+                entry.line,
             )
         why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
         if why:
-            raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)
+            raise OpListError(f"{entry.name!r} can't be on the saved list: {why}; remove it", entry.path, entry.line)
     return ids
 
 
@@ -127,7 +132,8 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
     if entry.name == EVERY_OP:
         return (EVERY_OP,)
     if entry.is_autocasts and entry.cast != "bf16":
-        why = f"{entry.name!r} is no name for a {entry.cast} list; torch.autocast decides what it casts to"
+        name = entry.name.removesuffix(AUTOCAST)
+        why = f"{entry.name!r} belongs on the BF16 list, got it on the {entry.cast.upper()} list; for that one write {name!r}"
         raise OpListError(why, entry.path, entry.line)
     try:
         ids = _known(entry.name.removesuffix(AUTOCAST))
@@ -135,7 +141,7 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
         site = _user_site(entry.name) if "." in entry.name else None
         op = None if site is None else op_of(site.original)
         if op is not None:
-            raise OpListError(f"{entry.name!r} is torch's own {op}; write {op!r}", entry.path, entry.line) from None
+            raise OpListError(f"expected the op's own name {op!r}, got {entry.name!r}; write {op!r}", entry.path, entry.line) from None
         if site is not None:
             return (entry.name,)
         raise _unknown(entry) from None
@@ -145,10 +151,10 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
 
 
 def user_site(name: str) -> Site:
-    """The site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
+    """Return the site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
     site = _user_site(name)
     if site is None:
-        raise OpListError(f"{name!r} cannot be found any more; import the module that defines it")
+        raise OpListError(f"the function {name!r} of a list is gone; import the module that defines it")
     return site
 
 
@@ -156,8 +162,8 @@ def _unknown(entry: ListEntry) -> OpListError:
     name = entry.name.removeprefix("torch.")
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
-    what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
-    return OpListError(f"{entry.name!r} is {what}; {hint}", entry.path, entry.line)
+    what = "op or importable function" if "." in name else "op"
+    return OpListError(f"unknown {what} {entry.name!r}; {hint}", entry.path, entry.line)
 
 
 def nearest(name: str) -> list[str]:

@@ -92,7 +92,7 @@ def is_inside() -> bool:
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a callback of the user's such as a saved-tensor hook, run under the autocast state from before the op's region."""
+    """Return `function`, a callback of the user's such as a saved-tensor hook, run under the autocast state from before the op's region."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -148,12 +148,12 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
 
 
 def reaches_sparse(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
-    """Whether torch.autocast reaches a call of sparse.mm: not one with `reduce=` nor of two sparse matrices."""
+    """Return True if torch.autocast reaches a call of sparse.mm: not one with `reduce=` nor of two sparse matrices."""
     return len(args) + len(kwargs) == 2 and any(each.layout is torch.strided for each in tensors)
 
 
 def _with_low_weights(args: tuple[Any, ...], rule: OpRule, caster: Caster) -> tuple[Any, ...]:
-    """The positional arguments of a recurrent op with its weights cast: all behind a cell's state, the last list of other ops."""
+    """Return the positional arguments of a recurrent op with its weights cast: all behind a cell's state, the last list of other ops."""
     if rule.op in op_facts.CELLS:
         return *args[:2], *(_cast(each, rule.low_dtype, caster) for each in args[2:])
     at = max((i for i, each in enumerate(args) if isinstance(each, (list, tuple))), default=None)

@@ -89,16 +89,16 @@ class CopiedView(Tensor):
             return _refusing_like(result, sources, (func, args, kwargs))
 
     def _hmp_refuse(self, writer: Any) -> None:
-        """Raises HmpError where a write into this copy would be missed."""
+        """Raise HmpError where a write into this copy would be missed."""
         if self._hmp_is_missed():
             raise HmpError(_refusal(self._hmp_op, writer if isinstance(writer, str) else getattr(writer, "__name__", "this op")))
 
     def _hmp_is_missed(self) -> bool:
-        """Whether somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
+        """Return True if somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
         return self._hmp_original is None or self._hmp_original.cast.is_missed(self)
 
     def as_subclass(self, cls: Any) -> Any:
-        """The same copy as a tensor of class `cls`, which refuses writes too: torch asks no `__torch_function__` for this."""
+        """Return the same copy as a tensor of class `cls`, which refuses writes too: torch asks no `__torch_function__` for this."""
         with _plainly():
             result = _as_subclass(self, cls)
         return result if self._hmp_original is None else _marked(result, self._hmp_op, self._hmp_original, False)
@@ -146,7 +146,7 @@ _UNWRAPPED = frozenset({Tensor, torch.nn.Parameter, CopiedView})
 
 
 def _class_for(kind: type[Tensor]) -> type[CopiedView]:
-    """The class of CopiedViews of tensors of class `kind`."""
+    """Return the class of CopiedViews of tensors of class `kind`."""
     return CopiedView if kind is Tensor else _subclass_for(kind)
 
 
@@ -159,7 +159,7 @@ def _subclass_for(kind: type[Tensor]) -> type[CopiedView]:
 
 
 def _bare(view: CopiedView) -> Tensor:
-    """The same copy as a tensor of the class that it had as a view."""
+    """Return the same copy as a tensor of the class that it had as a view."""
     kind = view._hmp_kind
     with _plainly():
         if kind.__torch_dispatch__ is not _dispatch:
@@ -171,7 +171,7 @@ def _bare(view: CopiedView) -> Tensor:
 
 
 def _call(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
+    """Return the result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
     if len(types) == 1 and types[0] is CopiedView:  # most calls
         with _plainly():
             return func(*args, **kwargs)
@@ -198,7 +198,7 @@ class _Memory:
         self._casts: list[weakref.ref[Cast]] = []
 
     def add(self, cast: Cast) -> None:
-        """Counts `cast` among those that copied the memory, for as long as it lives."""
+        """Count `cast` among those that copied the memory, for as long as it lives."""
         casts = [each for each in self._casts if each() is not None] if self._casts else []
         casts.append(weakref.ref(cast))
         self._casts = casts
@@ -212,7 +212,7 @@ class _Memory:
 
 
 def _saved_in_graph(view: Tensor, memory: int) -> int:
-    """How many of its outputs with that memory the op saved that made what `view` was made of, by views and casts alone."""
+    """Return how many of its outputs with that memory the op saved that made what `view` was made of, by views and casts alone."""
     with _plainly():
         node: Any = view.grad_fn
         for _ in range(16):
@@ -246,7 +246,7 @@ class Cast:
                 memory.add(self)
 
     def is_missed(self, view: Tensor) -> bool:
-        """Whether anything else holds the memory of the inputs, or another copy of it. `view` is one that was made of this cast."""
+        """Return True if anything else holds the memory of the inputs, or another copy of it. `view` is one that was made of this cast."""
         return any(memory is None or memory.is_held(self, view) for memory in self._memories)
 
 
@@ -265,7 +265,7 @@ def _memory(tensor: Tensor) -> _Memory | None:
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
+    """Yield the tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
     flatten = None if type(tensor) in _UNWRAPPED else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
@@ -289,7 +289,7 @@ class Original:
         self._part: tuple[Any, ...] = ()
 
     def of_part(self, part: Any) -> Original:
-        """The same call, for item `part` of the tuple, list or dict that it returns."""
+        """Return the same call, for item `part` of the tuple, list or dict that it returns."""
         one = Original(self._op, (), {}, self.dtype, self.cast)
         one._call, one._part = self._call, (*self._part, part)
         return one
@@ -302,7 +302,7 @@ class Original:
         return view if is_it else None
 
     def view(self) -> Any:
-        """The same for any result; None where it cannot be made."""
+        """Return the same for any result; None where it cannot be made."""
         if self._op is None:
             return None
         try:
@@ -316,7 +316,7 @@ class Original:
 
 
 def _weakly(value: Any) -> Any:
-    """`value` with weak references in place of its tensors, and the `Original` of a CopiedView in place of that."""
+    """Return `value` with weak references in place of its tensors, and the `Original` of a CopiedView in place of that."""
     if isinstance(value, CopiedView):
         return value._hmp_original if value._hmp_original is not None else WeakTensor(value)
     if isinstance(value, Tensor):
@@ -352,7 +352,7 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
 
 
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original) -> Any:
-    """`result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
+    """Return `result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
     if isinstance(result, Tensor):
         if isinstance(result, CopiedView) or not shares_memory(result, copies) or _in_make_fx():
             return result  # make_fx raises on subclasses that it does not know
@@ -380,7 +380,7 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
 
 
 def _opaque_refusing(result: Any, mark: Callable[[Any], Any]) -> Any:
-    """`result`, an iterator, set or object of the user's, with `mark` applied to what comes out of it."""
+    """Return `result`, an iterator, set or object of the user's, with `mark` applied to what comes out of it."""
     if isinstance(result, types.GeneratorType):
         return _each_marked(result, mark)
     if isinstance(result, Iterator):
@@ -391,7 +391,7 @@ def _opaque_refusing(result: Any, mark: Callable[[Any], Any]) -> Any:
 
 
 def _held_in(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
-    """The tensors in sets, queues and the attributes of objects, and in what these hold."""
+    """Yield the tensors in sets, queues and the attributes of objects, and in what these hold."""
     if isinstance(value, Tensor):
         yield value
     elif id(value) not in seen:
@@ -407,7 +407,7 @@ def _held_in(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
 
 
 def _each_marked(generator: Any, mark: Callable[[Any], Any]) -> Any:
-    """`generator`, with `mark` applied to what it yields and returns."""
+    """Yield `generator`, with `mark` applied to what it yields and returns."""
     step, sent = generator.send, None
     while True:
         try:
@@ -424,14 +424,14 @@ def _each_marked(generator: Any, mark: Callable[[Any], Any]) -> Any:
 
 
 def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -> None:
-    """Has the cast inputs of the user's function `op` themselves refuse writes from now on: it may have kept them."""
+    """Have the cast inputs of the user's function `op` themselves refuse writes from now on: it may have kept them."""
     for copy in copies:
         if not (isinstance(copy, CopiedView) or _is_traced(copy) or _is_functorchs(copy) or _in_make_fx()):
             _marked(copy, op, original, False)
 
 
 def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tensor:
-    """`result` as a CopiedView; an alias where it is the copy itself. The real view where no CopiedView can be of its class."""
+    """Return `result` as a CopiedView; an alias where it is the copy itself. The real view where no CopiedView can be of its class."""
     kind = type(result)
     try:
         with _plainly():
@@ -449,7 +449,7 @@ def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tenso
 
 
 def _in_make_fx() -> bool:
-    """Whether make_fx is tracing ops in this thread."""
+    """Return True if make_fx is tracing ops in this thread."""
     if not _dispatch_modes():
         return False
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
@@ -457,7 +457,7 @@ def _in_make_fx() -> bool:
 
 
 def install() -> None:
-    """Has parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
+    """Have parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
     patches.rebind(Tensor, "set_", PatchedMethod(_set, _set_to_original, "torch", "Tensor.set_"))
@@ -489,8 +489,8 @@ def tied_view(value: Any, into: str) -> Any:
     if view is not None:
         return view
     raise HmpError(
-        f"{into} would hold rounded values: it is assigned a cast copy, the result of {value._hmp_op!r}, and what was copied is "
-        f"gone or has changed. Make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
+        f"{into} would have rounded values: it is assigned the result of {value._hmp_op!r}, a cast copy of a tensor that is gone or has "
+        f"changed; make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
     )
 
 
@@ -499,7 +499,7 @@ def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    """`set_` of torch's, which asks no class: it gives the memory of a CopiedView to a tensor that refuses no write."""
+    """Return `set_` of torch's, which asks no class: it gives the memory of a CopiedView to a tensor that refuses no write."""
     if source is None:
         return _set(self, **kwargs)
     if type(source) is _StorageToRead:
@@ -527,7 +527,7 @@ class _Known(NamedTuple):
     flag_at: int | None = None  # the position of `inplace`
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[CopiedView]:
-        """The CopiedViews that the call writes into."""
+        """Return the CopiedViews that the call writes into."""
         values = [args[i] for i in self.positions if i < len(args)] + [kwargs[name] for name in self.names & kwargs.keys()]
         if self.flag_at is not None and (args[self.flag_at] if self.flag_at < len(args) else kwargs.get("inplace")):
             values += args[:1] or [kwargs.get("input")]
@@ -587,7 +587,7 @@ def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 def _is_torchs_call() -> bool:
-    """Whether torch's own code or hmp's asks for the storage of a CopiedView: to compare memory, never to write."""
+    """Return True if torch's own code or hmp's asks for the storage of a CopiedView: to compare memory, never to write."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in METHODS_CODE:
         frame = frame.f_back
@@ -600,7 +600,7 @@ def _versions(views: list[CopiedView]) -> list[int]:
 
 
 def _refusing_like(result: Any, sources: list[CopiedView], call: tuple[Any, Any, Any], part: tuple[Any, ...] = ()) -> Any:
-    """`result` with a CopiedView in place of each tensor that shares memory with one of `sources`, and plain tensors elsewhere."""
+    """Return `result` with a CopiedView in place of each tensor that shares memory with one of `sources`, and plain tensors elsewhere."""
     if isinstance(result, Tensor):
         if any(result is source for source in sources) or _is_traced(result) or _is_functorchs(result):
             return result
@@ -635,9 +635,8 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _refusal(op: str, writer: str) -> str:
-    """The text of the error for a call of `writer` on the CopiedView that `op` returned."""
+    """Return the message for a call of `writer` on the CopiedView that `op` returned."""
     return (
-        f"{writer} would write into a cast copy and be lost: {op!r} is on a list that casts, so its result is a copy of its "
-        f"input and no view of it. Write into the input itself, run the two lines under hmp.disable_casts(), "
-        f"or take {op!r} off the list"
+        f"{writer} on the result of {op!r} would be lost: the input of {op!r} was cast, so its result is a copy and no view of the input; "
+        f"write into the input itself, put both lines under hmp.disable_casts(), or take {op!r} off the list"
     )

@@ -33,7 +33,7 @@ _KINDS = {"rnn_relu": _Kind(0, 1), "rnn_tanh": _Kind(1, 1), "lstm": _Kind(2, 4),
 
 
 def with_one_buffer(op: Op, name: str) -> Op:
-    """`op`, a recurrent layer's called `name`, given its weights in one buffer where cuDNN will compute it; another op itself."""
+    """Return `op`, a recurrent layer's called `name`, given its weights in one buffer where cuDNN will compute it; another op itself."""
     kind = _KINDS.get(name)
     if kind is None or flatten_cudnn_weights is None:
         return op
@@ -52,7 +52,7 @@ def with_one_buffer(op: Op, name: str) -> Op:
 
 
 def _are_for_cudnn(weights: Sequence[Any]) -> bool:
-    """Whether these are plain low-precision weights on CUDA, each in memory of its own."""
+    """Return True if these are plain low-precision weights on CUDA, each in memory of its own."""
     first = weights[0]
     if not (isinstance(first, Tensor) and first.is_cuda and first.dtype is not torch.float32):
         return False
@@ -64,7 +64,7 @@ def _are_for_cudnn(weights: Sequence[Any]) -> bool:
 
 
 def _in_one_buffer(weights: list[Tensor], kind: _Kind, layers: int, bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
-    """The same weights as views of a new buffer; gradients flow to them."""
+    """Return the same weights as views of a new buffer; gradients flow to them."""
     assert flatten_cudnn_weights is not None
     of_a_direction = len(weights) // (layers * (2 if bidirectional else 1))
     hidden, inner = weights[0].shape[0] // kind.gates, weights[1].shape[1]

@@ -21,7 +21,10 @@ _counted = threading.local()  # the ops whose calls, counted as not in FP8, are 
 
 
 def product(op: str, recipe: str, low_dtype: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
-    """The product of `op` in FP8, with the op's own arguments behind what it is computed with. All of that are constants to a compiler."""
+    """Return the product of `op` in FP8, with the op's own arguments behind what it is computed with.
+
+    All of that are constants to a compiler.
+    """
     return PRODUCTS[op](*args, recipe=RECIPES[recipe], low_dtype=low_dtype, kernel=kernel, **kwargs)
 
 
@@ -38,8 +41,10 @@ def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
 
 
 def fp8_product_wrapper(op: Op, rule: OpRule, caster: Caster, in_fp8: Op) -> Op:
-    """A function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have. A call that
-    cannot run in FP8 is one of `op` in the low dtype, and counted with the reason."""
+    """Return a function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have.
+
+    A call that cannot run in FP8 is one of `op` in the low dtype, and counted with the reason.
+    """
     in_low = one_dtype_wrapper(op, rule, caster)
     recipe = RECIPES[rule.fp8[0]]
 

@@ -19,13 +19,13 @@ _here = _Here()
 
 
 def install() -> None:
-    """Has every new trace noted for `resume`, until patches.restore()."""
+    """Have every new trace noted for `resume`, until patches.restore()."""
     for owner, name in TRACERS:
         patches.rebind(owner, name, _maker(getattr(owner, name)))
 
 
 def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`original`, a function of torch's that makes a trace, for which the traced function notes the trace."""
+    """Return `original`, a function of torch's that makes a trace, for which the traced function notes the trace."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         traced = next(i for i, a in enumerate(args) if callable(a) and not isinstance(a, ScriptModule))
@@ -50,7 +50,7 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resume() -> None:
-    """Continues the trace that an op's error has just ended, and takes that op out of it. Does nothing where there is none."""
+    """Continue the trace that an op's error has just ended, and take that op out of it. Do nothing if there is none."""
     trace = _here.trace
     if trace is None or tracing() is not None:
         return

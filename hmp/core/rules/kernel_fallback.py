@@ -44,24 +44,24 @@ def fallbacks() -> dict[str, int]:
 
 
 def fallbacks_of(op: str) -> int:
-    """How many calls of the op ran in float32, as `fallbacks()` has them."""
+    """Return how many calls of the op ran in float32, as `fallbacks()` has them."""
     return _counts[op]
 
 
 def count_not_in_fp8(op: str, reason: str) -> None:
-    """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
+    """Count a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and log the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and speaks():
-        log.info("%s is on the FP8 list and runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is in fp8.txt but runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def count_not_packed(op: str, reason: str) -> None:
-    """Counts a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
+    """Count a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
     if _count(f"{op}: not packed, {reason}") and speaks():
-        log.info("%s is on the list of what is kept packed, and keeps what torch keeps (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is in saved.txt but its tensors are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def _count(what: str) -> bool:
-    """Counts `what`; whether it is the first time."""
+    """Count `what`; whether it is the first time."""
     with _lock:
         if not _counts:
             patches.on_restore(_counts.clear)
@@ -143,7 +143,7 @@ class Kernels:
     def _note(self, device: str, dtype: torch.dtype) -> None:
         if _count(self._op) and speaks():
             log.warning(
-                "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
+                "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,
             )  # fmt: skip
 
@@ -160,7 +160,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
 
 @functools.cache
 def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
-    """The id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
+    """Return the id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
     found: dict[str, set[tuple[str, torch.dtype]]] = {}
     for device, dtypes, names in op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL:
         for name in names:
@@ -176,7 +176,7 @@ def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...],
 
 
 def _hashable(value: Any) -> Any:
-    """A hashable value for an argument; the same one for every tensor."""
+    """Return a hashable value for an argument; the same one for every tensor."""
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, (list, tuple)):

@@ -16,7 +16,7 @@ from .copied_views import Cast, Original, refuse_later_writes, refuse_writes, sh
 
 
 def watched_cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, as a tensor that counts the writes into it: one that is made in inference mode does not."""
+    """Return `tensor` in `dtype`, as a tensor that counts the writes into it: one that is made in inference mode does not."""
     if not torch.is_inference_mode_enabled():
         return cast(tensor, dtype)
     with torch.inference_mode(mode=False):
@@ -54,21 +54,22 @@ class _Copy(NamedTuple):
     is_marked: bool
 
     def refuse_writes(self, op: str) -> None:
-        """Raises HmpError where the function `op` wrote into it."""
+        """Raise HmpError where the function `op` wrote into it."""
         if self.versions is None or (self.low._version == self.versions[0] and not self._was_accessed()):
             return
         if self.low._version != self.versions[0] or self._is_changed():
             raise HmpError(
-                f"{op} wrote into `{self.argument}`, which hmp had cast to {dtype_name(self.low.dtype)} for it: the write would be lost. "
-                f"Give it a tensor of that dtype, let it return the new values, or call it inside hmp.disable_casts()"
+                f"{op} wrote into its argument `{self.argument}`, which was cast from {dtype_name(self.given.dtype)} to "
+                f"{dtype_name(self.low.dtype)} for the call, so the write is lost; pass a {dtype_name(self.low.dtype)} tensor, return "
+                f"the new values, or call it inside hmp.disable_casts()"
             )
 
     def _was_accessed(self) -> bool:
-        """Whether somebody asked for write access to it."""
+        """Return True if somebody asked for write access to it."""
         return self.is_marked and not (copy_on_write is None or copy_on_write.is_pending(self.low))
 
     def _is_changed(self) -> bool:
-        """Whether it has other values than the given tensor, where that one was not written to: torch does not count every write."""
+        """Return True if it has other values than the given tensor, where that one was not written to: torch does not count every write."""
         if self.versions is None or self.versions[1] != _version(self.given):
             return False
         with torch.no_grad():
@@ -92,7 +93,7 @@ def _copies(cast_call: _Call, given: _Call, order: Sequence[str]) -> Iterator[_C
 
 
 def _mark(low: Tensor) -> bool:
-    """Marks a tensor that nobody else has yet, so that `is_marked` is true until somebody asks for write access; whether that could be."""
+    """Mark a tensor that nobody else has yet, so that `is_marked` is true until somebody asks for write access; whether that could be."""
     if copy_on_write is None or type(low) is not Tensor or not low.is_cpu or low.layout is not torch.strided or is_functorchs(low):
         return False
     try:
@@ -107,7 +108,7 @@ def _references(copy: _Copy) -> int:
 
 
 def _references_of_ours() -> int:
-    """How many references `call` has to a copy that the user's function did not keep: in its arguments, and in two lists."""
+    """Return how many references `call` has to a copy that the user's function did not keep: in its arguments, and in two lists."""
     plain = torch.empty(1, device="cpu")
     arguments, copies = [plain], [_Copy("", plain, plain, None, False)]
     lows = [each.low for each in copies]

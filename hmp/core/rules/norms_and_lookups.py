@@ -27,7 +27,7 @@ _reshape = torch.reshape
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by parameter name."""
+    """Return the arguments of a call by parameter name."""
     return {**dict(zip(order, args, strict=False)), **kwargs}
 
 
@@ -36,7 +36,10 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
 
 
 def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A norm whose input is cast (R9). Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place."""
+    """Return a norm whose input is cast (R9).
+
+    Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place.
+    """
     order, choose = rule.facts.order, chooser(rule)
     weight_at, bias_at = order.index("weight"), order.index("bias")
     others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
@@ -137,7 +140,7 @@ def _with_weight(affine: dict[str, Tensor], values: dict[str, Any]) -> dict[str,
 
 
 def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
-    """Writes `copies`, which a norm has updated, into the running statistics that they were cast from (R9)."""
+    """Write `copies`, which a norm has updated, into the running statistics that they were cast from (R9)."""
     with torch.no_grad():
         for n, copy in copies.items():
             if copy is not stats[n]:
@@ -145,7 +148,7 @@ def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
 
 
 def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
-    """Whether the call updates running statistics; the defaults are torch's."""
+    """Return True if the call updates running statistics; the defaults are torch's."""
     if "training" in order:
         return bool(values.get("training", False))
     return bool(values.get("use_input_stats", True))

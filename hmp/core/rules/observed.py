@@ -157,7 +157,7 @@ class _Kernels(Listener):
         self.casts = self.cast_bytes = 0
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The op's own result."""
+        """Return the op's own result."""
         result = run(*args, **kwargs)
         first = next(each_castable(tree_leaves((args, kwargs))), None)
         if first is None:

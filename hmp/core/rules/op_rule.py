@@ -104,8 +104,10 @@ class OpRule(NamedTuple):
 
 
 def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:
-    """The castable tensors that the rule may cast, in the order of the op's parameters. None where the call is left to torch: with a
-    float64 or complex tensor among the inputs, or an explicit `dtype=`."""
+    """Return the castable tensors that the rule may cast, in the order of the op's parameters.
+
+    None where the call is left to torch: with a float64 or complex tensor among the inputs, or an explicit `dtype=`.
+    """
     found: list[Tensor] = []
     keep = rule.facts.keep
     for i, value in enumerate(args):
@@ -124,7 +126,7 @@ _OF_NUMPY = {alias: name for name, aliases in op_facts.NUMPY_NAMES.items() for a
 
 
 def torchs_name(keyword: str, order: tuple[str, ...]) -> str:
-    """The parameter that a call gives by `keyword`: torch takes numpy's names too."""
+    """Return the parameter that a call gives by `keyword`: torch takes numpy's names too."""
     return keyword if keyword in order else _OF_NUMPY.get(keyword, keyword)
 
 
@@ -134,7 +136,7 @@ def _position(keyword: str, order: tuple[str, ...]) -> int:
 
 
 def _collect(value: Any, found: list[Tensor]) -> bool:
-    """Adds the castable tensors in `value` to `found`; False where `value` has a float64 or complex tensor."""
+    """Add the castable tensors in `value` to `found`; False where `value` has a float64 or complex tensor."""
     kind = type(value)
     if kind is Tensor or kind is Parameter:  # as below, in a third of the time
         dtype = value.dtype
@@ -152,7 +154,7 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
 
 
 def chooser(rule: OpRule) -> Choose:
-    """The function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
+    """Return the function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
     dtype = rule.dtype
     if dtype is not None:
         return lambda tensors: dtype
@@ -161,12 +163,12 @@ def chooser(rule: OpRule) -> Choose:
 
 
 def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
-    """Whether the call sets `inplace`, the parameter at `position`."""
+    """Return True if the call sets `inplace`, the parameter at `position`."""
     return bool(args[position] if position < len(args) else kwargs.get("inplace"))
 
 
 def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
-    """Whether the call writes into one of its arguments, by `out` or `inplace`."""
+    """Return True if the call writes into one of its arguments, by `out` or `inplace`."""
     facts = rule.facts
     at = facts.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")
@@ -177,7 +179,7 @@ def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bo
 
 
 def facts_of(site: Site, *, with_order: bool) -> OpFacts:
-    """The facts of torch's function at `site`; those of a builtin `with_order` of its parameters, which takes a look at its schemas."""
+    """Return the facts of torch's function at `site`; those of a builtin `with_order` of its parameters, which reads its schemas."""
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
     order = parameters(site.original, op) if is_python or with_order or op in op_facts.KEPT_ARGUMENTS else ()
     kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
@@ -198,7 +200,7 @@ def facts_of(site: Site, *, with_order: bool) -> OpFacts:
 
 
 def facts_of_users(function: Callable[..., Any]) -> OpFacts:
-    """The facts of a user's own function: it is one op (R8), and a parameter `out` that it writes into is not cast."""
+    """Return the facts of a user's own function: it is one op (R8), and a parameter `out` that it writes into is not cast."""
     # of the function itself, not of one that it wraps: positions are those of the call
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):

@@ -36,7 +36,7 @@ _dispatch_modes = torch_private.dispatch_modes
 
 
 def is_dtype_refusal(error: Exception) -> bool:
-    """Whether torch's own code raised `error`, and its text speaks of a dtype."""
+    """Return True if torch's own code raised `error`, and its text speaks of a dtype."""
     return is_torchs_own(error) and _WORDS.search(str(error)) is not None
 
 
@@ -59,7 +59,10 @@ OF_CASTS = (TypeError, NotImplementedError, AssertionError)
 
 
 def is_cast_refusal(error: Exception, values: Iterable[Any]) -> bool:
-    """Whether `error` came from hmp's cast of a tensor subclass among `values` that supports no such cast. The op is left to torch then."""
+    """Return True if `error` came from hmp's cast of a tensor subclass among `values` that supports no such cast.
+
+    The op is left to torch then.
+    """
     if not isinstance(error, OF_CASTS) or all(map(casting.has_values, casting.each_tensor(values))):
         return False
     step = error.__traceback__
@@ -71,7 +74,7 @@ def is_cast_refusal(error: Exception, values: Iterable[Any]) -> bool:
 
 
 def or_uncast(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which casts; `op` is called instead where the class of a tensor does not support the cast."""
+    """Return `function`, which casts; `op` is called instead where the class of a tensor does not support the cast."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -85,19 +88,19 @@ def or_uncast(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[
 
 
 def is_torchs_function(function: Callable[..., Any]) -> bool:
-    """Whether `function` is torch's, or hmp's wrapper of one, and nobody else's. torch's C functions have no `__module__`."""
+    """Return True if `function` is torch's, or hmp's wrapper of one, and nobody else's. torch's C functions have no `__module__`."""
     return _root(getattr(function, "__module__", None) or "torch") in ("torch", "hmp")
 
 
 def hooks_see(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op of `tensors` would call saved-tensor hooks of the user's."""
+    """Return True if an op of `tensors` would call saved-tensor hooks of the user's."""
     if not torch.is_grad_enabled() or (_hooks is not None and _hooks(True) is None):
         return False
     return any(t.requires_grad and casting.has_values(t) for t in tensors)
 
 
 def saves_before_raising(run: Callable[[], Any]) -> bool:
-    """Whether `run()` saves tensors for backward before it raises: the user's hooks were called then, and must not be called again."""
+    """Return True if `run()` saves tensors for backward before it raises: the user's hooks were called, and must not be called again."""
     saved: list[Tensor] = []
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda nothing: nothing):
@@ -109,13 +112,13 @@ def saves_before_raising(run: Callable[[], Any]) -> bool:
 
 
 def users_python_sees(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op of `tensors` would call the user's Python: saved-tensor hooks, modes active or a tensor's class."""
+    """Return True if an op of `tensors` would call the user's Python: saved-tensor hooks, modes active or a tensor's class."""
     tensors = list(tensors)
     return hooks_see(tensors) or any(map(_is_users, _modes())) or any(_is_users(t) for t in tensors if _answers(t))
 
 
 def may_run_again(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op of `tensors` may be called a second time: neither a mode of the user's nor a tensor's class handles it."""
+    """Return True if an op of `tensors` may be called a second time: neither a mode of the user's nor a tensor's class handles it."""
     return not any(map(_is_users, _modes())) and not any(map(_answers, tensors))
 
 
@@ -133,7 +136,7 @@ def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tens
 
 
 def _modes() -> list[Any]:
-    """The torch function and torch dispatch modes active in this thread."""
+    """Return the torch function and torch dispatch modes active in this thread."""
     found: list[Any] = []
     if _function_modes():
         found += torch_private.function_mode_stack()
@@ -143,7 +146,7 @@ def _modes() -> list[Any]:
 
 
 def _answers(tensor: Tensor) -> bool:
-    """Whether the tensor's class handles ops itself, by `__torch_function__` or `__torch_dispatch__`."""
+    """Return True if the tensor's class handles ops itself, by `__torch_function__` or `__torch_dispatch__`."""
     kind = type(tensor)
     return kind is not Tensor and (kind.__torch_function__ not in (_function, _disabled) or not casting.has_values(tensor))
 

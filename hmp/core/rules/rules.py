@@ -41,7 +41,7 @@ def _first(rule: OpRule) -> Choose:
 
 
 def _low_among_them(rule: OpRule) -> Choose:
-    """The low dtype that an input has already, for which a kernel may be missing."""
+    """Return the low dtype that an input has already, for which a kernel may be missing."""
     return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
 
 
@@ -254,7 +254,7 @@ _OF_LISTS = {rule.label: rule for rule in RULES if rule.is_list}
 
 
 def of_list(cast: str) -> CastRule:
-    """The rule of a list; of "autocast" that of its entries such as `gru.autocast`."""
+    """Return the rule of a list; of "autocast" that of its entries such as `gru.autocast`."""
     return _OF_LISTS[cast]
 
 
@@ -262,7 +262,7 @@ def of_list(cast: str) -> CastRule:
 
 
 def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRule | None:
-    """The rule of an op that has this entry of a list, or none; None where the op is left to torch."""
+    """Return the rule of an op that has this entry of a list, or none; None where the op is left to torch."""
     in_place = sites.writes_first(op)
     on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
@@ -274,14 +274,14 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
 
 @cache.cached
 def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
-    """The op of `site` under a rule."""
+    """Return the op of `site` under a rule."""
     alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
     facts = facts_of(site, with_order=kind is FIRST_INPUT or site.op in norms_and_lookups.BUILDERS)
     return OpRule(site.op, kind, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
 def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpRule:
-    """A user's own function under the rule of the list `cast`."""
+    """Return a user's own function under the rule of the list `cast`."""
     return OpRule(op, of_list(cast), facts_of_users(function), low_dtype)
 
 

@@ -20,27 +20,27 @@ _PLAIN = frozenset({Tensor, _Parameter})
 
 
 def is_arithmetic(rule: OpRule) -> bool:
-    """Whether the op computes in float32 where a scalar is beyond the low dtype."""
+    """Return True if the op computes in float32 where a scalar is beyond the low dtype."""
     return rule.op in op_facts.ARITHMETIC
 
 
 def fills(rule: OpRule) -> bool:
-    """Whether a scalar beyond the low dtype becomes that dtype's extreme."""
+    """Return True if a scalar beyond the low dtype becomes that dtype's extreme."""
     return sites.base_of(rule.op) in (*op_facts.FILLS, "index_put")  # x[m] = s by another name
 
 
 def takes_scores(rule: OpRule) -> bool:
-    """Whether the op's input may be scores with a mask added."""
+    """Return True if the op's input may be scores with a mask added."""
     return not rule.facts.users and not op_facts.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
 
 
 def takes_masks(rule: OpRule) -> bool:
-    """Whether a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
+    """Return True if a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
     return takes_scores(rule) or sites.base_of(rule.op) in op_facts.MASK_TAKERS
 
 
 def caster(rule: OpRule) -> Caster:
-    """The function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
+    """Return the function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
     if takes_scores(rule):
         return casting.cast_finite
     if takes_masks(rule):
@@ -49,7 +49,7 @@ def caster(rule: OpRule) -> Caster:
 
 
 def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes all other calls."""
+    """Return a function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes others."""
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
         if type(self) in _PLAIN and self.dtype is torch.float32:
@@ -91,7 +91,7 @@ def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
+    """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and _PLAIN.issuperset(map(type, args)):
@@ -120,7 +120,7 @@ def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
-    """The finite result in `dtype` of a call with a scalar beyond it (R12), written in place (R5) or into `out` (R6) if asked."""
+    """Return the finite result in `dtype` of a call with a scalar beyond it (R12), written in place (R5) or into `out` (R6) if asked."""
     if kwargs.get("out") is not None:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
@@ -131,17 +131,17 @@ def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """`first` with the finite result of the in-place `op` written into it."""
+    """Return `first` with the finite result of the in-place `op` written into it."""
     return first.copy_(saturated(op, (_clone(first), *args), kwargs, first.dtype))
 
 
 def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Whether an argument is a finite scalar beyond `dtype`."""
+    """Return True if an argument is a finite scalar beyond `dtype`."""
     return any(casting.overflows(value, dtype) for value in (*args, *kwargs.values()))
 
 
 def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The result of the op computed in float32, with finite values moved inside `dtype` and then cast to it (R12)."""
+    """Return the result of the op computed in float32, with finite values moved inside `dtype` and then cast to it (R12)."""
     cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
     if not castable(result):
@@ -155,7 +155,7 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
 
 
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
+    """Return the arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
     return (
         tuple(casting.finite_scalar(a, dtype) for a in args),
         {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()},
@@ -163,8 +163,10 @@ def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
 
 
 def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite. torch's own
-    conversion makes masked rows infinite, and softmax makes NaN of those."""
+    """Return the positional arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite.
+
+    Torch's own conversion makes masked rows infinite, and softmax makes NaN of those.
+    """
     dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
     if dtype not in (torch.bfloat16, torch.float16):
         return args
@@ -172,10 +174,10 @@ def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def written_value(value: Any, dtype: torch.dtype) -> Any:
-    """A castable tensor that needs no gradient with the extremes of its dtype moved inside `dtype`; any other value itself."""
+    """Return a castable tensor that needs no gradient with the extremes of its dtype moved inside `dtype`; any other value itself."""
     return casting.without_extremes(value, dtype) if castable(value) and not value.requires_grad else value
 
 
 def scalar(value: Any, dtype: torch.dtype) -> Any:
-    """A 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
+    """Return a 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
     return casting.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value

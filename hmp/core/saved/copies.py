@@ -25,12 +25,12 @@ class Unwritten(NamedTuple):
     period: object
 
     def holds(self) -> bool:
-        """Whether nobody has asked for write access to the weight's memory."""
+        """Return True if nobody has asked for write access to the weight's memory."""
         return write_marks.period_of(self.tensor) is self.period
 
 
 def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
-    """`cast`, which notes of which weight its result is a copy, where writes to the weight are noticed; else the copy is kept."""
+    """Return `cast`, which notes of which weight its result is a copy, where writes to the weight are noticed; else the copy is kept."""
 
     def noted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         low = cast(tensor, dtype)
@@ -48,7 +48,7 @@ def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, t
 
 
 def weight_of(tensor: Tensor) -> Unwritten | None:
-    """The weight of which the tensor is a copy that was noted, or a view of one; None for any other tensor."""
+    """Return the weight of which the tensor is a copy that was noted, or a view of one; None for any other tensor."""
     noted: Any = getattr(storage_of(tensor), "_hmp_copy_of", None)
     if noted is None:
         return None
@@ -60,7 +60,7 @@ def weight_of(tensor: Tensor) -> Unwritten | None:
 
 
 def is_of_weight(tensor: Tensor) -> bool:
-    """Whether nothing but casts and views lies between the tensor and a weight."""
+    """Return True if nothing but casts and views lies between the tensor and a weight."""
     node: Any = (tensor if tensor._base is None else tensor._base).grad_fn
     while node is not None and node.name() in _CASTS_AND_VIEWS:
         node = node.next_functions[0][0]

@@ -113,7 +113,7 @@ def pack(flat: Tensor, form: Format, row: int = BLOCK, signs: bool = False) -> P
 
 
 def _pack_padded(flat: Tensor, form: Format, row: int, signs: bool) -> Packed:
-    """`pack`, of rows that blocks of one length do not fill: the last number of each is repeated until they do."""
+    """Return `pack`, of rows that blocks of one length do not fill: the last number of each is repeated until they do."""
     count = -(-row // BLOCK)
     padded = -(-row // count) * count
     rows = _view(_narrow(flat, 0, 0, _numel(flat) // row * row), -1, row)
@@ -125,12 +125,12 @@ def _pack_padded(flat: Tensor, form: Format, row: int, signs: bool) -> Packed:
 
 @functools.lru_cache
 def _block_of(row: int) -> int:
-    """The greatest length of blocks that fill a row; 0 where those would be short."""
+    """Return the greatest length of blocks that fill a row; 0 where those would be short."""
     return row if row <= BLOCK else next((block for block in range(BLOCK, _LONG - 1, -1) if not row % block), 0)
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The tensor that was packed, as far as the format can tell."""
+    """Return the tensor that was packed, as far as the format can tell."""
     rest = _numel(packed.rest)
     whole = packed.length - rest
     if packed.row:
@@ -150,7 +150,7 @@ def _unpack_into(packed: Packed, out: Tensor) -> None:
 
 
 def _pieces(flat: Tensor, whole: int, block: int) -> list[Tensor]:
-    """The first `whole` elements, in pieces whose rows are blocks."""
+    """Return the first `whole` elements, in pieces whose rows are blocks."""
     step = _AT_ONCE_ON_CPU if flat.is_cpu else _AT_ONCE
     step -= step % block
     if whole == _numel(flat) <= step:
@@ -159,8 +159,10 @@ def _pieces(flat: Tensor, whole: int, block: int) -> list[Tensor]:
 
 
 def _is_usual(flat: Tensor) -> bool:
-    """Whether all numbers are finite, none is near the ends of its dtype's range, and not all are tiny. Asked of the CPU alone: another
-    device would have to be waited for."""
+    """Return True if all numbers are finite, none is near the ends of its dtype's range, and not all are tiny.
+
+    Asked of the CPU alone: another device would have to be waited for.
+    """
     # of bfloat16 as of float32: their range is the same, and a wider result takes five times as long
     norm = float(_item(_norm(flat, dtype=torch.float32) if flat.dtype is torch.float16 else _norm(flat)))
     return norm <= _LARGEST[flat.dtype] and (norm == 0 or norm > _TINY * math.sqrt(_numel(flat)))
@@ -181,7 +183,7 @@ _scratch = _Scratch()
 
 
 def _wide(rows: Tensor) -> Tensor:
-    """The rows in float32, on a CPU in scratch memory."""
+    """Return the rows in float32, on a CPU in scratch memory."""
     if not rows.is_cpu:
         return _float(rows)
     if _scratch.rows is None:
@@ -233,7 +235,7 @@ def _fp8_pack(rows: Tensor, usual: bool, signs: bool) -> _Part:
 
 
 def _codes(wide: Tensor, scale: Tensor, signs: bool) -> Tensor:
-    """The numbers over the scale, in their place; where signs are asked for, none but zero is less than the least code."""
+    """Return the numbers over the scale, in their place; where signs are asked for, none but zero is less than the least code."""
     if not signs:
         return _div_(wide, scale)
     sign = _sign(wide)

@@ -89,13 +89,13 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_leafs(tensor: Tensor) -> bool:
-    """Whether it is, or is a view of, a parameter or a leaf that needs a gradient: the program holds it."""
+    """Return True if it is, or is a view of, a parameter or a leaf that needs a gradient: the program holds it."""
     base = tensor if tensor._base is None else tensor._base
     return type(base) is not Tensor or (base.is_leaf and base.requires_grad)
 
 
 def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
-    """The unpack hook."""
+    """Return the unpack hook."""
     if not function_modes():
         return kept.tensor()
     with without_torch_function():
@@ -103,7 +103,7 @@ def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
 
 
 def _pack_unheld() -> None:
-    """Packs memory that nothing else holds, where nobody watches torch's calls."""
+    """Pack memory that nothing else holds, where nobody watches torch's calls."""
     if not any_pending() or dispatch_modes() or not in_plain_autograd():
         return
     if not function_modes():
@@ -114,7 +114,7 @@ def _pack_unheld() -> None:
 
 
 def _any_large(values: Iterable[Any]) -> bool:
-    """Whether one of an op's arguments is large enough that what it keeps may be worth packing."""
+    """Return True if one of an op's arguments is large enough that what it keeps may be worth packing."""
     for value in values:
         if isinstance(value, Tensor):
             if _numel(value) >= LEAST:
@@ -125,16 +125,16 @@ def _any_large(values: Iterable[Any]) -> bool:
 
 
 def check_torch() -> None:
-    """Raises HmpError where torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
+    """Raise HmpError if torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
     if saved_tensors_hooks is None:
         raise HmpError(
-            f"torch {torch.__version__} does not say whose saved-tensor hooks are active, so nothing can be packed of what ops keep "
-            "for backward; leave the saved list out, or use a newer torch"
+            f"a saved list needs a torch that says whose saved-tensor hooks are active (2.9 does), got {torch.__version__}; leave out the "
+            "saved list, or upgrade torch"
         )
 
 
 def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why nothing can be packed here; "" where it can."""
+    """Return why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
     if hooks is not None and not counts(hooks[0]):
@@ -186,7 +186,7 @@ _counters: list[Callable[[Tensor], Tensor]] = []
 
 
 def counts(hook: Callable[[Tensor], Any]) -> bool:
-    """Whether the pack hook is one of `counting`, which keeps nothing itself."""
+    """Return True if the pack hook is one of `counting`, which keeps nothing itself."""
     return hook in _counters
 
 

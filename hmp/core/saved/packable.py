@@ -57,7 +57,7 @@ KEEPS = frozenset(
 
 
 def why_never(line: Iterable[str]) -> str:
-    """Why what an op keeps can't be packed, "" where it can; `line` is its id and those of the ops that it follows."""
+    """Return why what an op keeps can't be packed, "" where it can; `line` is its id and those of the ops that it follows."""
     for op in line:
         if op in _REASONS:
             return _REASONS[op]
@@ -67,7 +67,7 @@ def why_never(line: Iterable[str]) -> str:
 
 
 def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why this call of an op that may be listed can't have packed what it keeps, "" where it can."""
+    """Return why this call of an op that may be listed can't have packed what it keeps, "" where it can."""
     if op == "softmax":
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         given = args[0] if args else kwargs.get("input")
@@ -127,7 +127,7 @@ NOISE_INSIDE = How(NOISE, True, False)
 
 
 def how_of(op: str, recipe: str) -> How:
-    """How what the op keeps is packed under the recipe."""
+    """Return how what the op keeps is packed under the recipe."""
     name = op.rstrip("_")
     if name in _FOR_ITS_SHAPE:
         return How(POSITIVE, False, False)
@@ -138,7 +138,7 @@ def how_of(op: str, recipe: str) -> How:
 
 
 def for_all(ways: Iterable[How]) -> tuple[Format, bool]:
-    """The format for memory that several ops keep, and whether signs must come back exactly."""
+    """Return the format for memory that several ops keep, and whether signs must come back exactly."""
     ways = list(ways)
     signs = any(way.signs for way in ways)
     forms = {way.form for way in ways if way.takes_numbers}

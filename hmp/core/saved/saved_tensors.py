@@ -44,8 +44,10 @@ class Watcher(Protocol):
     """Is told of what ops keep for backward under a policy that has it packed."""
 
     def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> Any:
-        """Called when an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now. What it returns is given
-        to `changed`."""
+        """Called when an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now.
+
+        What it returns is given to `changed`.
+        """
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
         """Called when that was packed or unpacked: by how many bytes less is kept, how long it took, and where it was packed for each
@@ -57,19 +59,21 @@ About = list[tuple[Watcher, Any]]
 
 
 def tell_kept(op: str, tensor: Tensor, nbytes: int, left: int) -> About:
-    """Tells all watchers; gives what `changed` takes."""
+    """Tell all watchers; gives what `changed` takes."""
     return [(watcher, watcher.kept(op, tensor, nbytes, left)) for watcher in watchers]
 
 
 def tell_changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-    """Tells those that were told of the keeping."""
+    """Tell those that were told of the keeping."""
     for watcher, each in about:
         watcher.changed(each, saved, seconds, errors)
 
 
 def _error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float, float]:
-    """The sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long. Bits
-    change nothing that backward asks for."""
+    """Return the sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long.
+
+    Bits change nothing that backward asks for.
+    """
     some = _narrow(flat, 0, 0, min(_numel(flat), max(_LOOKED_AT // row, 1) * row))
     exact = _nan_to_num(_double(some), 0.0, 0.0, 0.0)
     found = exact if form.is_bits else _nan_to_num(_double(unpack(pack(some, form, row, signs))), 0.0, 0.0, 0.0)
@@ -95,7 +99,7 @@ class Exact:
         self._op = op
 
     def tensor(self) -> Tensor:
-        """The tensor; RuntimeError where it was written since."""
+        """Return the tensor; RuntimeError where it was written since."""
         if self._version >= 0:
             refuse_written(self._tensor, self._version, self._op)
         return self._tensor
@@ -111,7 +115,7 @@ class Look(NamedTuple):
 
 
 def look_of(tensor: Tensor) -> Look:
-    """The tensor's look at its memory."""
+    """Return the tensor's look at its memory."""
     return Look(tensor.dtype, int(_offset(tensor)), tuple(_size(tensor)), tuple(_stride(tensor)))
 
 
@@ -124,7 +128,7 @@ class Recast:
         self._weight, self._look, self._op = weight, look, op
 
     def tensor(self) -> Tensor:
-        """The copy, made again; RuntimeError where the weight was written since."""
+        """Return the copy, made again; RuntimeError where the weight was written since."""
         weight = self._weight.tensor
         refuse_written(weight, self._weight.version, self._op)
         if not self._weight.holds():
@@ -150,7 +154,7 @@ class _Source:
         self._flat: Tensor | None = None
 
     def flat(self) -> Tensor:
-        """All numbers, in the order of memory."""
+        """Return all numbers, in the order of memory."""
         global _unpacked_last
         flat = self._flat
         if flat is None or flat._version:
@@ -206,7 +210,7 @@ class Kept:
         return found if strides is None else _copy_(_empty_strided(look.size, strides, dtype=look.dtype, device=found.device), found)
 
     def let_go(self) -> None:
-        """Drops the tensor, which is packed; a write until now stays an error."""
+        """Drop the tensor, which is packed; a write until now stays an error."""
         assert self.alias is not None
         if self.alias._version != self.version:
             self._written = self.alias._version
@@ -237,7 +241,7 @@ class Memory:
         return kept
 
     def is_unheld(self) -> bool:
-        """Whether nothing but what is kept holds the memory."""
+        """Return True if nothing but what is kept holds the memory."""
         own = sum(kept.alias is not None for kept in self._living())
         return owners_of_storage(self._address) == own + PYTHONS_OWNERS
 
@@ -245,7 +249,7 @@ class Memory:
         return [kept for known in [*self._packed, *self._kept.values()] if (kept := known()) is not None]
 
     def pack(self) -> None:
-        """Packs what was kept of the memory; where nothing else holds it, it is freed."""
+        """Pack what was kept of the memory; where nothing else holds it, it is freed."""
         living = [kept for kept in self._living() if kept.alias is not None]
         new = [kept for kept in living if kept.source is None]
         if new:
@@ -288,7 +292,7 @@ def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
 
 
 def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source, Look]:
-    """The tensor, which several ops keep, in a pack of its own."""
+    """Return the tensor, which several ops keep, in a pack of its own."""
     form, signs = for_all(ways)
     by_memory = all(way.by_memory for way in ways if way.takes_numbers)
     dense = alias if _is_dense(alias) else _clone(alias)
@@ -322,14 +326,14 @@ def rows_in_memory(tensor: Tensor, by_memory: bool, offset: int) -> int:
 
 
 def row_of(tensor: Tensor, by_memory: bool) -> int:
-    """The elements of a row of the tensor; 0 where they are too few to share a scale, or one element that is read again and again."""
+    """Return the elements of a row of the tensor; 0 if they are too few to share a scale, or one repeated element."""
     size, stride = _size(tensor), _stride(tensor)
     along = _along(size, stride, by_memory)
     return 0 if along is None or size[along] < SHORTEST or not stride[along] else size[along]
 
 
 def _along(size: torch.Size, stride: tuple[int, ...], by_memory: bool) -> int | None:
-    """The dimension that the rows run along: the last, or that whose elements lie side by side in memory."""
+    """Return the dimension that the rows run along: the last, or that whose elements lie side by side in memory."""
     if not size:
         return None
     if by_memory:
@@ -338,7 +342,7 @@ def _along(size: torch.Size, stride: tuple[int, ...], by_memory: bool) -> int | 
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side in memory, in whatever order."""
+    """Return True if the elements lie side by side in memory, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(_stride(tensor), _size(tensor), strict=True)):
         if size != 1:
@@ -362,18 +366,18 @@ def keep(tensor: Tensor, how: How, op: str) -> Kept:
 
 
 def is_pending(memory: int) -> bool:
-    """Whether a listed op keeps what has that memory (`memory_of` a storage), which is not packed yet."""
+    """Return True if a listed op keeps what has that memory (`memory_of` a storage), which is not packed yet."""
     known = _pending.get(memory)
     return known is not None and known() is not None
 
 
 def any_pending() -> bool:
-    """Whether there is memory that is not packed yet."""
+    """Return True if there is memory that is not packed yet."""
     return bool(_pending)
 
 
 def pack_unheld() -> None:
-    """Packs memory that nothing but the graph holds any more, beginning with what was not looked at for the longest time."""
+    """Pack memory that nothing but the graph holds any more, beginning with what was not looked at for the longest time."""
     with _lock:
         held = 0
         for _ in range(len(_pending)):

@@ -145,7 +145,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[Finding]]:
         try:
             ops = spelling.resolve(entry)
         except OpListError as error:
-            say(entry, "error", _bare(error).removeprefix(f"{entry.name!r} is "))
+            say(entry, "error", _bare(error))
             continue
         if not ops:
             say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
