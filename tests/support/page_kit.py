@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tools.numerics.comparison import Comparison
-from hmp.tools.numerics.comparison import Row as ErrorRow
+from hmp.tools.compare.comparison import Comparison, ErrorRow
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"

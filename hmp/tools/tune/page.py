@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.formatting import NOTHING, count, dtype_name, size, typeset_duration
-from ..report.page import charts, render, trade_off
+from ..pages import charts
+from ..pages.html import render
+from . import trade_off
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import ENDS, amount, by_gain, gain, percent, reason, runs_low
 from .result import Trial, TuneResult, Unit
