@@ -109,7 +109,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
-VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
+VOID = {"meta", "link", "input", "br", "wbr", "img"}
 
 
 class Page(HTMLParser):
@@ -132,7 +132,7 @@ class Page(HTMLParser):
             self.open.append(tag)
         if values.get("id"):
             self.ids.append(str(values["id"]))
-        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "action", "data")]
         if tag == "th":
             self.heads.append(values)
 

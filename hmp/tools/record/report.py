@@ -209,7 +209,7 @@ class Report:
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
 
     def verify(self, allow: Collection[str] = ()) -> Report:
-        """Return the report itself if every call on the BF16, FP32 or FP8 list ran as its entry says.
+        """Raise unless every call on the BF16, FP32 or FP8 list ran as its entry says.
 
         Args:
             allow: Kinds of violations that are no error: "region" (an enabled torch.autocast), "island" (a model's own
@@ -217,6 +217,9 @@ class Report:
                 it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward",
                 "rounded_before" (an op on the FP32 list whose weight or input came in a low dtype, from the caller, a hook or a wrapper
                 and not by hmp), "torch".
+
+        Returns:
+            The report itself.
 
         Raises:
             ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
