@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .compat.memory_statistics import memory_stats
     from .core.active import casts_enabled, disable_casts, enable_casts
     from .core.cast_cache import cache_info, clear_cache, set_cache_limit, set_sharing
     from .core.convert import (
@@ -25,20 +26,21 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from .core.dispatch import bf16_function, fp32_function, promote_function
     from .core.policy import Policy, policies
+    from .core.rules import fallbacks
     from .errors import HmpError, NonFiniteError, OpListError, ViolationError
     from .tools.benchmark import benchmark
-    from .tools.captures.capture import Capture
-    from .tools.captures.compare import compare_captures
-    from .tools.captures.watching import capture
-    from .tools.diagnostics import Rule, explain, fallbacks, memory_stats
-    from .tools.numerics.compare import compare
-    from .tools.numerics.nonfinite import detect_nonfinite
-    from .tools.numerics.summary import summary
-    from .tools.numerics.verify import verify
-    from .tools.numerics.weights import cast_weights
-    from .tools.report.record import record
-    from .tools.report.report import Report
+    from .tools.cast_weights import cast_weights
+    from .tools.compare.compare import compare
+    from .tools.explain import Rule, explain
+    from .tools.nonfinite.detect import detect_nonfinite
+    from .tools.record.record import record
+    from .tools.record.report import Report
+    from .tools.summary import summary
+    from .tools.traces.capture import capture
+    from .tools.traces.compare import compare_captures
+    from .tools.traces.trace import Capture
     from .tools.tune import tune
+    from .tools.verify import verify
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
@@ -104,24 +106,26 @@ _TOGETHER = {
     ".tools.benchmark": "benchmark",
     ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
     ".core.active": "casts_enabled disable_casts enable_casts",
-    ".tools.diagnostics": "Rule explain fallbacks memory_stats",
+    ".core.rules": "fallbacks",
+    ".tools.explain": "Rule explain",
     ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",
-    ".tools.report.record": "record",
-    ".tools.report.report": "Report",
+    ".tools.record.record": "record",
+    ".tools.record.report": "Report",
     ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".tools.tune": "tune",
 }
 _ALONE = {
-    ".tools.captures.capture": "Capture",
-    ".tools.captures.compare": "compare_captures",
-    ".tools.captures.watching": "capture",
+    ".compat.memory_statistics": "memory_stats",
+    ".tools.traces.trace": "Capture",
+    ".tools.traces.compare": "compare_captures",
+    ".tools.traces.capture": "capture",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
-    ".tools.numerics.compare": "compare",
-    ".tools.numerics.nonfinite": "detect_nonfinite",
-    ".tools.numerics.summary": "summary",
-    ".tools.numerics.verify": "verify",
-    ".tools.numerics.weights": "cast_weights",
+    ".tools.compare.compare": "compare",
+    ".tools.nonfinite.detect": "detect_nonfinite",
+    ".tools.summary": "summary",
+    ".tools.verify": "verify",
+    ".tools.cast_weights": "cast_weights",
 }
 _MODULE_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
 

@@ -56,7 +56,7 @@ def check(options: argparse.Namespace) -> None:
         return
     if options.capture_calls < 1:
         raise hmp.HmpError(f"--capture-calls {options.capture_calls}: give a number from 1 on")
-    from ..tools.captures import file
+    from ..tools.traces import file
 
     try:
         file.check(Path(options.capture))
@@ -70,7 +70,7 @@ def captured(target: str | None, calls: int) -> Iterator[None]:
     if target is None:
         yield
         return
-    from ..tools.captures.watching import NothingCalled
+    from ..tools.traces.capture import NothingCalled
 
     try:
         with hmp.capture(target, calls=calls):

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..tools.numerics.compare import another, compare_under
+    from ..tools.compare.compare import another, compare_under
     from ..tools.tune import recipe  # here, with what it imports: other subcommands do without
     from ..tools.tune.recipe import LossAsModel
 

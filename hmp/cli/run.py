@@ -196,7 +196,7 @@ def _check_report(target: Path) -> None:
     if target.suffix != ".html":
         return
     try:
-        from ..tools.report.page import report_page  # noqa: F401  # it imports what it needs
+        from ..tools.record.page import report_page  # noqa: F401  # it imports what it needs
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 
@@ -207,7 +207,7 @@ def _recorded(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from ..tools.captures.file import of_rank  # here: other runs do without
+    from ..tools.traces.file import of_rank  # here: other runs do without
 
     with hmp.record() as report:
         try:

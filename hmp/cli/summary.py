@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the forward pass failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..tools.numerics.summary import of_call
+    from ..tools.summary import of_call
     from ..tools.tune import recipe
 
     torch.manual_seed(options.seed)

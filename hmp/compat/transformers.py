@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 import hmp
+from hmp import HmpError, Policy
 
-from .. import HmpError, Policy
 from ..core.convert import in_dtype
 from ..core.formatting import versioned
 from ..core.observing import log
 from ..core.policy import DEFAULT, as_policy
 from ..tools.extras import needed
-from ..tools.report.record import record
-from ..tools.report.violations import check_allowed
+from ..tools.record.record import record
+from ..tools.record.violations import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback

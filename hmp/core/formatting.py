@@ -70,6 +70,12 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def short_entry(source: str) -> str:
+    """Return a list entry with the last two parts of its file: op_lists/habana/bf16.txt is known as habana/bf16.txt."""
+    name, _, where = source.partition(" (")
+    return f"{name} ({'/'.join(where.rstrip(')').split('/')[-2:])})" if where else name
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without "torch.": "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -9,11 +9,11 @@ from typing import Any
 # The method of a result → the module and the function that do its work. None is imported before it is asked for: some need an extra.
 PRINTERS = {
     "Benchmark.__str__": "hmp.tools.benchmark.table:table",
-    "CaptureComparison.to_html": "hmp.tools.captures.page:captures_page",
-    "Comparison.to_html": "hmp.tools.numerics.page:comparison_page",
-    "Report.__str__": "hmp.tools.report.text:text",
-    "Report.table": "hmp.tools.report.text:table",
-    "Report.to_html": "hmp.tools.report.page:report_page",
+    "CaptureComparison.to_html": "hmp.tools.traces.page:captures_page",
+    "Comparison.to_html": "hmp.tools.compare.page:comparison_page",
+    "Report.__str__": "hmp.tools.record.text:text",
+    "Report.table": "hmp.tools.record.text:table",
+    "Report.to_html": "hmp.tools.record.page:report_page",
     "TuneResult.__str__": "hmp.tools.tune.table:table",
     "TuneResult.save": "hmp.tools.tune.files:write",
     "TuneResult.to_html": "hmp.tools.tune.page:tuning_page",

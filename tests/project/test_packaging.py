@@ -68,7 +68,7 @@ def from_checkout(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappi
 def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     expected = {str(file.relative_to(ROOT)) for file in (ROOT / "hmp").rglob("*.py")} | {"hmp/py.typed"}
     expected |= {"hmp/" + str(file.relative_to(ROOT)) for file in (ROOT / "op_lists").rglob("*.txt")}
-    expected |= {str(file.relative_to(ROOT)) for file in (ROOT / "hmp/tools/report/page/templates").iterdir()}
+    expected |= {str(file.relative_to(ROOT)) for file in (ROOT / "hmp/tools/pages/templates").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
         (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

@@ -41,7 +41,7 @@ def test_the_page_is_one_well_formed_file_that_asks_for_no_other(name: str) -> N
     html = page_of(name)
     page = Page(html)
     assert len(page.ids) == len(set(page.ids))
-    assert all(url.startswith("#") or url == "data:," for url in page.urls)
+    assert all(url.startswith(("#", "data:")) for url in page.urls)
     assert {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
     assert all(head.get("scope") in ("col", "row") for head in page.heads)
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)

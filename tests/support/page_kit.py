@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tools.numerics.comparison import Comparison
-from hmp.tools.numerics.comparison import Row as ErrorRow
+from hmp.tools.compare.comparison import Comparison, ErrorRow
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"
@@ -110,7 +109,7 @@ def comparison(**changes: Any) -> Comparison:
 
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
-VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
+VOID = {"meta", "link", "input", "br", "wbr", "img"}
 
 
 class Page(HTMLParser):
@@ -133,7 +132,7 @@ class Page(HTMLParser):
             self.open.append(tag)
         if values.get("id"):
             self.ids.append(str(values["id"]))
-        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "action", "data")]
         if tag == "th":
             self.heads.append(values)
 

@@ -10,8 +10,8 @@ import hashlib
 import pytest
 import torch
 
-from hmp.tools.captures.fingerprint import bits, moments
-from hmp.tools.captures.renaming import renamer
+from hmp.tools.traces.file import bits, moments
+from hmp.tools.traces.module_names import renamer
 
 
 def test_moments_are_those_of_float64_over_blocks_of_a_large_tensor() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from hmp.core.formatting import aligned, duration
-from hmp.tools.numerics import distance as distances
-from hmp.tools.numerics import tokens
-from hmp.tools.numerics.tokens import token_distance
+from hmp.tools.compare import distance as distances
+from hmp.tools.compare import tokens
+from hmp.tools.compare.tokens import token_distance
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min

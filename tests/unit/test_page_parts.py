@@ -14,10 +14,10 @@ from torch import nn
 
 import hmp
 import page_kit
-from hmp.tools.captures.comparison import CaptureComparison, Computed, Gap, Side
-from hmp.tools.captures.page import captures_page
-from hmp.tools.report import bounded_places
-from hmp.tools.report.page import model
+from hmp.tools.record import page as model
+from hmp.tools.record import rows
+from hmp.tools.traces.comparison import CaptureComparison, Computed, Gap, Side
+from hmp.tools.traces.page import captures_page
 from page_kit import NASTY, Page, said
 
 
@@ -55,9 +55,7 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
     html = captures_page(comparison)
     page, text = Page(html), said(html)
     assert len(page.ids) == len(set(page.ids)) and NASTY not in html
-    assert all(url.startswith("#") or url == "data:," for url in page.urls) and {url[1:] for url in page.urls if url[0] == "#"} <= set(
-        page.ids
-    )
+    assert all(url.startswith(("#", "data:")) for url in page.urls) and {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
     for told in ("layers.0.a (Linear): 0.002", "0.05", "policy 'habana'", "A note.", f"layers.0.{NASTY}", "shapes [2] and [3]"):
         assert told in text, told
 
@@ -76,7 +74,7 @@ class Disobedient(nn.Linear):
 
 def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first places are told apart, what is called in later ones is added up, and text and JSON say how much that is."""
-    monkeypatch.setattr(bounded_places, "MOST", 40)
+    monkeypatch.setattr(rows, "MOST_PLACES", 40)
     with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"tanh"})), hmp.record() as report:
         for number in range(60):  # a module of a class of its own, in which two lines call ops
             type(f"Made{number}", (Disobedient,), {})(16, 16)(torch.ones(16, 16, dtype=torch.bfloat16))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from hmp.tools.benchmark.variants import in_force
+from hmp.tools.benchmark.variants import policy_active
 from hmp.tools.tune.decisions import Decisions, Key
 from hmp.tools.tune.probe import Measurements, probe
 from hmp.tools.tune.task import Task
@@ -26,7 +26,7 @@ START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax", "layer_norm", "exp
 def measured(model: torch.nn.Module, batches: list, loss, per_module: bool = False) -> Measurements:
     decisions = Decisions(START, None, per_module)
     task = Task(model, batches, loss, None, sgd, None, 0)
-    with task.prepared(), in_force(decisions.start):
+    with task.prepared(), policy_active(decisions.start):
         return probe(task, decisions)
 
 
@@ -123,7 +123,7 @@ def test_what_overflows_cannot_be_low() -> None:
     start = START.replace(dtype="float16")
     decisions = Decisions(start, ["exp", "linear"], False)
     task = Task(model, [torch.randn(4, 4)], lambda m, x: torch.exp(m(x) + 20.0).mean(), None, sgd, None, 0)
-    with task.prepared(), in_force(start):
+    with task.prepared(), policy_active(start):
         found = probe(task, decisions)
     assert found.units[Key("exp")].low.cannot == "gives NaN or Inf"
     assert found.units[Key("exp")].low.sensitivity(found.loss) == float("inf")

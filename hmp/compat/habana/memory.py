@@ -8,7 +8,7 @@ from typing import Any
 
 import hmp
 
-from ...tools.diagnostics import of_allocator
+from ..memory_statistics import of_allocator
 from .device_map import actual_device, device_module, of_device
 
 __all__ = [

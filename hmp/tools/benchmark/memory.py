@@ -1,4 +1,4 @@
-"""The memory of one step: the allocator's peak on an accelerator, the bytes saved for backward elsewhere."""
+"""The memory of one step: the allocator's peak on an accelerator, the bytes saved elsewhere; and devices as users name them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.torch_private import is_any_autocast_enabled
+from ...errors import HmpError
 from .saved_bytes import SavedBytes
 
 PEAK = "peak memory"
@@ -55,3 +56,20 @@ def enters_autocast(step: Callable[[], object]) -> bool:
     with saved_tensors_hooks(look, lambda tensor: tensor):
         step()
     return found
+
+
+def device_of(given: Any, where: str = "") -> torch.device:
+    """The device that `given`, an argument device=, means. HmpError, which begins with `where`, for what means none."""
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        why = f": {error}" if isinstance(given, str) else ""  # of another type torch says over several lines what it takes
+        raise HmpError(f"{where}device={given!r} is none{why}; give one such as 'cpu' or 'cuda:0'") from None
+
+
+def check_there(device: torch.device, where: str) -> None:
+    """HmpError, which begins with `where`, for a kind of device that torch knows and does not see here."""
+    is_available = getattr(getattr(torch, device.type, None), "is_available", None)
+    if is_available is not None and not is_available():
+        kind = device.type.upper()
+        raise HmpError(f"{where}: torch sees no {kind} device here; ask for 'cpu', or install torch for {kind}")

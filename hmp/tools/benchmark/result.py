@@ -1,4 +1,4 @@
-"""What a benchmark found: one Row for each policy, as values, as a table and as JSON."""
+"""What a benchmark found: one BenchmarkRow for each policy, as values, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..printers import printer
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One policy. What could not be measured is None.
 
     `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in
@@ -41,13 +41,13 @@ class StepError(HmpError):
 
 @dataclass(frozen=True, repr=False)
 class Benchmark:
-    """The rows in the order of the policies, and how they came about: `print(...)` shows a table, `result["habana"]` is a Row.
+    """The rows in the order of the policies, and how they came about: `print(...)` shows a table, `result["habana"]` is a BenchmarkRow.
 
     `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
     then `steps` timed ones. `losses_compare` is whether every sample started from the same state. `memory_kind` says which memory.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     baseline: str
     rounds: int
     untimed_steps: int
@@ -60,13 +60,13 @@ class Benchmark:
     threads: int
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> BenchmarkRow:
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(f"no policy {name!r} was benchmarked; there are {', '.join(row.name for row in self.rows)}")
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[BenchmarkRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:

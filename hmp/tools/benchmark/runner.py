@@ -17,11 +17,10 @@ from ...core.convert import any_applied, is_in_place
 from ...core.policy import Policy
 from ...core.torch_private import is_any_autocast_enabled
 from ...errors import HmpError
-from ..diagnostics import check_there, device_of
-from .memory import SAVED, allocated, meter
-from .result import Benchmark, Row, StepError
+from ..model_state import Snapshot, random_state_kept
+from .memory import SAVED, allocated, check_there, device_of, meter
+from .result import Benchmark, BenchmarkRow, StepError
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
-from .snapshot import Snapshot, random_state_kept
 from .timing import ratios
 from .variants import FLOAT32, default_names, variants
 
@@ -156,15 +155,15 @@ def _baseline(collected: list[Samples]) -> Samples:
     return next((samples for samples in done if samples.variant.name == FLOAT32), done[0])
 
 
-def _row(samples: Samples, baseline: Samples) -> Row:
+def _row(samples: Samples, baseline: Samples) -> BenchmarkRow:
     variant, seconds = samples.variant, samples.seconds
     error = None if samples.failure is None else described(samples.failure)
     if not seconds:
-        return Row(variant.name, variant.description, memory=samples.memory, error=error)
+        return BenchmarkRow(variant.name, variant.description, memory=samples.memory, error=error)
     first, last = samples.losses[0]
     lasts = [loss for _, loss in samples.losses if loss is not None]
     quarters = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) >= MIN_ROUNDS else None
-    return Row(
+    return BenchmarkRow(
         name=variant.name,
         description=variant.description,
         seconds=statistics.median(seconds),

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ...core.convert import is_in_place, revert
+from ..model_state import Snapshot, seed_all
 from . import timing
 from .memory import Meter, enters_autocast
-from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant
 
 MIN_ROUNDS = 3  # fewer have no spread
@@ -63,7 +63,7 @@ class Sampler:
             before = timing.clock()
             if done == rounds if rounds is not None else done >= MIN_ROUNDS and before - start + longest > seconds:
                 break
-            for samples in timing.in_turns(collected, done):
+            for samples in timing.rotated(collected, done):
                 if samples.failure is None:
                     self.say(f"round {done + 1}: {samples.variant.name}")
                     self._sample(samples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.formatting import NOTHING, aligned, count, duration, size
-from .result import Benchmark, Row
+from .result import Benchmark, BenchmarkRow
 
 
 def table(result: Benchmark) -> str:
@@ -29,7 +29,7 @@ def _heading(result: Benchmark) -> str:
     )
 
 
-def _numbers(row: Row, losses: bool) -> list[str]:
+def _numbers(row: BenchmarkRow, losses: bool) -> list[str]:
     spread = NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
     cells = [
         NOTHING if row.seconds is None else duration(row.seconds, none="0 us"),

@@ -35,7 +35,7 @@ def least_seconds(steps: Sequence[Callable[[], object]], rounds: int, device: to
     return best
 
 
-def in_turns(things: Sequence[T], number: int) -> list[T]:
+def rotated(things: Sequence[T], number: int) -> list[T]:
     """What is timed beside each other, in the order of round `number`: each is the first of a round as often as the others."""
     first = number % len(things)
     return [*things[first:], *things[:first]]

@@ -77,11 +77,11 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         scopes.refuse_without_model(policy)
     elif policy.scoped:
         scopes.resolve(policy, model)  # whatever is wrong with its lines is said now
-    return Variant(str(_name(given)), str(policy), around_sample=lambda: in_force(policy, model))
+    return Variant(str(_name(given)), str(policy), around_sample=lambda: policy_active(policy, model))
 
 
 @contextmanager
-def in_force(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
+def policy_active(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
     """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again, nothing if it did none."""
     # convert() and not casts(): a handle takes the patches off again
     with convert(policy=policy, model=model), Region("benchmark()", lambda _: PROCESS):

@@ -13,9 +13,9 @@ from ...core.fp8 import RECIPES, is_real
 from ...core.observe import Call, Listener, listen, modules
 from ...core.policy import ListEntry, Policy, as_policy, plain_path
 from ...core.uncompiled import running_uncompiled
-from ..report.kept_packed import KeptRows
+from ..record.packing_stats import PackingRows
 from .decisions import Decisions, Key, scope_of
-from .result import Packed, Trial, Unit
+from .result import PackedUnit, Trial, Unit
 from .task import Task
 from .trials import Trials
 
@@ -134,14 +134,14 @@ class _PackableCalls(Listener):
             self.seen[call.op, self._module()] = None
 
 
-def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key, Packed]:
+def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key, PackedUnit]:
     """Return what each unit keeps in one step under the policy, with all that can be packed on its saved list."""
     paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
 
     def module() -> str:
         return paths.get(id(modules.innermost), "") if decisions.per_module else ""
 
-    kept, calls = KeptRows(module), _PackableCalls(module)
+    kept, calls = PackingRows(module), _PackableCalls(module)
     policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
     task.from_the_start()
     with running_uncompiled(), task.under(policy), listen(calls, kept):
@@ -152,11 +152,11 @@ def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key,
     found = {}
     for op, path in calls.seen:
         key, row = Key(op, path if decisions.per_module else None), rows.get((op, path))
-        found[key] = Packed(*key) if row is None else Packed(*key, row.nbytes, row.left, row.error)
+        found[key] = PackedUnit(*key) if row is None else PackedUnit(*key, row.nbytes, row.left, row.error)
     return found
 
 
-def search_packing(trials: Trials, notes: list[str], units: Mapping[Key, Packed], best: Trial) -> None:
+def search_packing(trials: Trials, notes: list[str], units: Mapping[Key, PackedUnit], best: Trial) -> None:
     """Pack what units keep for backward, under the lists of `best`.
 
     Packing changes no loss before the first step of training: what it does is seen in the trials alone.

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from ...core.formatting import NOTHING, count, dtype_name, size, typeset_duration
-from ..report.page import charts, render, trade_off
+from ..pages import charts
+from ..pages.page import (
+    Cell,
+    Code,
+    Heading,
+    Items,
+    Legend,
+    Names,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    bar,
+    colour_class,
+    duration,
+    error,
+    made_of,
+    module,
+    nbytes,
+    number,
+    op,
+    whole,
+)
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import ENDS, amount, by_gain, gain, percent, reason, runs_low
-from .result import Trial, TuneResult, Unit
+from .result import Objective, Trial, TuneResult, Unit
 
 _BARS = 24
 _COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
@@ -19,29 +41,36 @@ _MOST = 20.0
 
 
 def tuning_page(result: TuneResult) -> str:
-    """The page, as HTML, of a search."""
+    """Return the page, as HTML, of a search."""
     low = dtype_name(result.policy.dtype)
     ranked, listed = by_gain(result), list_by_unit(result)
-    curve, left_out = _curve(result)
-    return render(
-        "tuning.html.j2",
+    steps = f", {count(result.steps, 'step')} a trial" if result.steps else ""
+    smallest = "the most work in FP8" if result.best.fp8 else "the fastest" if result.objective == "time" else "the smallest"
+    chosen = f"Chosen: {result.best.name}, with {smallest} of {len(result.trials):,} trials that is within the tolerance."
+    chosen = chosen if result.best.fp8 else chosen.replace(", with ", ", ")
+    opening: list[Part] = [Text(f"{chosen} {ENDS[result.stopped].capitalize()}.")]
+    if result.notes:
+        opening.append(Items(result.notes, is_notes=True))
+    return Page(
         title="hmp tune",
         verdict=_verdict(result, low),
-        made=vars(result),
-        result=result,
-        low=low,
+        made=made_of(vars(result)),
+        policies=[
+            (
+                f"policy {result.policy.name} {result.policy.fingerprint}",
+                f"{low}; {result.tolerance}; seed {result.seed}{steps}, from {result.start}",
+            )
+        ],
         cards=_cards(result),
-        ended=f"{ENDS[result.stopped].capitalize()}.",
-        curve=curve,
-        left_out=left_out,
-        bars=_bars(ranked, listed, result, low),
-        bars_all=len(ranked),
-        lists=[(cast, *_split(result, cast)) for cast in result.policy.lists],
-        units=[_unit(unit, listed.get(unit.name, ""), result) for unit in ranked],
-        trials=[_trial(trial, result) for trial in result.trials],
-        use=_use(result),
-        has_fp8=any(unit.work_fp8 for unit in result.units),
-    )
+        opening=[*opening, Code(_use(result))],
+        sections=[
+            _curve(result),
+            _gains(ranked, listed, result, low),
+            _lists(result),
+            _trials(result),
+            _units(ranked, listed, result, low),
+        ],
+    ).html()
 
 
 def _cost(trial: Trial, result: TuneResult) -> float | None:
@@ -67,8 +96,8 @@ def _worse(trial: Trial, result: TuneResult) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
-def _curve(result: TuneResult) -> tuple[str, list[str]]:
-    """The figure, and the names of the trials that cannot be in it."""
+def _curve(result: TuneResult) -> Section:
+    """Return the trade-off of all trials, and the names of those that cannot be drawn."""
     points, left_out = [], []
     named = {result.trials[0].name, result.best.name} | {trial.name for trial in result.trials if trial.low is None}
     for trial in result.trials:
@@ -76,16 +105,24 @@ def _curve(result: TuneResult) -> tuple[str, list[str]]:
         if cost is None or worse is None or worse > _MOST or cost > _MOST:
             left_out.append(trial.name)
             continue
-        name = trial.name if trial.name in named else ""
-        title = f"{trial.name}: {cost:.2f} of float32's {_COSTS[result.objective]}, {_said_worse(trial, result)}"
-        points.append(trade_off.Point(cost, worse, trial.fits, name, trial.name == result.best.name, title))
+        points.append(charts.Point(cost, worse, trial.fits, trial.name if trial.name in named else "", trial.name == result.best.name))
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
-    cost_name = f"{_COSTS[result.objective]}, float32 = 1"
     worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
-    if not points:
-        return "", left_out
-    return trade_off.trade_off(points, cost_name, worse_name, allowed), left_out
+    told = (
+        "Each point is a policy that the model was really run under. Down and to the left is better. Dots are within the tolerance, "
+        "crosses are not, a frame gives a point its name in the legend, and the line joins the best trade-offs; beyond the dashed line "
+        "the scale is logarithmic."
+    )
+    parts: list[Part] = [Text(told)]
+    if points:
+        parts.append(charts.trade_off(points, f"{_COSTS[result.objective]}, float32 = 1", worse_name, allowed))
+    else:
+        parts.append(Text("No trial has finite numbers."))
+    if left_out:
+        why = "Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated"
+        parts.append(Text(f"{why}: {', '.join(left_out)}.", is_soft=True))
+    return Section("curve", "Trade-off", f"Accuracy against {'time' if result.objective == 'time' else 'memory'}", parts)
 
 
 def _compared(change: float | None) -> str:
@@ -93,12 +130,6 @@ def _compared(change: float | None) -> str:
     if change is None or not math.isfinite(change):
         return percent(change)
     return "as float32" if not change else f"{percent(abs(change)).lstrip('+')} {'worse' if change > 0 else 'better'}"
-
-
-def _said_worse(trial: Trial, result: TuneResult) -> str:
-    """What was bounded, in words."""
-    is_metric = result.tolerance.metric is not None
-    return f"metric {_compared(trial.metric_change)}" if is_metric else f"loss {_compared(trial.loss_change)}"
 
 
 def _verdict(result: TuneResult, low: str) -> str:
@@ -148,72 +179,135 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     return found
 
 
-def _bars(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> str:
-    """The units with most gain, and those with least where there are more than can be drawn."""
+def _gains(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> Section:
+    """Return the units with most gain, and those with least where there are more than can be shown."""
     finite = [unit for unit in ranked if runs_low(unit)]
     shown = finite if len(finite) <= _BARS else [*finite[: _BARS - 6], *finite[-6:]]
-    if not shown:
-        return ""
     dtypes = {"bf16": low, "fp32": "float32", "fp8": "float8_e4m3fn"}
-    bars = [
-        charts.Bar(
-            unit.name,
-            dtypes.get(listed.get(unit.name, ""), "other"),
-            gain(unit, result.objective),
-            amount(gain(unit, result.objective), result.objective).replace("us", "µs"),
-            unit.sensitivity,
-            percent(unit.sensitivity),
+    most = max([gain(unit, result.objective) for unit in shown], default=0.0)
+    largest = max([abs(unit.sensitivity) for unit in shown], default=0.0)
+    rows = []
+    for unit in shown:
+        colour = colour_class(dtypes.get(listed.get(unit.name, ""), "other"))
+        gained = gain(unit, result.objective)
+        gains = [_gain(gained, result.objective), bar(most, (colour, gained))]
+        rows.append([op(unit.name), *gains, _change(unit.sensitivity), bar(largest, (colour, abs(unit.sensitivity)))])
+    colours = [(low, f"chosen for {low}"), ("float32", "kept in float32"), ("other", "on neither list")]
+    if _has_fp8(result):
+        colours.insert(1, ("float8_e4m3fn", "chosen for FP8"))
+    told = (
+        "Measured of each unit alone, in one step. Gains need not add up: what runs in one dtype next to what does not casts between them, "
+        "which is why the lists are verified as a whole."
+    )
+    gained_by = {"time": "gain in a step, casts counted", "memory": "bytes less to keep for backward"}[result.objective]
+    table = Table(("unit", f">{gained_by}", "", ">change of the loss, to first order", ""), rows)
+    parts: list[Part] = [Legend(colours), Text(told), table if rows else Text("No unit was measured.")]
+    return Section("units", "Units", "What each unit gains, and what it changes", parts)
+
+
+def _lists(result: TuneResult) -> Section:
+    """Return the lines of each list that were decided, with their reasons, and the names of the others."""
+    lines = list_lines(result)
+    parts: list[Part] = []
+    for cast in result.policy.lists:
+        decided = {name for on, name in units_by_line(result) if on == cast}
+        if cast == "saved" and result.best.saved:
+            decided = {name for name, _ in lines[cast]}
+        parts.append(Heading(f"{cast}.txt"))
+        rows = [[op(name), Cell(_typeset(str(reason)), "why")] for name, reason in lines[cast] if name in decided]
+        others = [name for name, _ in lines[cast] if name not in decided]
+        parts += [Table(("line", "why"), rows)] if rows else []
+        parts += [Names("not decided", others)] if others else [] if rows else [Text("Nothing.", is_soft=True)]
+    return Section("lists", "Lists", "The lists", parts)
+
+
+def _trials(result: TuneResult) -> Section:
+    has_fp8 = _has_fp8(result)
+    rows, chosen = [], -1
+    for at, trial in enumerate(result.trials):
+        cost = _cost(trial, result)
+        if trial.name == result.best.name:
+            chosen = at
+        rows.append(
+            [
+                op(f"{trial.name} (chosen)" if at == chosen else trial.name),
+                number(None, NOTHING) if trial.low is None else whole(len(trial.low)),
+                *([number(len(trial.fp8), str(len(trial.fp8) or NOTHING))] if has_fp8 else []),
+                _last(trial.loss, f"{trial.loss:.5g}"),
+                _last(trial.loss_change, percent(trial.loss_change)),
+                number(trial.metric, NOTHING if trial.metric is None else f"{trial.metric:.5g}"),
+                _last(trial.metric_change, percent(trial.metric_change)),
+                _cosine(trial.gradient_cosine),
+                _last(trial.seconds, typeset_duration(trial.seconds) if math.isfinite(trial.seconds) else NOTHING),
+                _last(cost, NOTHING if cost is None else f"{cost:.2f}"),
+                nbytes(trial.saved_bytes),
+                Cell(trial.verdict),
+            ]
         )
-        for unit in shown
-    ]
-    title = {"time": "gain in a step, casts counted", "memory": "bytes less to keep for backward"}[result.objective]
-    return charts.gain_and_change(bars, title, result.tolerance.loss)
+    columns = ("trial", ">low", *([">fp8"] if has_fp8 else []), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine",
+               ">step",
+               ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
+    return Section("trials", "Trials", "All trials", [Table(columns, rows, label="Every policy that was run", chosen=chosen)])
 
 
-def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """The lines of a list that were decided, with their reasons, and the others."""
-    lines = list_lines(result)[cast]  # type: ignore[index]
-    decided = {name for on, name in units_by_line(result) if on == cast}
-    if cast == "saved" and result.best.saved:
-        decided = {name for name, _ in lines}
-    return [(name, _typeset(str(reason))) for name, reason in lines if name in decided], [name for name, _ in lines if name not in decided]
+def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> Section:
+    has_fp8 = _has_fp8(result)
+    rows, on = [], [listed.get(unit.name, "") for unit in ranked]
+    for unit, cast in zip(ranked, on, strict=True):
+        runs = runs_low(unit)
+        row = [
+            op(unit.op),
+            module("(outside every module)" if unit.module == "" else unit.module or "all"),
+            Cell(cast or NOTHING),
+            whole(unit.calls),
+            duration(unit.seconds_float32),
+            _last(unit.seconds_low, typeset_duration(unit.seconds_low) if runs else NOTHING),
+            duration(unit.cast_seconds),
+            _gain(gain(unit, "time") if runs else -math.inf, "time"),
+            _gain(gain(unit, "memory") if runs else -math.inf, "memory"),
+            error(unit.error),
+            _change(unit.sensitivity),
+        ]
+        if has_fp8:
+            row += [error(unit.error_fp8), _change(unit.sensitivity_fp8) if unit.work_fp8 else number(None, NOTHING)]
+        rows.append([*row, Cell(reason(cast, [unit], result).why if cast else "", "why")])
+    columns = ("op", "module", "list", ">calls", ">in float32", f">in {low}", ">casts", ">gain", ">bytes less", ">error", ">loss",
+               *([">fp8 error", ">fp8 loss"] if has_fp8 else []), "why")  # fmt: skip
+    table = Table(
+        columns,
+        rows,
+        label="Every unit, with what was measured of it",
+        filter="op, module, reason",
+        choice="List",
+        choices=[*(["fp8"] if has_fp8 else []), "bf16", "fp32", "promote"],
+        groups=on,
+    )
+    return Section("measured", "All units", "All units", [table])
 
 
-def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
-    return {
-        **vars(unit),
-        "module": "(outside every module)" if unit.module == "" else unit.module or "",
-        "listed": listed,
-        "gain": gain(unit, "time"),
-        "gain_text": amount(gain(unit, "time"), "time").replace("us", "µs"),
-        "saved": gain(unit, "memory"),
-        "saved_text": amount(gain(unit, "memory"), "memory"),
-        "change_text": percent(unit.sensitivity),
-        "finite": runs_low(unit),
-        "change_fp8_text": percent(unit.sensitivity_fp8) if unit.work_fp8 else NOTHING,
-        "why": reason(listed, [unit], result).why if listed else "",
-    }
+def _has_fp8(result: TuneResult) -> bool:
+    return any(unit.work_fp8 for unit in result.units)
+
+
+def _gain(value: float, objective: Objective) -> Cell:
+    return number(value if math.isfinite(value) else -1e300, amount(value, objective).replace("us", "µs"))
+
+
+def _change(value: float) -> Cell:
+    return number(value, percent(value))
+
+
+def _last(value: float | None, text: str) -> Cell:
+    """A number that sorts behind all others where it is not finite."""
+    return number(value if value is not None and math.isfinite(value) else 1e300, text)
+
+
+def _cosine(value: float | None) -> Cell:
+    return number(value if value is not None and math.isfinite(value) else -2, NOTHING if value is None else f"{value:.4f}")
 
 
 def _typeset(text: str) -> str:
     return text.replace(" us ", " µs ")
-
-
-def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
-    return {
-        **vars(trial),
-        "low": None if trial.low is None else len(trial.low),
-        "fp8": len(trial.fp8),
-        "loss": trial.loss if math.isfinite(trial.loss) else None,
-        "change": percent(trial.loss_change),
-        "change_value": trial.loss_change if math.isfinite(trial.loss_change) else 1e300,
-        "worse": percent(trial.metric_change),
-        "worse_value": 1e300 if trial.metric_change is None else trial.metric_change,
-        "seconds": trial.seconds if math.isfinite(trial.seconds) else None,
-        "cost": _cost(trial, result),
-        "verdict": trial.verdict,
-        "chosen": trial.name == result.best.name,
-    }
 
 
 def _use(result: TuneResult) -> str:

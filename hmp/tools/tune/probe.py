@@ -29,8 +29,8 @@ from ...core.rules import rules, writes
 from ...core.torch_private import functorch_level
 from ...core.uncompiled import running_uncompiled
 from ..benchmark.memory import saved_by
-from ..benchmark.snapshot import random_state_kept
 from ..benchmark.timing import least_seconds
+from ..model_state import random_state_kept
 from .decisions import Decisions, Key
 from .task import Task
 

@@ -40,7 +40,7 @@ class RecipeError(HmpError):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TaskRecipe:
     """The functions of a recipe file: `model`, `batches` and `loss`, maybe `optimizer` and `metric`; or `step` alone."""
 
     path: str
@@ -51,10 +51,10 @@ class Recipe:
     metric: Callable[[Any], Any] | None = None
     step: Callable[[], Any] | None = None
 
-    def make_step(self) -> Step:
+    def make_step(self) -> RecipeStep:
         """A step to run; model, batches and optimizer are made by the recipe's functions. RecipeError where they make no such thing."""
         if self.step is not None:
-            return Step(self.step)
+            return RecipeStep(self.step)
         model, batches = self.make_model_and_batches()
         optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
         if self.optimizer is not None:
@@ -92,7 +92,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecipeStep:
     """One step of a recipe as a function without arguments, the objects whose state it changes, and the batches that it takes in turn."""
 
     run: Callable[[], Any]
@@ -146,7 +146,7 @@ class _Position:
         self.index = values["index"]
 
 
-def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batches: list[Any]) -> Step:
+def _training_step(recipe: TaskRecipe, model: torch.nn.Module, optimizer: Any, batches: list[Any]) -> RecipeStep:
     """Forward, backward and update on the next batch; no update without an optimizer, no backward where no gradient is asked for."""
     position, of = _Position(), recipe.loss
     assert of is not None
@@ -162,10 +162,10 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
                 optimizer.step()
         return loss.detach()
 
-    return Step(step, model, optimizer, (position,), batches)
+    return RecipeStep(step, model, optimizer, (position,), batches)
 
 
-def load(path: str | Path, command: str = "benchmark") -> Recipe:
+def load(path: str | Path, command: str = "benchmark") -> TaskRecipe:
     """The recipe in a file, which is run once, as a module beside its own folder. RecipeError says what it lacks for that command."""
     file, form = Path(path), FORMS[command]
     if not file.is_file():
@@ -181,7 +181,7 @@ def load(path: str | Path, command: str = "benchmark") -> Recipe:
         raise RecipeError(f"{path}: lacks {_listed(missing)}; {form}")
     for name, piece in found.items():
         _check(path, name, piece)
-    return Recipe(str(path), **found)
+    return TaskRecipe(str(path), **found)
 
 
 def _run(file: Path) -> types.ModuleType:

@@ -55,7 +55,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedUnit:
     """What is packed at once: what an op keeps for backward, everywhere (`module` None) or in one module, and what was measured of it in
     one step with all that can be packed on the saved list.
 
@@ -157,7 +157,7 @@ class TuneResult:
     model: str = ""
     date: str = ""
     hmp: str = ""
-    packed: tuple[Packed, ...] = ()
+    packed: tuple[PackedUnit, ...] = ()
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
@@ -211,6 +211,6 @@ def result_of(values: Mapping[str, Any]) -> TuneResult:
         best=next(trial for trial in trials if trial.name == values["best"]),
         trials=trials,
         units=tuple(of_json(Unit, each) for each in values["units"]),
-        packed=tuple(of_json(Packed, each) for each in values.get("packed", ())),
+        packed=tuple(of_json(PackedUnit, each) for each in values.get("packed", ())),
         tolerance=Tolerance(**values["tolerance"]),
     )

@@ -12,15 +12,15 @@ import torch
 from ...core.formatting import provenance
 from ...core.policy import LISTS, Policy, as_policy, scopes
 from ...errors import HmpError, NonFiniteError
-from ..benchmark.variants import in_force
-from ..numerics.nonfinite import detect_nonfinite
+from ..benchmark.variants import policy_active
+from ..nonfinite.detect import detect_nonfinite
 from . import files
 from .decisions import Decisions, Key
 from .journal import Journal, search_key
 from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
 from .probe import Measured, probe
 from .progress import Progress
-from .result import Objective, Packed, Stopped, Trial, TuneResult, Unit
+from .result import Objective, PackedUnit, Stopped, Trial, TuneResult, Unit
 from .task import Task
 from .tolerance import Tolerance, as_tolerance
 from .trials import NOISE, Budget, Over, Trials
@@ -76,7 +76,7 @@ def run(
     key = _key(task, decisions, tolerance, objective)
     shows, journal = Progress(progress), Journal(folder, key, resume)
     try:
-        with task.prepared(), in_force(decisions.start):
+        with task.prepared(), policy_active(decisions.start):
             if journal.result is not None and folder is not None:
                 journal.check(journal.result.trials[0].loss, task.run(None).loss)
                 result = replace(journal.result, folder=str(folder))
@@ -122,7 +122,7 @@ class Search:
         self._key = key
         self._folder = folder
         self._units: dict[Key, Unit] = {}
-        self._packed: tuple[Packed, ...] = ()
+        self._packed: tuple[PackedUnit, ...] = ()
         self._notes: list[str] = []
         self._expected = 8
 

@@ -22,10 +22,10 @@ from ...core.policy import Policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
 from ..benchmark.saved_bytes import SavedBytes
-from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.timing import seconds_of
-from ..benchmark.variants import in_force
-from ..numerics.calling import compiled_in
+from ..benchmark.variants import policy_active
+from ..model_call import compiled_in
+from ..model_state import Snapshot, random_state_kept, seed_all
 from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
@@ -141,7 +141,7 @@ class Task:
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """A region in which `policy` is in force for the process, None for no casts."""
-        return disable_casts() if policy is None else in_force(policy, self.model)
+        return disable_casts() if policy is None else policy_active(policy, self.model)
 
     def timer(self, policy: Policy | None) -> Callable[[], float]:
         """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""

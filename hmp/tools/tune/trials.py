@@ -14,7 +14,7 @@ import torch
 
 from ...core.policy import Policy
 from ...errors import HmpError, OpListError
-from ..benchmark.timing import in_turns, ratios
+from ..benchmark.timing import ratios, rotated
 from .decisions import Key
 from .journal import Journal
 from .result import Objective, Trial, least_gain
@@ -211,7 +211,7 @@ class Trials:
         timers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
         seconds: list[list[float]] = [[] for _ in timers]
         for number in range(rounds):
-            for at in in_turns(range(len(timers)), number):
+            for at in rotated(range(len(timers)), number):
                 seconds[at].append(timers[at]())
         return [ratios(own, seconds[0]) for own in seconds[1:]]
 

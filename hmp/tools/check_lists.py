@@ -1,0 +1,251 @@
+"""A check of list files: what each name does, and all problems at once, each with its file and line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ..core.dispatch import deciding
+from ..core.policy import (
+    CASTS,
+    EVERY_OP,
+    LISTS,
+    Listed,
+    ListEntry,
+    ListName,
+    Policy,
+    list_files,
+    parse_list,
+    policy_files,
+    precedence,
+    read_list,
+    scopes,
+    spelling,
+)
+from ..core.rules import rules
+from ..core.saved import KEEPS
+from ..core.torch_ops import op_facts, sites
+from ..errors import HmpError, OpListError
+from .explain import explain
+
+Level = Literal["ok", "note", "error"]
+# A part of a file's name → the list that such a file contains.
+_MARKS: Mapping[str, ListName] = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "lower": "bf16",
+    "fp8": "fp8",
+    "saved": "saved",
+    "fp32": "fp32",
+    "promote": "promote",
+    "widest": "promote",
+}
+
+
+class EntryFinding(NamedTuple):
+    """The result for one name of a list, with a message. `level` is "ok" where it has an effect, "note" where it has none, "error" where
+    convert() would refuse it."""
+
+    path: str
+    line: int | None
+    name: str
+    cast: ListName | Literal[""]
+    level: Level
+    message: str
+
+    def __str__(self) -> str:
+        at = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{at}: {self.name}: {self.message}" if self.name else f"{at}: {self.message}"
+
+
+def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path, ListName]]:
+    """(file, list) of each list file at `path`, a file or a policy's folder. Which list a file contains is `cast`, or told by its name.
+
+    OpListError where the name does not tell, or the folder contains no list file, or `cast` is given for a folder.
+    """
+    file = Path(path)
+    if file.is_dir():
+        if cast is not None:
+            raise OpListError("is a folder, whose files say by their names which lists they are; leave --list out", file)
+        return [(path, each) for each, path in list_files(file).items()]
+    if cast is None:
+        said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
+        if len(said) != 1 and not file.exists():
+            raise OpListError("no such file; give a list file or a policy's folder", file)
+        if len(said) != 1:
+            raise OpListError(f"its name does not say which list it is; name it with --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
+        (cast,) = said
+    return [(file, cast)]
+
+
+def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) -> list[EntryFinding]:
+    """A finding for every name in the files, in their order; a single one, an error, for a file that cannot be read.
+
+    `folders` are policies' folders whose list files are among the files: a finding more for what else is wrong in one, and for each of its
+    lists that is empty."""
+    files, folders = list(files), list(folders)
+    entries, found = _read(files)
+    usable, said = _judged(entries)
+    found += said
+    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(list_files(folders[0])) else None
+    found += _meanings(usable, policy or _policy(usable))
+    order = {str(path): index for index, (path, _) in enumerate(files)}
+    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
+    for folder in folders:
+        found += _of_folder(folder, found)
+    return found
+
+
+def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list[EntryFinding]]:
+    """The entries of the files, and a finding for each line that is none."""
+    entries: list[ListEntry] = []
+    found: list[EntryFinding] = []
+    for path, cast in files:
+        try:
+            entries += read_list(path, cast)
+        except OpListError as error:
+            told = [EntryFinding(str(path), error.line, "", cast, "error", _bare(error))]
+            if error.line is not None:
+                read, bad = _line_by_line(path, cast)
+                entries += read
+                told = bad or told  # what spoils the file alone is no line's fault: its encoding
+            found += told
+    return entries, found
+
+
+def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[EntryFinding]]:
+    """The entries of the lines that are well-formed, and an error for each other line."""
+    try:
+        lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").splitlines()
+    except UnicodeDecodeError:
+        return [], []
+    entries: list[ListEntry] = []
+    found: list[EntryFinding] = []
+    for number, text in enumerate(lines, start=1):
+        try:
+            # behind a blank, a byte order mark within the file stays what it is there, no op's name
+            entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
+        except OpListError as bad:
+            found.append(EntryFinding(str(path), number, "", cast, "error", _bare(bad)))
+    return entries, found
+
+
+def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFinding]]:
+    """The entries that a policy can have, and a finding for each that it cannot have, or that says nothing new."""
+    taken: defaultdict[tuple[ListName | None, str | None], dict[str, ListEntry]] = defaultdict(dict)  # by list and scope: op → entry
+    usable: list[ListEntry] = []
+    found: list[EntryFinding] = []
+
+    def say(entry: ListEntry, level: Level, message: str) -> None:
+        found.append(EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message))
+
+    for entry in entries:
+        try:
+            ops = spelling.resolve(entry)
+        except OpListError as error:
+            say(entry, "error", _bare(error))
+            continue
+        if not ops:
+            say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
+            continue
+        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.RIVALS.get(entry.cast, ()))
+        other = next(filter(None, rivals), None)
+        if other is not None:
+            say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
+            continue
+        before = precedence.same_op(ops, taken[entry.cast, entry.scope])
+        if before is not None:
+            say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
+            continue
+        for op in ops:
+            taken[entry.cast, entry.scope].setdefault(op, entry)
+        usable.append(entry)
+    return usable, found
+
+
+def _policy(usable: Iterable[ListEntry]) -> Policy:
+    lists: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in LISTS}
+    return Policy("checked", **lists)
+
+
+def _policy_of(folder: Path) -> Policy | None:
+    """The folder's policy, with what its base.txt adds; None where convert() would refuse it."""
+    try:
+        return Policy.load(folder)
+    except HmpError:
+        return None
+
+
+def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFinding]:
+    """What each entry of the policy does."""
+    listed, decided = Listed(policy), _decisions(policy)
+    for entry in usable:
+        if entry.scope is None:
+            level, message = _meaning(entry, policy, listed, decided)
+        else:
+            inside = scopes.effective(policy, ((entry,),))
+            level, message = _meaning(entry, inside, Listed(inside), _decisions(inside))
+            message = f"inside modules whose path {entry.scope!r} matches: {message}"
+        yield EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
+
+
+def _decisions(policy: Policy) -> list[deciding.Decision]:
+    return list(deciding.decide(policy.unscoped).values())
+
+
+def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
+    """What the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
+    if entry.cast == "saved":
+        return _kept_packed(entry, policy, listed)
+    if entry.name == EVERY_OP:
+        if listed.star is not None and listed.star.cast != entry.cast:
+            return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"
+        return "ok", f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
+    ops = spelling.resolve(entry)
+    if "." in entry.name and not sites.sites_of(ops[0]):
+        return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
+    told = explain(entry.name, policy)
+    if ops[0] in op_facts.DTYPE_OPS:
+        return "note", told.why
+    sources = [each for each in map(listed.source, ops) if each is not None]
+    if entry.cast not in {each.cast for each in sources}:
+        return "note", f"on the {sources[0].cast} list too, as {sources[0].text!r}, which wins (R4)"
+    own = {(entry.cast, entry.name)}
+    places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
+    if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
+        return "note", rules.IN_PLACE.sentence
+    return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+
+
+def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
+    """What an entry of the saved list does."""
+    if entry.name == EVERY_OP:
+        return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
+    told = explain(entry.name, policy)
+    ops = spelling.resolve(entry)
+    is_known = any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
+    return ("ok", told.saved) if is_known else ("note", "keeps no numbers for backward that could be packed, as far as is known")
+
+
+def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFinding]:
+    """What is wrong in a policy's folder beside the lines of its lists, and the lists that it leaves empty."""
+    base = ""
+    try:
+        base = policy_files.read_base(folder)
+        Policy.load(folder)
+    except OpListError as error:
+        if not any(each.level == "error" for each in before):
+            yield EntryFinding(str(error.path or folder), error.line, "", "", "error", _bare(error))
+    for cast in CASTS:  # most policies have no FP8 list
+        if cast not in list_files(folder):
+            of = f"it is that of {base!r}, which base.txt names" if base else f"the {cast} list is empty"
+            yield EntryFinding(str(folder), None, "", cast, "note", f"no {cast}.txt: {of}")
+
+
+def _bare(error: OpListError) -> str:
+    """The error's message without file and line, which the finding has."""
+    text = str(error)
+    place = f"{error.path}:{error.line}: " if error.line else f"{error.path}: "
+    return text.removeprefix(place)

@@ -1,0 +1,1 @@
+"""Each op of a policy's run compared with float32: compare()."""

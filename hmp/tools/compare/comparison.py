@@ -1,0 +1,305 @@
+"""The result of compare(): rows of statistics, ranked by op and by module, and what to move to the FP32 list first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core.formatting import aligned, in_notebook, json_written, two_digits, versioned, written
+from ..op_owners import Direction
+from ..printers import printer
+from ..record.rows import group_rows
+from .distance import Distance
+from .tokens import TokenDistance
+
+TABLE_ROWS = 20
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One ATen op of one op of the lists, in one module and direction.
+
+    `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none;
+    `dtype` that of the results. `isolated` is the error of this op alone, beside float32 on the same inputs; `accumulated` that of its
+    result beside the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
+    calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32. `order` is the
+    place of its first call among all rows.
+    """
+
+    op: str
+    aten: str
+    direction: Direction
+    module: str
+    dtype: str
+    listed: str
+    calls: int
+    isolated: float | None
+    isolated_mean: float | None
+    isolated_ulps: float | None
+    accumulated: float
+    accumulated_mean: float
+    accumulated_ulps: float
+    share: float
+    order: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one op, or of one module: largest errors and the sum of the shares."""
+
+    name: str
+    calls: int
+    isolated: float
+    isolated_ulps: float
+    accumulated: float
+    accumulated_ulps: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a policy's run is from float32's, op by op; str() is a table.
+
+    `rows` are in the order of the isolated error, the largest first. `output`, `loss` and `gradient` are the accumulated relative
+    errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
+    `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
+    independent roundings add up in squares; `squares` is that sum. `advice` holds (op, share) of the ops that are not in float32 already,
+    the largest share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model`
+    is the model's class, `date` when it was compared, `hmp` and `torch` are versions. `tokens` is how far the log-probabilities of the
+    chosen tokens are from float32's, None for an output without logits. `gradient_packed` is how far the policy's saved list alone moves
+    the gradients as one vector, None without such a list or without backward: nothing else here is packed.
+    `untouched_output` and `untouched_loss` are the relative distances of the model's output and of the loss from those of a float32 run
+    that hmp has not touched, whose loss is `untouched_loss_value`: there a model may go another way than under the policy, where it picks
+    a constant or a branch by the dtype, which the float32 beside each op follows. None where `untouched_why_not` says why: the run failed,
+    or drew random numbers.
+    `against` is the comparison of the policy that was given as that, on the same batch with the same random numbers.
+    """
+
+    policy: str
+    rows: tuple[ErrorRow, ...]
+    output: float | None
+    loss: float | None
+    gradient: float | None
+    loss_value: float | None
+    loss_source: str
+    advice: tuple[tuple[str, float], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    model: str = ""
+    device: str = ""
+    date: str = ""
+    hmp: str = ""
+    torch: str = ""
+    squares: float = 0.0
+    gradient_packed: float | None = None
+    tokens: TokenDistance | None = None
+    untouched_output: float | None = None
+    untouched_loss: float | None = None
+    untouched_loss_value: float | None = None
+    untouched_why_not: str = ""
+    against: Comparison | None = None
+
+    def by_op(self) -> list[Group]:
+        """One group for each op, the largest share first."""
+        return _grouped(self.rows, lambda row: row.op)
+
+    def by_module(self) -> list[Group]:
+        """One group for each module, by its path, the largest share first."""
+        return _grouped(self.rows, lambda row: row.module or "(no module)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain JSON values."""
+        names = """policy output loss gradient loss_value loss_source untouched_output untouched_loss untouched_loss_value
+            untouched_why_not squares model device date hmp torch gradient_packed""".split()
+        return versioned(
+            {
+                **{name: getattr(self, name) for name in names},
+                "advice": [{"op": op, "share": share} for op, share in self.advice],
+                "notes": list(self.notes),
+                "rows": [asdict(row) for row in self.rows],
+                "tokens": None if self.tokens is None else asdict(self.tokens),
+                "against": None if self.against is None else self.against.to_dict(),
+            }
+        )
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
+        return json_written(path, self.to_dict)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
+        return written(path, lambda: printer("Comparison.to_html")(self))
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
+    def __str__(self) -> str:
+        other = self.against
+        lines = [*self._of_whole(), *(other._of_whole() if other else [])]
+        for title, groups, others in (
+            ("op", self.by_op(), other and other.by_op()),
+            ("module", self.by_module(), other and other.by_module()),
+        ):
+            pairs = paired(groups, others or [])
+            lines += ["", *(f"  {line}" for line in aligned(_table(title, pairs[:TABLE_ROWS], other.policy if other else None)))]
+            if len(pairs) > TABLE_ROWS:
+                lines.append(f"  and {len(pairs) - TABLE_ROWS} with less: the page and .by_{title}() have them all")
+        lines += ["", *self.first_changes()]
+        if other:
+            lines += [f"under {other.policy!r}: {change}" for change in other.first_changes()]
+        return "\n".join([*lines, *self.notes])
+
+    def _of_whole(self) -> list[str]:
+        """Return the lines of the policy and of how far the whole is from float32."""
+        lines = [f"policy {self.policy!r} against float32, {self.loss_source}", *self._of_untouched()]
+        lines.append(f"  accumulated relative error: {self._ends()}")
+        if self.tokens is not None:
+            lines.append(f"  log-probabilities: {self.tokens}")
+        if self.gradient_packed is not None:
+            lines.append(f"  packing alone: gradient {two_digits(self.gradient_packed)}")
+        return lines
+
+    def _of_untouched(self) -> list[str]:
+        """A line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
+        far = [each for each in (self.untouched_output, self.untouched_loss) if each is not None]
+        if not far:
+            return [f"  not compared with a run without hmp: {self.untouched_why_not}"] if self.untouched_why_not else []
+        told = [] if self.untouched_output is None else [f"output {two_digits(self.untouched_output)}"]
+        if self.untouched_loss is not None:
+            told.append(f"loss {two_digits(self.untouched_loss)} ({self.untouched_loss_value:.5g} became {self.loss_value:.5g})")
+        lines = [f"  relative distance from a float32 run without hmp: {', '.join(told)}"]
+        if max(far) > _OTHER_WAY * max(self.output or 0.0, self.loss or 0.0, _LEAST):
+            lines.append(
+                "  that is more than its ops account for: the model goes another way in float32, where it picks a constant or a branch by "
+                "the dtype, such as torch.finfo(x.dtype).eps"
+            )
+        return lines
+
+    def _ends(self) -> str:
+        """The errors of the whole that are known."""
+        ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
+        return ", ".join(f"{name} {two_digits(value)}" for name, value in ends if value is not None)
+
+    def _why_nothing(self) -> str:
+        """Why no change to the lists is advised."""
+        most = next((group for group in self.by_op() if group.share > 0), None)
+        if most is None:
+            return "no op rounds: there is nothing to move to the FP32 list"
+        return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
+
+    def first_changes(self) -> list[str]:
+        """What to change first, a line for each list, or why nothing: from the FP8 list an op goes to the BF16 list first."""
+        in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
+        found = []
+        for change, to, is_of in (("take off the FP8 list", "bf16", True), ("move to the FP32 list", "fp32", False)):
+            ops = [(op, share) for op, share in self.advice[:5] if (op in in_fp8) is is_of]
+            if ops:
+                said = ", ".join(f"{op} ({share:.0%})" for op, share in ops)
+                found.append(f'to {change} first: {said}; policy.move("{ops[0][0]}", "{to}")')
+        return found or [self._why_nothing()]
+
+
+_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it is no trifle
+
+
+class ErrorSums:
+    """Collects what becomes a Comparison's rows; holds numbers, no tensors."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, Direction, str, str], _Sums] = {}
+
+    def add(
+        self, key: tuple[str, str, Direction, str, str], listed: str, own: Distance | None, accumulated: Distance, is_part: bool
+    ) -> None:
+        """One call of the row `key`: op, ATen op, direction, module, dtype; `is_part` is whether its own error counts elsewhere."""
+        sums = self._rows.setdefault(key, _Sums(listed))
+        sums.calls += 1
+        sums.accumulated.append(accumulated)
+        if own is not None:
+            sums.isolated.append(own, 0.0 if is_part else 1.0)
+
+    @property
+    def squares(self) -> float:
+        """The sum over all calls of the squared isolated errors."""
+        return sum(sums.isolated.squares for sums in self._rows.values())
+
+    def rows(self) -> tuple[ErrorRow, ...]:
+        """The rows, the largest isolated error first."""
+        total = self.squares
+        rows = [sums.row(key, total, order) for order, (key, sums) in enumerate(self._rows.items())]
+        return tuple(sorted(rows, key=lambda row: (-(row.isolated or 0.0), -row.accumulated, row.op, row.aten, row.module)))
+
+
+class _Errors:
+    def __init__(self) -> None:
+        self.count, self.largest, self.ulps, self.sum, self.squares = 0, 0.0, 0.0, 0.0, 0.0
+
+    def append(self, error: Distance, weight: float = 1.0) -> None:
+        self.count += 1
+        self.largest = max(self.largest, error.relative)
+        self.ulps = max(self.ulps, error.ulps)
+        self.sum += error.relative
+        # an error beyond the value itself says that nothing is left of it, and counts as that
+        self.squares += weight * min(error.relative, 1.0) ** 2
+
+
+class _Sums:
+    def __init__(self, listed: str) -> None:
+        self.listed = listed
+        self.calls = 0
+        self.isolated = _Errors()
+        self.accumulated = _Errors()
+
+    def row(self, key: tuple[str, str, Direction, str, str], total: float, order: int) -> ErrorRow:
+        own, accumulated = self.isolated, self.accumulated
+        known = own.count > 0
+        return ErrorRow(
+            *key,
+            listed=self.listed,
+            calls=self.calls,
+            isolated=own.largest if known else None,
+            isolated_mean=own.sum / own.count if known else None,
+            isolated_ulps=own.ulps if known else None,
+            accumulated=accumulated.largest,
+            accumulated_mean=accumulated.sum / accumulated.count,
+            accumulated_ulps=accumulated.ulps,
+            share=own.squares / total if total else 0.0,
+            order=order,
+        )
+
+
+def _grouped(rows: Iterable[ErrorRow], name: Callable[[ErrorRow], str]) -> list[Group]:
+    groups = [
+        Group(name(row), row.calls, row.isolated or 0.0, row.isolated_ulps or 0.0, row.accumulated, row.accumulated_ulps, row.share)
+        for row in rows
+    ]
+    largest = dict.fromkeys(("isolated", "isolated_ulps", "accumulated", "accumulated_ulps"), max)
+    found = group_rows(groups, ("name",), {"calls": sum, "share": sum, **largest})
+    return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
+
+
+def paired(groups: list[Group], others: list[Group]) -> list[tuple[Group | None, Group | None]]:
+    """Return each group with the one of its name among the others, and behind them those that are among the others alone."""
+    names = {other.name: other for other in others}
+    pairs: list[tuple[Group | None, Group | None]] = [(group, names.pop(group.name, None)) for group in groups]
+    return [*pairs, *((None, other) for other in names.values())]
+
+
+def _table(title: str, pairs: list[tuple[Group | None, Group | None]], other: str | None) -> list[tuple[str, ...]]:
+    heads = () if other is None else (f"{other} isolated", f"{other} accumulated")
+    lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share", *heads)]
+    for g, o in pairs:
+        cells = ["-"] * 6
+        if g is not None:
+            numbers = (at_most(g.isolated, 1), at_most(g.isolated_ulps, 256), at_most(g.accumulated, 1), at_most(g.accumulated_ulps, 256))
+            cells = [str(g.calls), *numbers, f"{g.share:.1%}"]
+        if other is not None:
+            cells += ["-", "-"] if o is None else [at_most(o.isolated, 1), at_most(o.accumulated, 1)]
+        lines.append((next(each.name for each in (g, o) if each is not None), *cells))
+    return lines
+
+
+def at_most(value: float, limit: int) -> str:
+    """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
+    return two_digits(value) if value <= limit else f">{limit}"

@@ -1,0 +1,160 @@
+"""explain(): what a policy does with one op, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core import low_kernels
+from ..core.active import state
+from ..core.dispatch import deciding
+from ..core.formatting import dtype_name, in_notebook
+from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
+from ..core.rules import CastRule, kernel_fallback, rules
+from ..core.saved import how_of
+from ..core.torch_ops import Site, op_facts, op_of, sites
+from ..errors import HmpError
+
+_OF_A_NORM = "; of a norm the input alone: weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a policy does with the op `name`, as explain() returns it; str() is for readers.
+
+    `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
+    where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
+    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it keeps for backward is packed, "" where
+    it is not.
+    """
+
+    name: str
+    cast: str | None
+    policy: str
+    listed_as: str | None
+    path: str | None
+    line: int | None
+    sites: tuple[str, ...]
+    synonyms: tuple[str, ...]
+    why: str
+    scoped: tuple[str, ...] = ()
+    saved: str = ""
+
+    def __str__(self) -> str:
+        on = f"on the {self.cast} list" if self.cast else "on no list"
+        place = f" ({self.path}:{self.line})" if self.path else ""
+        lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
+        lines += [f"  {self.saved}"] if self.saved else []
+        lines += [f"  in some modules: {line}" for line in self.scoped]
+        if self.synonyms:
+            lines.append(f"  synonyms: {', '.join(self.synonyms)}")
+        lines += [f"  {site}" for site in self.sites]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
+
+def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) -> Rule:
+    """What `policy` does with the op `name`, or with that function of torch's: its list, its sites, its synonyms, and why.
+
+    Without `policy`: the one in force in this thread, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the
+    nearest names for an unknown op.
+    """
+    name = name if isinstance(name, str) else _name_of(name)
+    chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)
+    ops = spelling.resolve(ListEntry(name, "bf16"))
+    op = ops[0] if ops else name
+    listed = Listed(chosen)
+    source = listed.entry(op)
+    in_star = listed.source(op) is None and op in sites.starred()  # `*` means what no entry names
+    meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}
+    scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(spelling.resolve(entry))]
+    if op in op_facts.DTYPE_OPS:
+        source, scoped = None, []
+    decided = {site: d for d in deciding.decide(chosen.unscoped).values() for site in d.sites}
+    family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
+    lines = tuple(f"{site}: {_at(site, decided.get(site))}" for site in family)
+    return Rule(
+        name=op,
+        cast=source.cast if source else None,
+        policy=chosen.name,
+        listed_as=source.text if source else None,
+        path=source.path if source else None,
+        line=source.line if source else None,
+        sites=lines,
+        synonyms=sites.synonyms(op),
+        why=_why(op, source, chosen),
+        scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
+        saved=_saved(op, listed.saves(op), chosen.saved_recipe),
+    )
+
+
+def _at(site: Site, decision: deciding.Decision | None) -> str:
+    if decision is not None:
+        is_packed = decision.rule.saved and decision.rule.kind is not rules.SAVED_LIST
+        return _done(site.op, decision.rule.kind) + (f"; {rules.SAVED_LIST.sentence}" if is_packed else "")
+    return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
+
+
+def _done(op: str, rule: CastRule) -> str:
+    return rule.sentence + (_OF_A_NORM if op in op_facts.NORMS else "")
+
+
+def _name_of(function: object) -> str:
+    """The op that a function of torch's is. HmpError for anything else."""
+    op = op_of(function)
+    if op is None:
+        raise HmpError(
+            f"explain() takes an op's name, such as 'softmax', or a function of torch's, and {function!r} is neither; "
+            "of your own function give the dotted name, such as 'package.module.function'"
+        )
+    return op
+
+
+def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
+    if op in op_facts.DTYPE_OPS:
+        return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
+    rule = rules.rule_for(op, source, policy.dtype)
+    if source is None:
+        if rule is not rules.FIRST_INPUT:
+            return "unlisted: it is left to torch" + _without_kernel(op)
+        return _done(op, rule) + _without_kernel(op) + _without_instructions(op, *low_kernels.LOW)
+    own = sites.sites_of(op)  # none, for a function of the user's
+    if own and sites.writes_first(op):
+        return rules.IN_PLACE.sentence
+    if rule is None or not rule.is_list:
+        return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
+    done = _done(op, rule) + (f" ({policy.in_fp8})" if rule is rules.FP8_LIST else "")
+    spelled = "" if source.name == op else f"; it follows {source.text!r}"
+    return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
+
+
+def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
+    if entry is None or op in op_facts.DTYPE_OPS:
+        return ""
+    place = f" ({entry.place})" if entry.path else ""
+    form = how_of(op, recipe).form
+    return (
+        f"what it keeps for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
+    )
+
+
+def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
+    if op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
+        return ""
+    wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
+    reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
+    return f"; {rules.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
+
+
+def _without_kernel(op: str) -> str:
+    devices: dict[str, list[str]] = {}
+    for device, dtype in sorted(kernel_fallback.known(sites.ancestry(op)), key=str):
+        devices.setdefault("any device" if device == "*" else device, []).append(dtype_name(dtype))
+    return "".join(
+        f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()
+    )

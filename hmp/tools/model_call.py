@@ -1,0 +1,87 @@
+"""How a model is run for compare(), summary() and verify(): its call with a batch, and the policy that the run is under."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.active import current_state
+from ..core.convert import applied_policy, casts
+from ..core.policy import DEFAULT, Policy, as_policy
+from ..errors import HmpError
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """What the model returns for a batch: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one."""
+    args, kwargs = arguments(batch)
+    return model(*args, **kwargs)
+
+
+def arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The positional and the keyword arguments that a batch is."""
+    if isinstance(batch, Mapping):
+        return (), batch
+    return batch if isinstance(batch, (tuple, list)) else (batch,), {}
+
+
+def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, those by position too, by the names that the module's forward has for them."""
+    forward = getattr(module, "_orig_mod", module).forward
+    try:
+        found = inspect.signature(forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a forward in C, or a wrapper's
+        return {**{str(at): each for at, each in enumerate(args)}, **kwargs}
+    named: dict[str, Any] = {}
+    for name, value in found.arguments.items():
+        kind = found.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            named |= {str(at): each for at, each in enumerate(value)}
+        else:
+            named[name] = value
+    return named
+
+
+def compiled_in(module: torch.nn.Module) -> torch.nn.Module | None:
+    """What is compiled where the module is called: the one inside of what torch.compile(module) gave, or itself by module.compile()."""
+    inside: torch.nn.Module | None = vars(module).get("_modules", {}).get("_orig_mod")
+    return module if inside is None and module._compiled_call_impl is not None else inside
+
+
+def own_loss(output: Any) -> torch.Tensor | None:
+    """The scalar that a model's output has as its loss."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
+
+
+def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:
+    """HmpError, which begins with the `call`, for what is no module, and for a scripted one."""
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"{call} takes {takes}; {type(model).__name__} is no module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HmpError(f"{call} sees nothing inside a scripted module, which is compiled; give the module that it was made of")
+
+
+def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
+    """The policy that was asked for, or without one what is applied to the model, else what is in force here, else "autocast". HmpError
+    where another one is asked for than what is applied, which the model's calls follow."""
+    applied = applied_policy(model)
+    if policy is None:
+        return applied or current_state().user_policy or as_policy(DEFAULT, model)
+    chosen = as_policy(policy, model)
+    if applied is not None and applied != chosen:
+        raise HmpError(
+            f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
+        )
+    return chosen
+
+
+def region(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
+    """What the run is in, with scoped lines for the modules of `scopes`: an applied model knows them itself, and the loss that is outside
+    of it follows the others."""
+    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=scopes)

@@ -1,0 +1,1 @@
+"""The first op that made NaN or Inf: detect_nonfinite()."""

@@ -1,0 +1,207 @@
+"""A finding: the op that made NaN or Inf, where, from what, under which rule, and what to write in which list file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from ...core.formatting import dtype_name
+from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
+from ...core.rules import rules
+from ...core.torch_ops import op_facts, sites
+from ...errors import OpListError
+from ..aten import Facts
+from ..compare.distance import widened
+from ..explain import Rule, explain
+from ..op_owners import AtenCall, Direction, Owner
+
+LOW = (torch.bfloat16, torch.float16)
+_NARROW = ("fp8", "bf16")  # the lists whose results are in the low dtype
+Kind = Literal["op", "data", "parameter"]
+
+
+class Values(NamedTuple):
+    """A tensor in short: dtype, shape, the range of its finite values (None where it has none), how many are NaN and Inf."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        found = f"{self.dtype}{list(self.shape)}"
+        found += " without a finite value" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
+        odd = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
+        return found + (f", {' and '.join(odd)}" if odd else "")
+
+
+def values(tensor: torch.Tensor) -> Values:
+    """`tensor` in short."""
+    given = widened(tensor.detach())
+    finite = given[torch.isfinite(given)]
+    real = torch.view_as_real(finite) if finite.is_complex() else finite
+    low, high = (float(real.min()) + 0.0, float(real.max()) + 0.0) if real.numel() else (None, None)
+    nan = int(torch.isnan(given).sum())
+    inf = int(given.numel() - finite.numel()) - nan
+    return Values(dtype_name(tensor.dtype), tuple(tensor.shape), low, high, nan, inf)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first op that made NaN or Inf out of finite arguments (`kind` "op"), or where one came in ("data", "parameter").
+
+    `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
+    backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
+    the op, `remedy` what to try; for data `source` says what it came in with. `overwritten` inputs were written in place by the op: what
+    they held is gone, so they are not among `inputs`. `rank` is the process that found it, None where there is one alone.
+    """
+
+    kind: Kind
+    op: str
+    aten: str
+    direction: Direction
+    node: str
+    module: str
+    file: str
+    line: int
+    made: str
+    inputs: tuple[Values, ...]
+    outputs: tuple[Values, ...]
+    rule: str
+    remedy: str
+    source: str = ""
+    overwritten: int = 0
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        said = self._said()
+        return said if self.rank is None else f"rank {self.rank}: {said}"
+
+    def _said(self) -> str:
+        where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
+        spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
+        if self.kind == "op":
+            in_backward = f" in the backward ({self.node})" if self.direction == "backward" else ""
+            head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
+        else:
+            head = f"{self.made} came in with {self.source}, no op made it; first used by {spelled}: {where}"
+        given = [*map(str, self.inputs), *(["what it wrote in place, whose values before are gone"] if self.overwritten else [])]
+        lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
+        return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
+
+
+def find(
+    call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = ""
+) -> Finding:
+    """The finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
+    owner, place = call.owner, call.owner.place
+    op = owner.op
+    written = {id(t) for t in outputs}
+    given = [values(t) for t in inputs if id(t) not in written]
+    out = [values(t) for t in outputs]
+    names = [name for name, count in (("NaN", sum(v.nan for v in out)), ("Inf", sum(v.inf for v in out))) if count]
+    explained = _explained(op, owner)
+    return Finding(
+        kind=kind,
+        op=op,
+        aten=known.name,
+        direction=call.direction,
+        node="" if call.node is None else str(call.node.name()),
+        module=place.module,
+        file=place.file,
+        line=place.line,
+        made=" and ".join(names),
+        inputs=tuple(given),
+        outputs=tuple(out),
+        rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
+        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        source=source,
+        overwritten=len(inputs) - len(given),
+    )
+
+
+_OF_USER = "none of hmp's: your code in backward runs without lists (R13)"
+_DATA = {
+    "data": "look at the batch: no list changes this",
+    "parameter": "look at the step before, or at the checkpoint that was loaded: no list changes this",
+}
+
+
+def _explained(op: str, owner: Owner) -> Rule | None:
+    """What explain() says, None for what is no op of a list."""
+    if owner.policy is None:
+        return None
+    for name in (op, op.strip("_")):
+        with contextlib.suppress(OpListError):
+            return explain(name, owner.policy)
+    return None
+
+
+def _rule(explained: Rule | None, owner: Owner) -> str:
+    if owner.policy is None:
+        return "none of hmp's: no policy was in force here"
+    if _in_place(owner):
+        return rules.IN_PLACE.sentence
+    if explained is None or explained.cast is None:
+        return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
+    where = f" ({explained.path}:{explained.line})" if explained.path else ""
+    low = dtype_name(owner.policy.dtype)
+    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
+        f", low dtype {low}" if explained.cast in _NARROW else ""
+    )
+
+
+def _in_place(owner: Owner) -> bool:
+    return owner.op.endswith("_") if owner.rule is None else owner.rule.facts.in_place
+
+
+def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
+    return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
+
+
+def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
+    owner, op = call.owner, call.owner.op
+    if not is_low:
+        return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"
+    if op in op_facts.DTYPE_OPS:
+        return f"`{op}` asks for that dtype itself, and no list reaches it: leave the tensor in float32 here, or take bfloat16"
+    if owner.policy is None and call.by_user:
+        return "cast to float32 in this line, `grad.float()`: no list reaches a hook or the backward of an autograd.Function"
+    if owner.policy is None:
+        return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
+    if _in_place(owner):
+        name = sites.base_of(op)
+        out_of_place = f"write it out of place, with `{name}` on the FP32 list, or " if can_be_listed(name) else "write "
+        return f"no list reaches an in-place form: {out_of_place}into a float32 tensor"
+    if explained is None:
+        return "run the line inside hmp.disable_casts(), in float32"
+    wider = "bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+    if explained.cast == "fp32":
+        said = f"`{op}` is on the FP32 list: what overflowed is the cast of its result; put the op that asked for the cast there too"
+        return "; ".join(filter(None, (said, wider)))
+    return _moved(explained, owner.policy, wider)
+
+
+def _moved(explained: Rule, policy: Policy, wider: str) -> str:
+    """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+    entry, at, scope = (explained.listed_as or "").partition(" @ ")
+    listed = explained.listed_as if explained.cast in _NARROW and entry != EVERY_OP else None
+    # there is no einsum.autocast on an FP32 list
+    name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
+    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
+        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
+    before = "policy"
+    if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
+        before = f'hmp.Policy.load("{policy.name}")'
+        if as_policy(policy.name).dtype is not policy.dtype:
+            before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
+    return f'policy = {before}.move("{name}", "fp32")' + (f"  # {wider}" if wider else "")

@@ -1,0 +1,386 @@
+"""Looks at the results of every ATen op, and at the arguments of those whose results are not finite."""
+
+from __future__ import annotations
+
+import cmath
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...core.casting import each_tensor, has_values
+from ...core.observe import Call, here, modules
+from ...core.observing import log
+from ...core.rules import rules, takes_masks
+from ...core.torch_private import memory_of, storage_of, tree_leaves
+from .. import aten as collectives
+from ..aten import Facts, argument, facts, refuse_xla, storage_address
+from ..compare.distance import widened
+from ..op_owners import AtenCall, OpOwners
+from .finding import Finding, find
+
+Tensor = torch.Tensor
+FLOATS = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2}
+)
+# A finite extreme stands for an infinity: `finfo(dtype).min` in masks.
+EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32))
+_POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
+_OUTSIDE = "a tensor that was there before"
+_SCALER = "grad_scaler.py"
+_OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the NaN or Inf in some memory comes from: written by the user, unwritten memory, a finding that was reported, waits for the
+    GradScaler, is not yet known to matter or is still inside what made it, or what came in from outside. `received` is memory that a
+    collective wrote."""
+
+    kind: Literal["written", "unwritten", "reported", "waiting", "pending", "inside", "outside"]
+    finding: Finding | None = None
+    source: str = ""
+    received: bool = False
+
+
+@dataclass(eq=False)
+class Held:
+    """A finding inside a call or an autograd node that has not ended; whether it is one for the GradScaler, stands in memory that was
+    written in place, and was computed with, as in `1 / inf`."""
+
+    finding: Finding
+    waits: bool
+    in_place: bool
+    used: bool = False
+
+
+class NonfiniteFinder(OpOwners):
+    """Looks at the results of each ATen op.
+
+    `report` is called with each finding, and may raise; `meant` says whether an Inf of a finding counts as written.
+    """
+
+    def __init__(self, report: Callable[[Finding], None], meant: Callable[[Finding], bool]) -> None:
+        super().__init__()
+        self._meant = meant
+        self._report = report
+        self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
+        self._of_integers = WeakTensorKeyDictionary()  # floating tensors that were computed from integers and nothing else
+        self._scaled = False
+        self._waiting: list[Finding] = []
+        self._held: list[Held] = []
+        self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
+        self._warned: set[Any] = set()
+        # the last result of an op that may yet be rounded (R11), what made it, and of what
+        self._unrounded: tuple[Tensor, Facts, list[Tensor]] | None = None
+
+    def close(self) -> None:
+        """The region ends: what waited for a GradScaler that did not come is a finding."""
+        self._unit_ended()
+        self._settle(skipped=False)
+
+    def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The op's own result, which was looked at."""
+        known = facts(func)
+        call = self.owned(known.name)
+        unit = call.node if call.node is not None and not call.by_user else here.function
+        if unit is not self._unit:
+            self._unit_ended()
+            self._unit = unit
+        if collectives.is_collective(func):
+            return self._communicate(func, run, args, kwargs)
+        if known.is_view:
+            out = run(*args, **kwargs)
+            self._follow_integers(known, tree_leaves((args, kwargs)), out)
+            return out
+        if known.name == "copy_" and self._is_received(args[0]) and self._origin(args[1]) is None:
+            return run(*args, **kwargs)  # a collective of gloo's writes its result at each wait
+        written = list(each_tensor(argument(args, kwargs, at) for at in known.writes))
+        positions = [at for at in known.writes if not isinstance(at, str)] if known.reads_written else []
+        read = list(each_tensor(argument(args, kwargs, at) for at in positions))
+        odd_before = {id(t): _has_nan(t) for t in read if not _is_finite(t)}
+        out = run(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        self._follow_integers(known, leaves, out)
+        if known.name in _OF_SCALER:
+            self._scaler_ran(known.name, args)
+            return out
+        if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
+            for tensor in each_tensor((out,)):
+                self._mark(tensor, Origin("unwritten"))
+            return out
+        if not self._scaled and known.name == "mul" and _inside_scaler():
+            self._scaled = True
+        results = list(each_tensor((out,))) or written
+        odd = [t for t in results if not _is_finite(t)]
+        self._note_unrounded(call, known, leaves, results)
+        if self._held and not odd:
+            self._went_away(known, leaves, written, results)
+        if odd:
+            unread = {id(t) for t in written} - {id(t) for t in read}
+            self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
+        return out
+
+    def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
+        rule = call.owner.rule
+        if rule is None or not rule.facts.needs_instructions:
+            self._unrounded = None
+        elif results and not known.moves:
+            self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
+
+    def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
+        sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
+        origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
+        out = collectives.run(func, args, kwargs, run)
+        self._mark_all([*collectives.written(func, args), *each_tensor((out,))], replace(origin, received=True))
+        for each in self._held:
+            each.in_place |= each.finding is origin.finding
+        return out
+
+    def _look(
+        self,
+        call: AtenCall,
+        known: Facts,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        unread: set[int],
+        before: dict[int, bool],
+        odd: list[Tensor],
+    ) -> None:
+        """Results are not finite: why."""
+        ignored = set(unread)
+        if known.name in ("addmm", "baddbmm", "addbmm", "addmv", "addr") and kwargs.get("beta", 1) == 0:
+            ignored.add(id(args[0]))  # torch reads nothing of it
+        made_here = {id(t) for t in odd}
+        inputs = [t for t in leaves if isinstance(t, Tensor) and t.dtype in FLOATS and id(t) not in ignored]
+        bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
+        has_nan = any(_has_nan(t) for t in odd)
+        rule = call.owner.rule
+        quantises = rule is not None and rule.kind is rules.FP8_LIST  # which makes NaN of Inf by that number, and nobody wrote it
+        if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
+            self._mark_all(odd, Origin("written"))
+        elif not bad:
+            self._made(call, known, inputs, odd, has_nan)
+        else:
+            nan_came = any(before[id(t)] if id(t) in made_here else _has_nan(t) for t in bad)
+            self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
+
+    def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
+        rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
+        if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
+            # the product overflows where it is rounded (R11): it is told of with the inputs that it was given, which lose nothing by this
+            known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
+        finding = find(call, known, inputs, odd)
+        if not has_nan and self._meant(finding):
+            self._mark_all(odd, Origin("written"))
+            return
+        if not has_nan and self._may_be_meant(call, known, inputs):
+            self._mark_all(odd, Origin("pending", finding))
+            return
+        waits = not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler()) and not _at_pole(known, inputs)
+        self._mark_all(odd, Origin("inside", finding))
+        self._held.append(Held(finding, waits, bool(known.writes)))
+        if self._unit is None:
+            self._unit_ended()
+
+    # Units: a torch function or a node of autograd's that masks what its own steps made, such as the norm of a zero, made nothing
+
+    def end(self, call: Call) -> None:
+        """A call of a torch function has ended."""
+        if call.rule is not None or call.error is not None:
+            return
+        if self._held:
+            self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((call.result,))) if origin is not None})
+        self._unit = None
+
+    def _unit_ended(self) -> None:
+        """A node ended, or what is no unit: what is still in memory came out."""
+        if self._held:
+            self._judge({id(each.finding) for each in self._held})
+
+    def _judge(self, came_out: set[int]) -> None:
+        """The findings held so far are decided: those that were used, and those in `came_out` or in memory written in place that are
+        still in memory."""
+        held, self._held = self._held, []
+        alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
+        matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
+        for each in held:
+            kind: Literal["pending", "waiting", "reported"]
+            kind = "pending" if each not in matters else "waiting" if each.waits else "reported"
+            for key, (weak, origin) in self._origins.items():
+                if origin.finding is each.finding:
+                    self._origins[key] = weak, replace(origin, kind=kind)
+        for each in matters:
+            if each.waits:
+                self._waiting.append(each.finding)
+            else:
+                self._report(each.finding)
+
+    def _went_away(self, known: Facts, leaves: list[Any], written: list[Tensor], results: list[Tensor]) -> None:
+        """Results are finite: what was not was masked, or computed with."""
+        if not known.moves and any(t.dtype in FLOATS for t in results):
+            origins = [self._origin(t) for t in leaves if isinstance(t, Tensor)]
+            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == "inside"}
+            for each in self._held:
+                each.used |= id(each.finding) in inside
+        for tensor in written:
+            origin = self._origin(tensor)
+            if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
+                del self._origins[memory_of(storage_of(tensor))]
+
+    def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
+        """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
+        rule = call.owner.rule
+        if known.name == "_to_copy" and rule is not None and takes_masks(rule):
+            return True  # hmp puts the finite extreme in its place (R12)
+        if not inputs or all(t in self._of_integers for t in inputs):
+            return True
+        return any(float(t.detach().abs().max()) in EXTREMES for t in inputs if t.numel() and not t.is_complex())
+
+    def _handed_on(
+        self, call: AtenCall, known: Facts, inputs: list[Tensor], bad: list[Tensor], odd: list[Tensor], nan_of_inf: bool, nan_came: bool
+    ) -> None:
+        """An argument was not finite: the op is no finding, but what it got may be."""
+        origins = [(t, self._origin(t)) for t in bad]
+        origin = next((o for _, o in origins if o is not None and o.finding is not None), None)
+        if origin is None:
+            origin = next((o for _, o in origins if o is not None), None)
+        if origin is None and (nan_came or nan_of_inf):
+            tensor = next((t for t in bad if _has_nan(t)), bad[0])
+            origin = Origin("outside" if nan_came else "written", source=self._name(tensor))
+        if origin is None:
+            return  # Inf came in, and went on: a mask
+        if origin.kind == "inside":
+            self._mark_all(odd, origin)
+            for each in self._held:
+                each.in_place |= each.finding is origin.finding and bool(known.writes)
+        elif known.moves and not nan_of_inf:
+            self._mark_all(odd, origin)
+        elif origin.kind == "outside":
+            source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
+            kind: Literal["data", "parameter"] = "parameter" if source.startswith(("parameter", "buffer")) else "data"
+            finding = find(call, known, inputs, odd, kind, source)
+            self._mark_all(odd, Origin("reported", finding))
+            self._report(finding)
+        elif origin.kind == "pending" and (nan_of_inf or nan_came) and origin.finding is not None:
+            self._mark_all(odd, Origin("reported", origin.finding))
+            self._report(origin.finding)
+        else:
+            if nan_of_inf:
+                self._warn(call, origin)
+            self._mark_all(odd, origin)
+
+    def _warn(self, call: AtenCall, origin: Origin) -> None:
+        """NaN was made of Inf: no finding of its own, and said once for each place."""
+        op, place = call.owner.op, call.owner.place
+        if (op, place) not in self._warned:
+            self._warned.add((op, place))
+            made = origin.finding
+            what = "infinities that were given, such as a row that is masked whole" if made is None else f"the Inf that `{made.op}` made"
+            log.warning("`%s` made NaN of %s: %s", op, what, place)
+
+    # The GradScaler
+
+    def _scaler_ran(self, name: str, args: Any) -> None:
+        """An op of the scaler's ran; `_amp_update_scale_(scale, growth_tracker, found_inf, ...)` is told whether steps were skipped."""
+        if name != "_amp_update_scale_":
+            return
+        scale, _, found = args[:3]
+        # at scale 1 it is no longer the scale that overflows
+        self._settle(skipped=bool(found) and float(scale) >= 1.0)
+        self._scaled = False
+
+    def _settle(self, skipped: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not skipped:
+            for finding in waiting:
+                self._report(finding)
+
+    # Where the values of some memory come from
+
+    def _mark_all(self, tensors: list[Tensor], origin: Origin) -> None:
+        for tensor in tensors:
+            self._mark(tensor, origin)
+
+    def _mark(self, tensor: Tensor, origin: Origin) -> None:
+        if not storage_address(tensor):
+            return
+        if len(self._origins) > 1000:
+            self._origins = {key: value for key, value in self._origins.items() if not value[0].expired()}
+        weak = StorageWeakRef(storage_of(tensor))
+        self._origins[weak.cdata] = (weak, origin)
+
+    def _origin(self, tensor: Tensor) -> Origin | None:
+        if not storage_address(tensor):
+            return None
+        found = self._origins.get(memory_of(storage_of(tensor)))
+        return None if found is None else found[1]
+
+    def _is_received(self, tensor: Tensor) -> bool:
+        origin = self._origin(tensor)
+        return origin is not None and origin.received
+
+    def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        if tensors and all(t.dtype not in FLOATS or t in self._of_integers for t in tensors):
+            for tensor in each_tensor((out,)):
+                if tensor.dtype in FLOATS and not known.draws:
+                    self._of_integers[tensor] = True
+
+    def _name(self, tensor: Tensor) -> str:
+        """What the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
+        address = storage_address(tensor)
+        root = modules.root
+        if root is not None and address:
+            for what, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
+                for name, each in named:
+                    if storage_address(each) == address:
+                        return f"{what} `{name}` of {type(root).__name__}"
+        found = ""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            module = (
+                frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_name == "forward" and frame.f_code.co_argcount else None
+            )
+            if isinstance(module, torch.nn.Module):
+                for name, value in frame.f_locals.items():
+                    if isinstance(value, Tensor) and (value is tensor or (address and storage_address(value) == address)):
+                        found = f"argument `{name}` of {type(module).__name__}"
+            frame = frame.f_back
+        return found or _OUTSIDE
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype not in FLOATS or tensor.layout is not torch.strided or not has_values(tensor):
+        return True
+    refuse_xla(tensor.device, "detect_nonfinite()")
+    tensor = widened(tensor)
+    # one kernel; a sum may overflow, and then each element is asked
+    return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    return bool(torch.isnan(widened(tensor)).any())
+
+
+def _at_pole(known: Facts, inputs: list[Tensor]) -> bool:
+    """Whether a division by an exact zero, or the like, made the Inf: no loss scale did."""
+    return known.name in _POLES and bool((inputs[-1] == 0).any())
+
+
+def _inside_scaler() -> bool:
+    """Whether GradScaler.scale() is running."""
+    frame: Any = sys._getframe(2)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(_SCALER) and frame.f_code.co_name in ("scale", "apply_scale"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,103 @@
+"""Whose an ATen op is: the op of the lists that is in progress, its rule, the module and the user's line; in backward those of the
+forward op that the autograd node belongs to."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..core.active import current_state
+from ..core.observe import Call, Listener, Place, here, modules
+from ..core.observing import PACKAGES, caller
+from ..core.policy import Policy
+from ..core.rules import OpRule
+from ..core.torch_private import current_node as _node
+from ..core.torch_private import run_backward
+from ..core.torch_private import sequence_number as _sequence_number
+
+Direction = Literal["forward", "backward"]
+# It stands between the line that calls backward() and the user's Python code that backward calls.
+_ENGINE = run_backward.__code__.co_name
+# How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
+REMEMBERED = 500_000
+
+
+class Owner(NamedTuple):
+    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or
+    None, the policy in force, and the place."""
+
+    op: str
+    rule: OpRule | None
+    policy: Policy | None
+    place: Place
+
+
+class AtenCall(NamedTuple):
+    """One ATen op as it runs: its owner, the direction, and in backward the autograd node, and whether it is the user's Python code that
+    runs there."""
+
+    owner: Owner
+    direction: Direction
+    node: Any
+    by_user: bool = False
+
+
+class OpOwners(Listener):
+    """Tells the owner of the ATen op that is running.
+
+    A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
+    """
+
+    unlisted = inside = True
+
+    def __init__(self) -> None:
+        self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
+        self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
+
+    def end(self, call: Call) -> None:
+        """Nothing is done: that this is here has the calls noted."""
+
+    def owned(self, aten: str) -> AtenCall:
+        """The call of the ATen op of that name that is being dispatched in this thread."""
+        node = _node()
+        # a checkpoint's recomputation runs modules inside backward
+        if node is None or (torch.is_grad_enabled() and modules.path):
+            owner = self._owner(aten)
+            number = _sequence_number() - 1
+            # an op that makes no node finds the number of the last one, which has its owner
+            if number not in self._by_sequence:
+                self._by_sequence[number] = owner
+                if len(self._by_sequence) > REMEMBERED:
+                    self._by_sequence.popitem(last=False)
+            return AtenCall(owner, "forward", None)
+        owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
+        users = _users_line_in_backward()
+        if users is not None:
+            # an op of theirs, and no part of the forward op whose backward runs it
+            owner = self._owner(aten)._replace(place=Place(owner.place.module, *users))
+        return AtenCall(owner, "backward", node, users is not None)
+
+    def _owner(self, aten: str) -> Owner:
+        # in a dispatch mode casts are off: the policy is that of the call
+        call = here.call or here.function
+        if call is None:
+            owner = Owner(aten, None, current_state().policy, modules.place())
+        else:
+            owner = Owner(call.op, call.rule, call.here.policy, modules.place())
+        return self._owners.setdefault(owner, owner)
+
+
+def _users_line_in_backward() -> tuple[str, int] | None:
+    """The line of the user's Python code that backward is running (hooks, autograd.Function), None for torch's own nodes."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if frame.f_code.co_name == _ENGINE:
+            return None
+        if not file.startswith((*PACKAGES, "<")):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -1,0 +1,1 @@
+"""HTML pages and charts that several tools make."""

@@ -1,0 +1,176 @@
+"""Curves drawn by matplotlib, as images of a page: in colours that show on light and on dark paper."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..extras import needed
+from .page import Figure
+
+with needed("a report's page needs", "report", "matplotlib"):
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Drawing
+
+_INK, _LINE = "#7d8794", "#8e98a466"
+COLOURS = {
+    "bfloat16": "#2c8fa3", "float16": "#9272bd", "float32": "#dca52e", "float8_e4m3fn": "#c25aa4", "other": "#8b96a1", "casts": "#d8485f",
+}  # fmt: skip
+_FRAMES = "osD^vphH"  # around the points that have names, what was chosen first; the legend says the names
+
+
+def colour_of(name: str) -> str:
+    """Return the colour of a dtype or of "casts"."""
+    return COLOURS.get(name, COLOURS["other"])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart: its name, its colour, (x, y) pairs, and the size of its points, where 0 joins them by a line."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[int, float]]
+    size: float = 0.0
+
+
+def error_by_depth(
+    lines: Sequence[Line],
+    mark: float | None,
+    marked: str,
+    named: tuple[int, float, str] | None,
+    across: str = "ops, in the order of their first calls",
+) -> Figure:
+    """Return relative errors against the order of the calls, on a logarithmic scale.
+
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what stands side by side.
+    """
+    drawing, axes = _axes(3.4, across, "relative error")
+    for line in lines:
+        style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.7}
+        axes.plot(*zip(*line.points, strict=True), color=colour_of(line.colour), label=line.name, markeredgewidth=0, **style)
+    axes.set_yscale("log")
+    heights = [y for line in lines for _, y in line.points] + ([mark] if mark else [])
+    axes.set_ylim(min(heights) / 2, max(heights) * 8)  # room above for the name of a point
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    at = [x for line in lines for x, _ in line.points]
+    axes.set_xlim(min(at) - 1, max(at) + 1)
+    if named is not None:
+        x, y, name = named
+        side, foot = ("left", (0, 0)) if x < (min(at) + max(at)) / 2 else ("right", (1, 0))
+        leader = {"arrowstyle": "-", "color": _INK, "linewidth": 0.7, "relpos": foot, "shrinkA": 0}
+        axes.annotate(
+            _short(name, 60), (x, y), (x, 0.97), textcoords=("data", "axes fraction"), ha=side, va="top", fontsize=8.5, color=_INK,
+            parse_math=False, arrowprops=leader,
+        )  # fmt: skip
+    if mark is not None:
+        axes.axhline(mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=marked)
+    return _figure(drawing, f"Relative error of every call, in their order: {', '.join(line.name for line in lines)}")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A trial in the trade-off: its cost as a ratio to float32's, how much worse it is, and its name in the legend, "" for none."""
+
+    cost: float
+    worse: float
+    fits: bool
+    name: str = ""
+    is_chosen: bool = False
+
+
+def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | None) -> Figure:
+    """Return how much worse each trial is against what it costs; a dashed line where the tolerance ends, and one along the best trade-offs.
+
+    What fits is a dot and what does not is a cross, so that they are told apart without colours; what has a name is in a frame of its
+    own, what was chosen in a thick one.
+    """
+    drawing, axes = _axes(4.2, cost, worse)
+    front = best_of(points)
+    if len(front) > 1:
+        axes.plot([p.cost for p in front], [p.worse for p in front], color=COLOURS["bfloat16"], linewidth=1.4, drawstyle="steps-post")
+    for fits, marker, colour, label in ((True, "o", "bfloat16", "within the tolerance"), (False, "X", "casts", "beyond it")):
+        own = [point for point in points if point.fits is fits]
+        if own:
+            axes.plot(
+                [p.cost for p in own], [p.worse for p in own], linestyle="", marker=marker, markersize=7.5, label=label,
+                color=COLOURS[colour], zorder=3,
+            )  # fmt: skip
+    if allowed is not None:
+        axes.axhline(allowed, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"{allowed:.2%} allowed")
+    _scales(axes, points, allowed)
+    named = sorted((point for point in points if point.name or point.is_chosen), key=lambda point: (not point.is_chosen, point.cost))
+    for point, frame in zip(named, itertools.cycle(_FRAMES)):  # names beside their points would lie on each other
+        axes.plot(
+            [point.cost], [point.worse], linestyle="", marker=frame, markersize=13, fillstyle="none", color=_INK,
+            markeredgewidth=1.8 if point.is_chosen else 0.9,
+            label=": ".join(filter(None, ("chosen" if point.is_chosen else "", _short(point.name, 28)))),
+        )  # fmt: skip
+    described = "; ".join(f"{point.name} {point.cost:.2f}, {point.worse:+.2%}" for point in points if point.name)
+    return _figure(drawing, f"{worse} against {cost}: {described}")
+
+
+def best_of(points: Sequence[Point]) -> list[Point]:
+    """Return those of what fits that nothing else is both cheaper and better than, the cheapest first."""
+    found, least = [], math.inf
+    for point in sorted((point for point in points if point.fits), key=lambda each: (each.cost, each.worse)):
+        if point.worse < least:
+            found.append(point)
+            least = point.worse
+    return found
+
+
+def _scales(axes: Any, points: Sequence[Point], allowed: float | None) -> None:
+    """Give a scale that is linear within the tolerance and logarithmic beyond it."""
+    linear = max(allowed or 0.01, 1e-4)
+    axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
+    costs, heights = [point.cost for point in points], [point.worse for point in points] + ([] if allowed is None else [allowed])
+    room = 0.07 * (max(costs) - min(costs)) or 0.05
+    axes.set_xlim(min(costs) - room, max(costs) + room)
+    axes.set_ylim(min(heights) * (1.8 if min(heights) < 0 else 1) - linear / 4, max(heights) * 1.8 + linear / 2)
+    bottom, top = axes.get_ylim()
+    steps = [factor * 10.0**power * linear for power in range(5) for factor in (1, 2, 5)]
+    marks = [0.0, linear / 2, -linear / 2, *steps, *(-step for step in steps)]
+    axes.set_yticks([mark for mark in marks if bottom < mark < top], minor=False)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %" if value else "0")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+
+
+def _axes(height: float, across: str, up: str) -> tuple[Any, Any]:
+    drawing = Drawing(figsize=(9.5, height), layout="constrained")
+    drawing.patch.set_alpha(0)
+    axes = drawing.subplots()
+    axes.patch.set_alpha(0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_LINE)
+    axes.tick_params(length=0, which="both", labelcolor=_INK, labelsize=9.5)
+    axes.set_xlabel(across, color=_INK, fontsize=9)
+    axes.set_ylabel(up, color=_INK, fontsize=9)
+    axes.grid(axis="y", color=_LINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    return drawing, axes
+
+
+def _short(name: str, most: int) -> str:
+    """Return the name without its middle, where it is longer than `most`."""
+    return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[-(most // 2) :]
+
+
+def _figure(drawing: Any, described: str) -> Figure:
+    """Return the drawing as an image, with a legend above it."""
+    legend = drawing.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4, labelspacing=0.8)
+    for text in legend.get_texts():
+        text.set_color(_INK)
+        text.set_parse_math(False)
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hmp"}):
+        canvas: Any = FigureCanvasSVG(drawing)
+        canvas.print_svg(file, metadata={"Date": None})
+    return Figure(base64.b64encode(file.getvalue()).decode(), described)

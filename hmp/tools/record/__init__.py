@@ -1,0 +1,1 @@
+"""What ran in which precision: record() and its report."""

@@ -1,0 +1,276 @@
+"""Compares each call that is recorded with the line of its list: what it asks for, what ran, and who made the difference."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...core import fork_safe
+from ...core.active import InBackward, Off, is_by_user, state
+from ...core.casting import castable, each_castable, each_tensor
+from ...core.formatting import dtype_name
+from ...core.observe import RUNS_BACKWARD, Call, modules
+from ...core.observing import PACKAGES
+from ...core.policy import Listed, ListEntry, Policy, unwrapped
+from ...core.rules import OpRule, rules
+from ...core.torch_patches import around_models, autocast, module_calls
+from ...core.torch_private import is_any_autocast_enabled
+from .rows import BoundedPlaces
+from .violations import Violation, together
+
+
+class Overrider(NamedTuple):
+    """`kind` is "region" (an enabled region of torch.autocast), "island" (a disabled one), "disable_casts", "outside" (of an applied
+    model's calls) or "backward"; `words` say which, with the line that opened a region."""
+
+    kind: str
+    words: str
+
+
+def over_casts() -> Overrider | None:
+    """Who casts once more what hmp has cast: a region of torch.autocast; None for nobody."""
+    return Overrider("region", f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
+
+
+def overridden(running: Iterable[torch.nn.Module]) -> Any:
+    """The policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
+    here = state.current_state()
+    return module_calls.policy_if_casts_were_on(here, running) if isinstance(here, Off) else None
+
+
+class AppliedParts:
+    """Finds for submodules of applied models, which run outside of any policy, the model. It looks once, until a mark changes."""
+
+    def __init__(self) -> None:
+        self._changes = -1
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module] | None] = weakref.WeakKeyDictionary()
+
+    def model_of(self, running: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, Any] | None:
+        """The applied model that the innermost of the modules `running`, outermost first, is a part of, and the policy that would be in
+        force in that part inside a call of the model; None without one."""
+        if self._changes != module_calls.changes():
+            self._models.clear()
+            self._changes = module_calls.changes()
+        inner = running[-1]
+        if inner not in self._models:
+            model = module_calls.applied_around(inner)
+            self._models[inner] = None if model is None else weakref.ref(model)
+        found = self._models[inner]
+        model = None if found is None else found()
+        return None if model is None else (model, module_calls.policy_inside(model, running))
+
+
+def outside_of(model: torch.nn.Module) -> Overrider:
+    """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
+    model = unwrapped(model)[1]
+    steps = around_models.frames(sys._getframe(1))
+    method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
+    return Overrider("outside", f"{method}{type(model).__name__}, outside of any call of it")
+
+
+def is_around_a_forward() -> bool:
+    """Whether a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
+    steps = list(around_models.frames(sys._getframe(1), around_models.CALLS))
+    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == around_models.TORCHS)
+    called = next(torchs, None)
+    return called is not None and (called == 0 or around_models.is_of_wrapper(steps))
+
+
+def in_place_of_casts() -> Overrider | None:
+    """Who has switched casts off; None where they are on, and where hmp did for torch's own code (R8, R15): no list speaks of that."""
+    here = state.current_state()
+    if isinstance(here, autocast.Paused):
+        return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
+    if isinstance(here, InBackward):
+        return Overrider("backward", "autograd's backward: no list applies to Python that it calls (R13)")
+    return Overrider("disable_casts", "disable_casts()") if here.disabled and is_by_user() else None
+
+
+def _opened(enabled: bool) -> str:
+    place = autocast.opened_at(enabled)
+    return f" at {place}" if place else ""
+
+
+_LOW = frozenset(("bfloat16", "float16"))
+_CASTS = frozenset(("to", "type", "type_as", "bfloat16", "half"))
+_WIDE = (torch.float64, torch.complex64, torch.complex128)
+_LEFT = Overrider("torch", "torch itself, to which hmp left the call")
+Given = tuple[Any, ...]  # the arguments of a call
+
+
+class RoundedBefore:
+    """Which inputs of a recorded op were rounded by somebody else than hmp.
+
+    Until an op has first made a low dtype of float32, every tensor in a low dtype came so. From then on such a tensor may be of hmp's
+    making; what a module's hook or a wrapper around a model (FSDP2, DeepSpeed) casts is not, and is noted.
+    """
+
+    def __init__(self) -> None:
+        self._any_by_hmp = False
+        self._others = WeakTensorKeyDictionary()
+
+    def notice(self, given: tuple[Any, ...], result: Any) -> None:
+        """Note a call that hmp decided."""
+        if not self._any_by_hmp and _is_any_low(result):
+            self._any_by_hmp = any(tensor.dtype is torch.float32 for tensor in each_castable(given))
+
+    def notice_cast(self, name: str, given: tuple[Any, ...], result: Any) -> None:
+        """Note a call of torch's function `name` where no list decides."""
+        is_cast = name in _CASTS and given and _is_any_low(result) and castable(given[0]) and given[0].dtype is torch.float32
+        if is_cast and is_around_a_forward():
+            self._others[result] = True
+
+    def before(self, given: tuple[Any, ...], result: Any) -> tuple[str, str]:
+        """The low dtype that a weight or an input of the call came in, and which of them it was in words; "" for none."""
+        results = list(each_tensor((result,)))
+        lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
+        for tensor in lows:
+            if isinstance(tensor, torch.nn.Parameter):
+                return dtype_name(tensor.dtype), f"a weight that is stored in {dtype_name(tensor.dtype)}"
+        for tensor in lows:
+            if tensor in self._others:
+                return dtype_name(tensor.dtype), f"a hook or a wrapper that casts its input to {dtype_name(tensor.dtype)}"
+            if not self._any_by_hmp:
+                return dtype_name(tensor.dtype), f"an input that came in {dtype_name(tensor.dtype)}"
+        return "", ""
+
+
+def _is_any_low(result: Any) -> bool:
+    return any(dtype_name(tensor.dtype) in _LOW for tensor in each_castable((result,)))
+
+
+class OverrideRecorder:
+    """Notes the calls that ran otherwise than the BF16, FP32 or FP8 list says; in any thread.
+
+    A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
+    """
+
+    def __init__(self, places: BoundedPlaces) -> None:
+        self._places = places
+        self._lock = fork_safe.RLock()
+        self._counts: dict[Violation, int] = {}
+        self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
+        self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self.rounded = RoundedBefore()
+        self._parts = AppliedParts()
+
+    def found(self) -> list[Violation]:
+        """What was noted so far, most calls first."""
+        with self._lock:
+            return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
+
+    def decided(self, call: Call, rule: OpRule, given: Given) -> None:
+        """A call of an op that hmp decided by `rule`."""
+        policy, given_by_user = call.here.policy, call.here.user_policy
+        if given_by_user is not None and id(given_by_user) not in self._outside:
+            self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
+        if policy is not None and rule.kind.is_list:
+            lacks = Overrider("no_kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if call.lacks_kernel else _LEFT
+            got = "float32" if call.lacks_kernel else call.computed
+            self._check(policy, rule.op, got, over_casts() or lacks, given, call.result)
+            if rule.kind is rules.FP32_LIST:
+                self._look_at_inputs(policy, rule.op, given, call.result)
+        self.rounded.notice(given, call.result)
+
+    def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
+        """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
+        low, words = self.rounded.before(given, result)
+        entry = self._entry(policy, op) if low else None
+        if entry is not None and entry.cast == "fp32":
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded_before", words))
+
+    def past(self, call: Call) -> None:
+        """A call of torch's own function by a name that Python code took before."""
+        overrider = Overrider("bypassed", "a name that was taken before hmp patched torch")
+        self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
+
+    def uncast(self, call: Call) -> None:
+        """A call where no casts are in force."""
+        op, got, given, result = call.op, call.computed, call.given, call.result
+        if not state.current_state().disabled:
+            self._outside_of_calls(op, got, given, result)
+            return
+        overrider = in_place_of_casts()
+        if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
+            return
+        policy = overridden(modules.running)
+        if policy is not None:
+            self._check(policy, op, got, overrider, given, result)
+        elif overrider.kind == "backward" and self._outside:
+            # backward is called outside of the model's calls, after them: of several policies it may have been any
+            found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
+            violated = [each for each in found if each is not None]
+            if len(violated) == len(found):
+                self._note(op, *violated[0], got, overrider)
+
+    def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
+        running = modules.running
+        found = self._parts.model_of(running) if running else None
+        if found is not None:
+            model, policy = found
+            self._check(policy, op, got, outside_of(model), given, result)
+
+    def _is_torchs(self) -> bool:
+        """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+            if frame.f_code is RUNS_BACKWARD:
+                return True
+            frame = frame.f_back
+        return False
+
+    def begin_backward(self) -> None:
+        """A call of backward(): inside a region of torch.autocast it is cast in, too."""
+        region = over_casts()
+        if region is not None and self._listed:
+            self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
+
+    def _check(self, policy: Policy | Any, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
+        found = self._violated(policy, op, got, overrider, given, result)
+        if found is not None:
+            self._note(op, *found, got, overrider)
+
+    def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
+        """The line that the call did not follow, and the dtype that it asks for; None where there is none."""
+        entry = self._entry(policy, op)
+        if entry is None or entry.cast == "promote" or not got:
+            return None
+        wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
+        dtypes = got.split(", ")
+        if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
+            return None  # torch.autocast decides inside the op
+        if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
+            return None
+        tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
+        if any(tensor.dtype in _WIDE for tensor in tensors):
+            return None  # left to torch
+        if any(each is tensor for each in results for tensor in tensors):
+            return None  # in place and out=: the first input's dtype counts (R5, R6)
+        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
+            return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
+        return entry.source, dtype_name(wanted)
+
+    def _entry(self, policy: Policy, op: str) -> ListEntry | None:
+        known = self._listed.get(id(policy))
+        if known is None:
+            known = self._listed[id(policy)] = policy, functools.cache(Listed(policy).entry)
+        return known[1](op)
+
+    def _note(self, op: str, source: str, wanted: str, got: str, overrider: Overrider) -> None:
+        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._places.here())
+        with self._lock:
+            self._counts[violation] = self._counts.get(violation, 0) + 1
+
+
+def _is_asked(given: tuple[Any, ...]) -> bool:
+    """Whether `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
+    return any(type(value) is torch.dtype and value.is_floating_point for value in given)

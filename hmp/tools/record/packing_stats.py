@@ -1,0 +1,71 @@
+"""What ops kept for backward packed, by op and module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...core import fork_safe
+from ...core.observe import Listener, modules
+from .rows import group_rows
+
+
+@dataclass(frozen=True)
+class PackingRow:
+    """What one op in one module kept for backward where the policy has it packed, weights apart.
+
+    `tensors` were kept, each memory once, of `nbytes` bytes; `left` of these were held behind packing. That is all of what is integer,
+    small or a statistic, or was held by others until the end, and nothing of a weight's low-precision copy, which backward makes again.
+    `error` is the root of what packing changed over that of the numbers themselves, each squared and summed, in the first 65,536 of each
+    tensor; `seconds` were spent in packing and unpacking, as the threads saw them.
+    """
+
+    op: str
+    module: str
+    tensors: int
+    nbytes: int
+    left: int
+    error: float
+    seconds: float
+
+
+class PackingRows(Listener):
+    """Adds up what is told of packed tensors, in any thread. `module` gives the module whose call is running."""
+
+    def __init__(self, module: Callable[[], str] = lambda: modules.path) -> None:
+        self._module = module
+        self._lock = fork_safe.RLock()
+        self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
+
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:
+        """Counts what an op keeps."""
+        key = op, self._module()
+        self._add(key, 1, nbytes, left)
+        return key
+
+    def changed(self, about: tuple[str, str], saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Counts what packing or unpacking it did."""
+        self._add(about, 0, 0, -saved, sum(each[0] for each in errors), sum(each[1] for each in errors), seconds)
+
+    def _add(self, key: tuple[str, str], *values: float) -> None:
+        with self._lock:
+            sums = self._sums.setdefault(key, [0, 0, 0, 0.0, 0.0, 0.0])
+            for i, value in enumerate(values):
+                sums[i] += value
+
+    def rows(self) -> list[PackingRow]:
+        """What was told so far, in the order of first uses."""
+        with self._lock:
+            return [
+                PackingRow(op, module, tensors, nbytes, left, math.sqrt(changed / numbers) if numbers else 0.0, seconds)
+                for (op, module), (tensors, nbytes, left, changed, numbers, seconds) in self._sums.items()
+            ]
+
+
+def merged(rows: Iterable[PackingRow]) -> list[PackingRow]:
+    """The rows with those of one op and module taken together, as of several ranks; their error is the mean by bytes."""
+    return group_rows(rows, ("op", "module"), {**dict.fromkeys(("tensors", "nbytes", "left", "seconds"), sum), "error": "nbytes"})

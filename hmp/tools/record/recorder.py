@@ -1,0 +1,179 @@
+"""What is noted of every call while a record() is on."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import torch
+
+from ...core import fork_safe
+from ...core.casting import each_tensor
+from ...core.formatting import dtype_name
+from ...core.observe import Call, Listener, asked_dtype, dtypes_of
+from ...core.policy import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
+from ...core.rules import CastRule, rules
+from ...core.torch_ops import sites
+from .fp8_stats import Fp8Rows
+from .models import RunningModels
+from .overrides import OverrideRecorder
+from .packing_stats import PackingRows
+from .rows import BYPASSED, ELSEWHERE, UNLISTED, BoundedPlaces, Row, grouped
+
+Key = tuple[Any, ...]
+_LONG = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
+_clock = time.perf_counter
+_compiling = torch.compiler.is_compiling
+
+
+class Recorder(Listener):
+    """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
+
+    measures = unlisted = in_backward = True
+
+    def __init__(self, synchronize: bool = False) -> None:
+        self.synchronizes = synchronize
+        self.started = _clock()
+        self.models = RunningModels()
+        self.policies: dict[Policy, None] = {}  # as they were given
+        self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
+        self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is in force and of what was given
+        self.uncast = 0
+        self.unplaced = 0  # calls in later places than are kept
+        self.fp8 = Fp8Rows()
+        self.packed = PackingRows()
+        self.places = BoundedPlaces()
+        self.last_word = OverrideRecorder(self.places)
+        self._counts: dict[Key, list[Any]] = {}
+        self._lock = fork_safe.RLock()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has recorded."""
+        return _clock() - self.started
+
+    def end(self, call: Call) -> None:
+        """Counts a call."""
+        rule = call.rule
+        if rule is None:
+            if call.error is None:
+                self._unlisted(call)
+            return
+        said, given, raised = _said_of(rule.kind), call.given, call.error is not None
+        inputs, output = dtypes_of(given), "" if raised else dtypes_of((call.result,))
+        if said == UNLISTED and not call.lacks_kernel:
+            call.computed = _computed(given, inputs, call.result)
+        self._note(call, said, inputs, output, raised and type(call.error).__name__ != _STOP)
+        if not raised and not _compiling():
+            self.last_word.decided(call, rule, given)
+
+    def quantised(self, op: str, module: str, statistics: Any) -> None:
+        """Counts an operand of a product in FP8."""
+        module = self.places.bounded(module)
+        self.fp8.quantised(op, module, statistics)
+
+    def backward_begins(self) -> None:
+        """Looks for what overrides the policy in backward."""
+        self.last_word.begin_backward()
+
+    def _unlisted(self, call: Call) -> None:
+        """A call of a torch function that no list decides."""
+        result = call.result
+        if call.here.policy is None:
+            self.uncast += 1
+            self.last_word.rounded.notice_cast(call.op, call.given, result)
+            call.computed = _computed(call.given, dtypes_of(call.given), result)
+            self.last_word.uncast(call)
+            return
+        if call.decided or not isinstance(result, (torch.Tensor, tuple, list)) or isinstance(result, torch.Size):
+            return  # hmp decided something inside, which was noted; or nothing was computed
+        inputs, output = dtypes_of(call.given), dtypes_of((result,))
+        self.last_word.rounded.notice_cast(call.op, call.args, result)
+        call.computed = _computed(call.given, inputs, result)
+        rule = UNLISTED
+        if call.function in call.here.replacements.functions:
+            rule = BYPASSED
+            self.last_word.past(call)
+        if inputs or output:
+            self._note(call, rule, inputs, output, False)
+
+    def _note(self, call: Call, rule: str, inputs: str, output: str, raised: bool) -> None:
+        policy, given = call.here.policy, call.here.user_policy
+        if policy is None or given is None:
+            return  # reverted since the call began
+        place = self.places.here()
+        key = (id(policy), call.op, rule, inputs, call.computed, output, *place)
+        with self._lock:
+            if place is ELSEWHERE:
+                self.unplaced += 1
+            if (id(policy), id(given)) not in self._as_given:
+                self._as_given[id(policy), id(given)] = given
+                self._in_force.setdefault(id(policy), policy)
+                self.policies.setdefault(given)
+            counts = self._counts.get(key)
+            if counts is None:
+                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0]  # in the order of rows.COUNTED
+            counts[0] += 1
+            counts[1] += call.casts
+            counts[2] += call.casts_saved
+            counts[3] += call.cast_bytes
+            counts[4] += call.op_seconds
+            counts[5] += call.cast_seconds
+            counts[6] += call.lacks_kernel
+            counts[7] += raised
+            counts[8] += _compiling()
+            counts[9] += call.in_float32
+
+    # --- what comes of it ---
+
+    def rows(self) -> list[Row]:
+        """What was noted so far, in the order of first calls."""
+        found = []
+        for entry, op, rule, *rest in self._entries():
+            if rule == UNLISTED and entry is not None and entry.cast == "promote":
+                rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
+            follows = entry is not None and (rule in (entry.cast, BYPASSED) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
+            source = entry.source if follows else ""
+            found.append(Row(op, rule, source, *rest))
+        return grouped(found, "call")  # policies that are the same in other modules make the same rows
+
+    def _entries(self) -> list[tuple[Any, ...]]:
+        """What was noted, each with the list entry that its op follows."""
+        with self._lock:
+            counts = [(*key, *values) for key, values in self._counts.items()]
+            listed = {key: Listed(policy) for key, policy in self._in_force.items()}
+        return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
+
+    def never_called(self) -> list[str]:
+        """The entries on the lists of the policies in force none of whose ops was called, of those with a scope none where they hold."""
+        noted = self._entries()
+        called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
+        names = {name for policy in self.policies for cast in LISTS for name in getattr(policy, cast) if name != EVERY_OP}
+        unused = [name for name in names if called.isdisjoint(spelling.resolve(ListEntry(name, "bf16")))]
+        # of a line that another one took a part of, what is left has the names of its ops
+        followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
+        for rule in {rule for policy in self.policies for rule in policy.scoped}:
+            if rule.cast == "saved":
+                continue  # self.packed tells what such lines did
+            if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
+                unused.append(rule.text)
+        return sorted(unused)
+
+
+@functools.cache
+def _said_of(kind: CastRule) -> str:
+    return kind.in_reports or UNLISTED
+
+
+def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
+    """Return the dtype that torch computes in by itself: the one that it was asked for, or that it promotes a mixture to, or a wider
+    result's."""
+    asked = asked_dtype(values)
+    if asked or not inputs:
+        return asked
+    dtypes = [_LONG[name] for name in inputs.split(", ")]
+    widest = functools.reduce(torch.promote_types, dtypes)
+    given = next((tensor.dtype for tensor in each_tensor((result,)) if tensor.is_floating_point()), widest)
+    return dtype_name(given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest)

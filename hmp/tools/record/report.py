@@ -1,0 +1,415 @@
+"""The report of a recording: rows, sums of them, checks for tests, and its forms as text, JSON and page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
+from ...core.policy import LISTS
+from ...errors import HmpError, ViolationError
+from ..printers import printer
+from . import packing_stats
+from . import rows as rows_
+from .fp8_stats import Fp8Row, merged
+from .models import Model, merge_models
+from .packing_stats import PackingRow
+from .rows import BYPASSED, FIELDS, UNLISTED, Row, grouped, in_words
+from .violations import Violation, check_allowed, in_lines, together
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+FORMAT = 1
+_SHOWN = 40  # names that were never called; `never_called` has them all
+_TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
+
+
+class Report:
+    """What ran in which precision, while it is recorded and afterwards.
+
+    `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        fp8: Iterable[Fp8Row] = (),
+        violations: Iterable[Violation] = (),
+        models: Iterable[Model] = (),
+        **about: Any,
+    ) -> None:
+        self._recorder: Recorder | None = None
+        self._rows = tuple(rows)
+        self._fp8 = tuple(fp8)
+        self._kept: tuple[PackingRow, ...] = tuple(about.pop("kept", ()))
+        self._violations = tuple(violations)
+        self._models = tuple(models)
+        self._about: dict[str, Any] = {
+            "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
+            "torch": torch.__version__, "in_float32": {},
+        } | about  # fmt: skip
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recording goes on."""
+        return self._recorder is not None
+
+    # --- what was recorded ---
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The distinct calls, in the order in which they were first made."""
+        return self._rows if self._recorder is None else tuple(self._recorder.rows())
+
+    def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
+        """The rows added up by "op", "module", "line" or "call", the largest `sort` first, a field of Row; with or without what no list
+        decides."""
+        if sort not in FIELDS:
+            raise HmpError(f"sort={sort!r} is no field of a row; there are {', '.join(FIELDS)}")
+        try:
+            rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
+        except ValueError as error:
+            raise HmpError(str(error)) from None
+        return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
+
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        """The policies that were in force, as `Policy.to_dict()` has them."""
+        return list(self._told("policies"))
+
+    @property
+    def never_called(self) -> list[str]:
+        """The names on their lists none of whose ops was called."""
+        return list(self._told("never_called"))
+
+    @property
+    def unlisted(self) -> list[Row]:
+        """What was called and no list decides, by op, most time first. Seen in the thread that recorded."""
+        return [row for row in self.grouped("op", "op_seconds") if row.rule == UNLISTED]
+
+    @property
+    def fp8(self) -> list[Fp8Row]:
+        """What quantising did to the operands of products in FP8, by op, module and role."""
+        return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
+
+    @property
+    def kept(self) -> list[PackingRow]:
+        """What ops kept for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
+        return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
+
+    def violations(self) -> list[Violation]:
+        """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
+
+        Calls where no list could decide, inside disable_casts() or by a name from before, are seen in the thread that recorded.
+        """
+        return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
+
+    @property
+    def models(self) -> list[Model]:
+        """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
+        return list(self._models) if self._recorder is None else list(self._recorder.models.found)
+
+    @property
+    def no_kernel(self) -> list[Row]:
+        """What ran in float32 for want of a kernel in the low dtype (R11), by op."""
+        return [row for row in self.grouped("op", "no_kernel") if row.no_kernel]
+
+    @property
+    def uncast_calls(self) -> int:
+        """How many calls ran where no casts were in force: inside `disable_casts()`, in the optimizer's step, outside of a region or of a
+        model that hmp.apply() was called for."""
+        return int(self._told("uncast_calls"))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up; where hmp
+        recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
+        told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        if self._recorder is not None:
+            told["seconds"] = self._recorder.seconds
+        model = ", ".join(dict.fromkeys(each.name for each in self.models)) or self._about.get("model")
+        return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of how this was recorded."""
+        rows = self.rows
+        notes = []
+        if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
+            notes.append(
+                "No policy decided anything: call hmp.convert(), or use hmp.casts() or hmp.apply(), before or inside hmp.record()."
+                if not self.policies
+                else "A policy was in force, and none of its ops was called."
+            )
+        traced = sum(row.traced for row in rows)
+        if traced:
+            notes.append(f"{count(traced, 'call')} seen only by a compiler.")
+        raised = sum(row.raised for row in rows)
+        if raised:
+            notes.append(f"{count(raised, 'call')} ended in an exception.")
+        for dtype, why in self._about["in_float32"].items():
+            wide = [row for row in rows if row.in_float32 and dtype in (row.compute, row.output)]
+            if wide:
+                names, calls = some(sorted({row.op for row in wide}), 6), count(sum(row.in_float32 for row in wide), "call")
+                notes.append(f"{dtype} computed in float32 and rounded, in {calls} of {names}: {why} (rule R11).")
+        unplaced = self._told("unplaced_calls")
+        if unplaced:
+            notes.append(
+                f"{count(unplaced, 'call')} in places beyond the first {rows_.MOST_PLACES:,} are added up by op, without module and line."
+            )
+        past = [row for row in rows if row.rule == BYPASSED]
+        if past:
+            names = ", ".join(sorted({row.op for row in past}))
+            notes.append(
+                f"{count(sum(row.calls for row in past), 'call')} of {names} went past hmp: hmp.unreachable() says by which names."
+            )
+        if self._about["ranks"] > 1:
+            notes.append(f"Added up over {self._about['ranks']} recordings, of ranks or of runs.")
+        return notes
+
+    def _told(self, name: str) -> Any:
+        if self._recorder is None:
+            return self._about[name]
+        if name == "policies":
+            return [policy.to_dict() for policy in self._recorder.policies]
+        if name == "never_called":
+            return self._recorder.never_called()
+        return self._recorder.uncast if name == "uncast_calls" else self._recorder.unplaced
+
+    def _end(self) -> None:
+        """Nothing more is recorded."""
+        recorder = self._recorder
+        if recorder is not None:
+            told = {name: self._told(name) for name in _TOLD}
+            self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
+            self._kept, self._violations = tuple(recorder.packed.rows()), tuple(recorder.last_word.found())
+            self._models = tuple(self.models)
+            self._about |= {**told, "seconds": recorder.seconds}
+            self._recorder = None
+
+    # --- checks ---
+
+    def assert_dtype(self, op: str, dtype: torch.dtype) -> None:
+        """Raises AssertionError unless `op` was called, and computed in `dtype` every time."""
+        rows = [row for row in self.rows if row.op == op and row.compute]
+        wanted = dtype_name(dtype)
+        if not rows:
+            called = ", ".join(sorted({row.op for row in self.rows})) or "nothing"
+            raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
+        wrong = [row for row in rows if row.compute != wanted]
+        if wrong:
+            lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
+            raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
+
+    def verify(self, allow: Collection[str] = ()) -> Report:
+        """Raise unless every call on the BF16, FP32 or FP8 list ran as its entry says.
+
+        Args:
+            allow: Kinds of violations that are no error: "region" (an enabled torch.autocast), "island" (a model's own
+                torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
+                it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward",
+                "rounded_before" (an op on the FP32 list whose weight or input came in a low dtype, from the caller, a hook or a wrapper
+                and not by hmp), "torch".
+
+        Returns:
+            The report itself.
+
+        Raises:
+            ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
+                dtype that was wanted and the one that it got, what overrode the list, and the remedy.
+            HmpError: No call followed a list, so that nothing was shown, or `allow` is no list of kinds.
+
+        Example:
+            >>> net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+            >>> with hmp.casts("autocast"), hmp.record() as report:
+            ...     y = net(x)
+            >>> checked = report.verify()
+        """
+        check_allowed(allow)
+        found = [each for each in self.violations() if each.kind not in allow]
+        if found:
+            calls = sum(each.calls for each in found)
+            told = f"{count(calls, 'call')} did not follow {'its list' if calls == 1 else 'their lists'}"
+            raise ViolationError(f"{told}:\n{in_lines(found)}{self.never_called_notice}", self)
+        if not any(row.source for row in self.rows):
+            raise HmpError(
+                "nothing was verified: no call followed a line of a list. Give a policy, or call hmp.apply(model, policy) before"
+                + self.never_called_notice
+            )
+        return self
+
+    @property
+    def never_called_notice(self) -> str:
+        """A line that names what is on the lists and matched no call; "" for nothing."""
+        names = self.never_called
+        return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""
+
+    def diff(self, other: Report) -> list[str]:
+        """What ran otherwise in `other`: ops that compute in other dtypes, that came or went, one line each. Numbers of calls are not
+        compared."""
+        _check_reports("diff", other)
+        mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
+        lines = []
+        for op in sorted(mine.keys() | theirs.keys()):
+            here, there = mine.get(op), theirs.get(op)
+            if here != there:
+                lines.append(f"{op}: {_named(here)} -> {_named(there)}")
+        return lines
+
+    # --- taking several together ---
+
+    def merge(self, *others: Report) -> Report:
+        """One report of several runs, whose seconds are added up. Of ranks, which run at the same time, gather() makes one."""
+        _check_reports("merge", *others)
+        return self._together((self, *others), sum)
+
+    def _together(self, reports: Sequence[Report], seconds: Callable[[Iterable[float]], float]) -> Report:
+        called = set[str]().union(*(each._called() for each in reports))
+        never = set[str]().union(*(each.never_called for each in reports)) - called
+        policies = {each["fingerprint"]: each for report in reports for each in report.policies}
+        return Report(
+            grouped([row for report in reports for row in report.rows], "call"),
+            merged(row for report in reports for row in report.fp8),
+            together(each for report in reports for each in report.violations()),
+            merge_models(each for report in reports for each in report.models),
+            **self._about
+            | {
+                "policies": list(policies.values()),
+                "never_called": sorted(never),
+                **{name: sum(each._told(name) for each in reports) for name in ("uncast_calls", "unplaced_calls")},
+                "seconds": seconds(each._about["seconds"] for each in reports),
+                "ranks": sum(each._about["ranks"] for each in reports),
+                "kept": packing_stats.merged(row for report in reports for row in report.kept),
+            },
+        )
+
+    def _called(self) -> set[str]:
+        """The entries on the lists of its policies of which an op was called."""
+        return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
+
+    def gather(self) -> Report:
+        """On rank 0 the reports of all ranks as one, its seconds those of the slowest, elsewhere the rank's own; every rank must
+        call it. Alone: the report itself."""
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+            return self
+        found: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+        distributed.gather_object(self.to_dict(), found)
+        if found is None:
+            return self
+        reports = [Report.from_dict(each) for each in found]
+        return reports[0]._together(reports, max)
+
+    # --- forms ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values; times in seconds."""
+        about = {name: self._told(name) for name in _TOLD}
+        found: dict[str, Iterable[Any]] = {
+            "rows": self.rows,
+            "fp8": self.fp8,
+            "kept": self.kept,
+            "violations": self.violations(),
+            "models": self.models,
+        }
+        lists = {name: [asdict(each) for each in of] for name, of in found.items()}
+        return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **lists})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """The report that `to_dict()` described. HmpError for something else."""
+        if not isinstance(values, Mapping):
+            raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
+        if values.get("hmp_report") != FORMAT:
+            raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
+        if not isinstance(values.get("rows"), list):
+            raise HmpError("is a report without rows: it was cut off, or is part of one; give all that Report.to_dict() gave")
+        kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
+        # which reports of older releases have not all of
+        found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
+        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
+        return cls(**about | found)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` into the file `path`, which is returned."""
+        return json_written(path, self.to_dict)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """The report in a file that `to_json()` wrote. HmpError where there is none."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise HmpError(f"{path}: no such file; give one that Report.to_json() wrote") from None
+        except (OSError, TypeError) as error:
+            raise HmpError(
+                f"{path}: is no file that can be read ({getattr(error, 'strerror', error)}); give one that Report.to_json() wrote"
+            ) from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise HmpError(f"{path}: is no JSON ({error}); give a file that Report.to_json() wrote") from None
+        try:
+            return cls.from_dict(values if isinstance(values, Mapping) else {})
+        except HmpError as error:
+            raise HmpError(f"{path}: {error}") from None
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
+
+        It says where the time went, where casts are made, which calls did not follow their list, and what was kept for backward. Needs
+        the extra `report`.
+        """
+        return written(path, lambda: printer("Report.to_html")(self))
+
+    def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
+        """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
+
+        Args:
+            by: What a line of the table adds up: "op", "module", "line" or "call".
+            sort: The field of a row by which the lines are sorted, the largest first.
+
+        Raises:
+            HmpError: `by` or `sort` is none of these.
+
+        Example:
+            >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
+            module  calls  casts  saved  cast  in casts  in ops
+        """
+        return str(printer("Report.table")(self, by, sort))
+
+    def __str__(self) -> str:
+        return str(printer("Report.__str__")(self))
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
+    def __repr__(self) -> str:
+        calls: Counter[str] = Counter()
+        for row in self.rows:
+            calls[row.rule] += row.calls
+        return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
+
+
+def _check_reports(method: str, *others: object) -> None:
+    """HmpError where one of `others`, the arguments of that method, is no report."""
+    for each in others:
+        if not isinstance(each, Report):
+            raise HmpError(f"Report.{method}() takes reports; {each!r} is none. Of a file give Report.load(path)")
+
+
+def _dtypes_by_op(report: Report) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in report.rows:
+        if row.compute:
+            found.setdefault(row.op, set()).add(row.compute)
+    return found
+
+
+def _named(dtypes: set[str] | None) -> str:
+    return "not called" if dtypes is None else " and ".join(sorted(dtypes))

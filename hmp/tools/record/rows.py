@@ -1,0 +1,157 @@
+"""The values of a report: one Row for each op, rule, dtypes and place, and sums of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from ...core.observe import Place, modules
+from ...core.rules import rules
+
+T = TypeVar("T")
+
+MOST_PLACES = 20_000  # a model of 60 layers with 100 experts each has that many
+ELSEWHERE = Place("", "", 0)
+# What the rule of an op is called that no rule decides.
+UNLISTED = "unlisted"
+# And of a listed op that was called by a name that Python code took before, and that hmp did not find.
+BYPASSED = "bypassed"
+# A rule's number says nothing by itself.
+_WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in rules.RULES if rule.in_reports and not rule.is_list}
+# What is counted, and added up when rows are taken together.
+COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
+# What rows may be taken together by, with the fields that then tell them apart.
+GROUPS = {
+    "op": ("op", "rule", "source", "inputs", "compute", "output"),
+    "module": ("module",),
+    "line": ("op", "rule", "source", "inputs", "compute", "output", "file", "line"),
+    "call": ("op", "rule", "source", "inputs", "compute", "output", "module", "file", "line"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of one op by one rule, in one place, with the same dtypes.
+
+    `op` is the op's id as lists spell it; `rule` the list that decided ("bf16", "fp32", "promote"), the rule that did ("R5", "R7",
+    "R12"), "autocast" where torch.autocast decides inside, "unlisted", or "bypassed" for a call of torch's own function by a name that
+    hmp.unreachable() knows; `source` the list entry, with file and line where it has one. `inputs`, `compute` and `output` are dtypes: of
+    the castable inputs as the caller gave them, those that torch computed in, and of the result. `module`, `file` and `line` say
+    who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
+    they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
+    `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
+    `in_float32` calls computed in float32 on inputs rounded to the low dtype, and rounded their result, as the processor has no
+    instructions for it (R11).
+    """
+
+    op: str
+    rule: str
+    source: str = ""
+    inputs: str = ""
+    compute: str = ""
+    output: str = ""
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    calls: int = 0
+    casts: int = 0
+    casts_saved: int = 0
+    cast_bytes: int = 0
+    op_seconds: float = 0.0
+    cast_seconds: float = 0.0
+    no_kernel: int = 0
+    raised: int = 0
+    traced: int = 0
+    in_float32: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time in the op and in its casts."""
+        return self.op_seconds + self.cast_seconds
+
+    @property
+    def dtypes(self) -> str:
+        """`inputs → compute → output`; of products that compute in float32 for a low dtype "bfloat16 in float32" in the middle."""
+        compute = f"{self.compute} in float32" if self.in_float32 and self.compute != "float32" else self.compute
+        return " → ".join(part or "-" for part in (self.inputs, compute, self.output))
+
+    @property
+    def place(self) -> str:
+        """`module at file:line`, what of it is known."""
+        at = f"{self.file}:{self.line}" if self.file else ""
+        return " at ".join(part for part in (self.module, at) if part)
+
+
+def in_words(rule: str) -> str:
+    """A row's rule with a word beside its number."""
+    return _WORDS.get(rule, rule)
+
+
+FIELDS = tuple(field.name for field in fields(Row))
+
+
+def grouped(rows: Iterable[Row], by: str) -> list[Row]:
+    """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
+    if by not in GROUPS:
+        raise ValueError(f"by={by!r} is none of {', '.join(map(repr, GROUPS))}")
+    others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
+    return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common)})
+
+
+def group_rows(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
+    """The rows, dataclasses of one kind, with those that are the same `by` these fields as one: `how` has for each other field what makes
+    one value of all, or the field by which its mean is weighed."""
+    groups: dict[tuple[Any, ...], list[T]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, name) for name in by), []).append(row)
+    found = []
+    for of in groups.values():
+        if len(of) == 1:
+            found.append(of[0])
+            continue
+        values = {name: [getattr(row, name) for row in of] for name in how}
+        made = {name: _mean(values[name], values[one]) if isinstance(one, str) else one(values[name]) for name, one in how.items()}
+        found.append(replace(of[0], **made))  # type: ignore[type-var]
+    return found
+
+
+def _common(values: list[Any]) -> Any:
+    """The value that all are, else nothing."""
+    return values[0] if values.count(values[0]) == len(values) else type(values[0])()
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / (sum(weights) or 1)
+
+
+def total(rows: Iterable[Row]) -> Row:
+    """What was counted of the rows, added up; nothing else is in the row that it gives."""
+    kept = list(rows)
+    return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
+
+
+class BoundedPlaces:
+    """The place of the calling code, for the first `MOST_PLACES` different ones; later ones are all ELSEWHERE."""
+
+    def __init__(self) -> None:
+        self._known: set[Place] = set()
+        self._modules: set[str] = set()
+
+    def here(self) -> Place:
+        """The place of the code that calls now."""
+        place = modules.place()
+        if place in self._known:
+            return place
+        if len(self._known) >= MOST_PLACES:
+            return ELSEWHERE
+        self._known.add(place)
+        return place
+
+    def bounded(self, module: str) -> str:
+        """The module, for the first `MOST_PLACES` different ones; later ones are all "", outside of all."""
+        if module not in self._modules:
+            if len(self._modules) >= MOST_PLACES:
+                return ELSEWHERE.module
+            self._modules.add(module)
+        return module

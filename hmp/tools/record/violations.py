@@ -1,0 +1,103 @@
+"""Calls that did not follow the entry of their list, and what overrode it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from ...errors import HmpError
+from .rows import group_rows
+
+
+class OverrideKind(str, Enum):
+    """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
+
+    REGION = "region", "end the region before, or activate the policy inside it: by hmp.casts(), or by a call of a model with hmp.apply()"
+    ISLAND = "island", "take the region out, or the op off the list where it is meant to be float32 here"
+    DISABLE_CASTS = "disable_casts", "take the call out of disable_casts(), or the op off the list"
+    NO_KERNEL = "no_kernel", "take the op off the list on this device, or say `op @ modules` where it has a kernel"
+    OUTSIDE = "outside", "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))"
+    BYPASSED = "bypassed", "hmp.unreachable() says which name was taken before; take it after hmp.convert()"
+    BACKWARD = "backward", "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd"
+    ROUNDED_BEFORE = (
+        "rounded_before",
+        "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
+    )
+    TORCH = "torch", "hmp left the call to torch, for what it was given; the rules say when"
+
+    remedy: str
+
+    def __new__(cls, value: str, remedy: str = "") -> OverrideKind:
+        """Return a kind, which is its value as a string."""
+        made = str.__new__(cls, value)
+        made._value_ = value
+        made.remedy = remedy
+        return made
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+
+def check_allowed(allow: Collection[str]) -> None:
+    """Raise HmpError unless `allow` is a list of kinds of violations."""
+    known = [each.value for each in OverrideKind]
+    if isinstance(allow, str) or any(kind not in known for kind in allow):
+        raise HmpError(f"allow={allow!r}: expected a list of kinds of violations; there are {', '.join(map(repr, known))}")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Calls of one op in one place that ran otherwise than a line of a list says.
+
+    `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
+    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a region of torch.autocast with the line that
+    opened it. `module`, `file` and `line` say who called, `calls` how often.
+    """
+
+    op: str
+    source: str
+    wanted: str
+    got: str
+    kind: str
+    by: str
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    calls: int = 0
+
+    @property
+    def place(self) -> str:
+        """`module at file:line`, what of it is known."""
+        return " at ".join(part for part in (self.module, f"{self.file}:{self.line}" if self.file else "") if part)
+
+    @property
+    def remedy(self) -> str:
+        """What may be done about it."""
+        return OverrideKind(self.kind).remedy
+
+    def __str__(self) -> str:
+        line = f" ({self.source})" if self.source else ""
+        times = "once" if self.calls == 1 else f"{self.calls} times"
+        return f"{self.op}{line} in {self.place}: wanted {self.wanted}, got {self.got}, {times}; by {self.by}"
+
+
+def together(found: Iterable[Violation]) -> list[Violation]:
+    """The violations, those that differ in nothing but the number of calls added up, most calls first."""
+    same = [each.name for each in fields(Violation) if each.name != "calls"]
+    return sorted(group_rows(found, same, {"calls": sum}), key=lambda each: -each.calls)
+
+
+def kinds(found: Iterable[Violation]) -> list[str]:
+    """The kinds of the violations, each once."""
+    return list(dict.fromkeys(each.kind for each in found))
+
+
+def in_lines(found: Iterable[Violation]) -> str:
+    """The violations as lines of text, each kind with its remedy."""
+    listed = list(found)
+    lines = []
+    for kind in kinds(listed):
+        lines += [f"  {each}" for each in listed if each.kind == kind]
+        lines.append(f"    to fix: {OverrideKind(kind).remedy}")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""What ran in which precision: recorded, shown as tables and pages, compared between runs."""

@@ -1,0 +1,179 @@
+"""summary(): the module tree of a model, with the dtype that each layer computes in and what it saves for backward."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.casting import each_tensor
+from ..core.formatting import NOTHING, aligned, size, versioned
+from ..core.observe import listen, modules
+from ..core.policy import Policy
+from .benchmark.saved_bytes import SavedBytes
+from .model_call import call, check_module, chosen_policy, region
+from .model_state import Snapshot, random_state_kept
+from .record.record import record
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module: `path` in the model ("" for the model itself), its class, how deep it stands, its own parameters without those of modules
+    inside it, and of one forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and
+    the bytes that they keep for backward: each storage once, at the first layer that keeps it, and parameters left out."""
+
+    path: str
+    kind: str
+    depth: int
+    parameters: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    computes: tuple[str, ...] = ()
+    saved_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of a model in the order of the tree; str() is a table. `policy` is that of the forward pass, "" where none was made."""
+
+    layers: tuple[Layer, ...]
+    policy: str = ""
+
+    def __getitem__(self, path: str) -> Layer:
+        for layer in self.layers:
+            if layer.path == path:
+                return layer
+        raise KeyError(f"no module {path!r}; there are {', '.join(repr(layer.path) for layer in self.layers)}")
+
+    @property
+    def parameters(self) -> int:
+        """Of all layers."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the forward pass keeps for backward."""
+        return sum(layer.saved_bytes for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain JSON values."""
+        totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
+        return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("layer", "output", "parameters", "computes in", "saves")]
+        for layer in self.layers:
+            name = f"{'  ' * layer.depth}{layer.path.rpartition('.')[2]}"
+            shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
+            parameters = f"{layer.parameters:,}" if layer.parameters else NOTHING
+            called = f"{name} ({layer.kind})" if layer.path else layer.kind
+            rows.append((called, shapes or NOTHING, parameters, ", ".join(layer.computes) or NOTHING, size(layer.saved_bytes)))
+        table = aligned(rows, {0, 1, 3}, ruled=True)
+        under = f"under policy {self.policy!r}" if self.policy else "without a batch: dtypes and what is saved are not known"
+        total = f"{self.parameters:,} parameters; {size(self.saved_bytes, none='0 B')} saved for backward"
+        return "\n".join([f"hmp summary, {under}", "", *table, "", total])
+
+
+def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
+    """The modules of `model`, with the dtype that each computes in and what it saves for backward, as a table to print.
+
+    `batch` is what the model is called with once: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
+    one. Without it nothing is called, and the table has parameters alone. Without a policy: what hmp.apply() gave the model, the one in
+    force here, else "autocast". Model and random state are as before. Raises HmpError for what is no module.
+    """
+    if batch is None:
+        check_module(model, "summary()")
+        return Summary(tuple(_layers(model)))
+    return of_call(model, functools.partial(call, model, batch), policy)
+
+
+def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy | str | Path | None = None) -> Summary:
+    """The summary of `model` with what `call`, which calls it, does in it."""
+    check_module(model, "summary()")
+    chosen = chosen_policy(model, policy)
+    first = next(model.parameters(), None)
+    seen = _Seen(model)
+    snapshot = Snapshot(model, None, (), None)
+    try:
+        with (
+            random_state_kept(torch.device("cpu") if first is None else first.device),
+            region(model, chosen, model),
+            record() as report,
+            listen(seen),
+        ):
+            call()
+    finally:
+        snapshot.restore()
+    computes: dict[str, Counter[str]] = {}
+    for row in report.rows:
+        path = seen.path_of(row.module)
+        if path is not None and row.compute:
+            computes.setdefault(path, Counter())[row.compute] += row.calls
+    return Summary(tuple(_layers(model, seen, computes)), chosen.name)
+
+
+class _Seen(SavedBytes):
+    """What a forward pass shows of the model's modules: the shapes that they return, and what they save."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__([*model.parameters(), *model.buffers()])
+        self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self.by_path: Counter[str] = Counter()
+        self._model = model
+        self._paths = {id(module): path for path, module in model.named_modules()}
+
+    def path_of(self, place: str) -> str | None:
+        """The path in the model of a place as recordings say it: of the nearest module that the model holds, None outside the model."""
+        name = type(self._model).__name__
+        if place == name:
+            return ""
+        known = set(self._paths.values())
+        while place:
+            if place in known:
+                return place
+            place = place.rpartition(".")[0]
+        return None
+
+    def saved(self, tensor: torch.Tensor) -> None:
+        """Counts a saved tensor for the layer that is running."""
+        path = self.path_of(modules.path)
+        if path is not None:
+            before = self.bytes
+            super().saved(tensor)
+            self.by_path[path] += self.bytes - before
+
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
+        """Counts what is to be packed for the layer that is running: in place of `saved`."""
+        path = self.path_of(modules.path)
+        if path is not None and super().kept(op, tensor, nbytes, left):
+            self.by_path[path] += left
+            return path
+        return None
+
+    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Counts what packing it saved."""
+        if about is not None:
+            self.by_path[about] -= saved
+
+    def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        """Notes what a module returned."""
+        path = self._paths.get(id(module))
+        if path is not None and not raised:
+            self.shapes[path] = tuple(tuple(tensor.shape) for tensor in each_tensor((output,)))
+
+
+def _layers(model: torch.nn.Module, seen: _Seen | None = None, computes: Mapping[str, Counter[str]] | None = None) -> Iterator[Layer]:
+    for path, module in model.named_modules():
+        yield Layer(
+            path=path,
+            kind=type(module).__name__,
+            depth=path.count(".") + 1 if path else 0,
+            parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
+            shapes=() if seen is None else seen.shapes.get(path, ()),
+            computes=tuple(dtype for dtype, _ in (computes or {}).get(path, Counter()).most_common()),
+            saved_bytes=0 if seen is None else seen.by_path[path],
+        )

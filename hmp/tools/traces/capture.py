@@ -1,0 +1,314 @@
+"""capture(): what each module returned, noted when it returns, and written into a file when the region ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core import fork_safe
+from ...core.active import current_state
+from ...core.casting import has_values
+from ...core.formatting import count, dtype_name, provenance, size, some
+from ...core.observe import Listener, listen, modules
+from ...core.torch_private import graph_task, in_plain_autograd, trace_here
+from ...errors import HmpError
+from ..model_call import check_module, named_arguments
+from ..model_state import aside
+from . import file
+from .file import bits, moments, values_of
+from .module_names import ModulePath, Names, Root
+from .trace import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output
+
+Tensor = torch.Tensor
+MOST_BYTES = 4 * 2**20  # of an output whose values are kept
+_MOST_OUTPUTS = 20_000  # their descriptions stand in the file's header, which is read at once
+_PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
+_compiling = torch.compiler.is_compiling
+
+
+class NothingCalled(HmpError):
+    """No module was called in the region of a capture."""
+
+
+@contextmanager
+def capture(
+    path: str | Path,
+    model: torch.nn.Module | None = None,
+    *,
+    mask: Tensor | None = None,
+    calls: int | None = None,
+    **removed: Any,
+) -> Iterator[Capture]:
+    """Write what each module returns within the region into a file, for `hmp.compare_captures()` and `hmp compare`.
+
+    Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
+    kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
+    say. The file is written when the region ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
+
+    Args:
+        path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
+        model: the model to watch; every module that runs without one.
+        mask: says which places count, as `attention_mask` does (1 where one does), where the model gets no such keyword.
+        calls: how many calls of the model are noted, None for all.
+        **removed: parameters of earlier versions, which are refused.
+
+    Yields:
+        The capture, to be read after the region. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
+        they are no larger than 4 MiB; of the model's own call also what it was given.
+
+    Raises:
+        HmpError: no module was called, or the file cannot be written.
+        TypeError: for `keep`, `bytes_each` and `bytes_all`: values are kept up to one limit.
+
+    Example:
+        >>> with hmp.capture("trainer.capture", model):
+        ...     model(**batch)
+    """
+    target = file.of_rank(Path(path))
+    if removed:
+        raise TypeError(_about_removed(next(iter(removed))))
+    _check(model, mask, calls)
+    file.check(target)
+    watcher = _TraceRecorder(model, mask, calls)
+    found = Capture(target)
+    found.is_written = False
+    failed = True
+    try:
+        with watcher.watch():
+            yield found
+        failed = False
+    finally:
+        found.is_written = True
+        if watcher.calls:
+            found.path = target = file.of_rank(Path(path), watcher.rank)
+            file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
+        elif not failed:
+            raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
+
+
+def _about_removed(name: str) -> str:
+    if name in ("keep", "bytes_each", "bytes_all"):
+        return f"capture() takes no {name}: it keeps the values of outputs of up to {size(MOST_BYTES)}; give calls= to capture less"
+    return f"capture() got an unexpected keyword argument {name!r}"
+
+
+def _check(model: Any, mask: Any, calls: int | None) -> None:
+    if model is not None:
+        check_module(model, "capture()", "a file and a torch.nn.Module")
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+        raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
+    if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
+        raise HmpError("mask= is 1 where a place counts and 0 where none does; another value is in it")
+    if calls is not None and calls < 1:
+        raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
+
+
+class _TraceRecorder(Listener):
+    """Notes calls while its `watch()` lasts. No module has a hook of its own: what looks for one, as the fused path of
+    torch.nn.TransformerEncoderLayer, finds none."""
+
+    def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
+        self.calls: list[ModuleCall] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._names = Names(model)
+        self._model = model
+        self._mask = mask
+        self._most_calls = calls
+        self._numbers: Counter[str] = Counter()
+        self._outputs = self._left_out = self._unkept = self._unread = 0
+        self._device = ""
+        self.rank = ""  # when the first call returned: a script may join the others in the region, and leave them
+        self._hooked: dict[str, None] = {}
+        self._opaque: dict[str, None] = {}
+        self._lock = fork_safe.RLock()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """A stretch in which what modules return is noted."""
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            # torch's own: that global hooks see the compiled module too, which is what they are for here
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
+            stack.enter_context(listen(self))
+            stack.enter_context(self._names.following_compiled(self._around))
+            yield
+
+    def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        modules.enter(module)
+        result, raised = None, True
+        try:
+            result = compiled(*args, **kwargs)
+            raised = False
+        finally:
+            modules.leave(module, args, kwargs, result, raised)
+        return result
+
+    def entered(self, module: torch.nn.Module) -> None:
+        """Finds the name of a module that is called."""
+        if not _is_unseen():
+            with self._lock:
+                self._names.place(module)
+
+    def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        """Notes what a module returned."""
+        if raised or _is_unseen():
+            return
+        with self._lock:
+            place = self._names.place(module)
+            if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
+                return
+            running = [each for each in modules.running if each in self._names.places]
+            is_outermost = running[0] is module and not any(each is module for each in running[1:])
+            if module._forward_hooks:
+                self._hooked[place.name] = None
+            policy = _policy_here(output)
+            with aside():
+                self._note(module, place, (args, kwargs), output, policy)
+                if is_outermost:
+                    self._note_inputs(module, place.root, args, kwargs, policy)
+            place.root.calls += is_outermost
+
+    def _note(self, module: Any, place: ModulePath, given: Any, result: Any, policy: str) -> None:
+        weights = tuple(dict.fromkeys(dtype_name(each.dtype) for each in module.parameters(recurse=place.is_compiled)))
+        is_leaf = next(module.children(), None) is None
+        root, kind = place.root, type(module).__name__
+        self._add(ModuleCall(place.name, kind, root.prefix, root.calls, 0, is_leaf, _floats(given), weights, policy, ()), result)
+
+    def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
+        """What the outermost module was given, before what came of it."""
+        given = named_arguments(module, args, kwargs)
+        if self._mask is not None:
+            given[MASK] = self._mask
+        self._add(ModuleCall(f"{root.prefix}{INPUTS}", "", root.prefix, root.calls, 0, False, (), (), policy, ()), given)
+
+    def _add(self, call: ModuleCall, result: Any) -> None:
+        found = list(named_tensors(result))
+        if not found and result is not None and call.kind:
+            self._opaque[call.module] = None
+        if self._outputs + len(found) > _MOST_OUTPUTS:
+            self._left_out += 1
+            return
+        self._outputs += len(found)
+        at = len(self.calls)
+        outputs = tuple(self._output(f"{at}.{number}", path, tensor) for number, (path, tensor) in enumerate(found))
+        self.calls.append(replace(call, number=self._numbers[call.module], outputs=outputs))
+        self._numbers[call.module] += 1
+        self.rank = self.rank or file.rank()
+        self._device = self._device or next((tensor.device.type for _, tensor in found), "")
+
+    def _output(self, key: str, path: str, tensor: Tensor) -> Output:
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        said = Output(path, shape, dtype_name(tensor.dtype))
+        if not _is_readable(tensor):
+            self._unread += 1
+            return said
+        values = values_of(tensor)
+        is_whole = values.nbytes <= MOST_BYTES or path in _PLACES
+        if is_whole:
+            self.tensors[key] = values.to("cpu").clone(memory_format=torch.contiguous_format)
+        self._unkept += not is_whole
+        return replace(said, **moments(values)._asdict(), bits=bits(values), is_whole=is_whole)
+
+    def named(self) -> str:
+        """The model, in an error."""
+        return "the program" if self._model is None else type(self._model).__name__
+
+    def about(self) -> dict[str, str]:
+        """What the file says of the program."""
+        kinds = {call.kind: None for call in self.calls if not call.module and call.kind}
+        return {"model": ", ".join(kinds) or self.calls[-1].kind, "device": self._device, **provenance()}
+
+    def notes(self) -> list[str]:
+        """What was not seen, and what was not kept."""
+        notes = []
+        seen = {call.module for call in self.calls if call.kind}
+        places = list(self._names.places.items())
+        inside = {place.name: f"{place.name}." if place.name else "" for _, place in places if place.is_compiled}
+        inside = {name: begin for name, begin in inside.items() if not any(each != name and each.startswith(begin) for each in seen)}
+        if inside:
+            compiled = some([name or "the model" for name in inside])
+            notes.append(f"{compiled} ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it")
+        others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
+        unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
+        if unseen:
+            notes.append(
+                f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
+                f"kernels, or where their parent reads the weights itself: {some(unseen)}"
+            )
+        for names, said in (
+            (self._hooked, "with forward hooks: what is kept is what came before these"),
+            (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
+        ):
+            notes += [f"{count(len(names), 'module')} {said}: {some([name or 'the model' for name in names])}"] if names else []
+        if self._left_out:
+            notes.append(
+                f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
+            )
+        if self._unkept:
+            notes.append(f"of {count(self._unkept, 'output')} no values are kept, as they are larger than {size(MOST_BYTES)}")
+        if self._unread:
+            notes.append(
+                f"of {count(self._unread, 'output')} torch does not tell the values: on the meta device, a shard, sparse, or in a transform"
+            )
+        return notes
+
+
+def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them. What holds
+    itself is gone through once; `inside` is what holds `value`."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if any(each is value for each in inside):
+        return
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = zip(value._fields, value, strict=True)
+    elif isinstance(value, (tuple, list)):
+        items = enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = ((each.name, getattr(value, each.name, None)) for each in fields(value))
+    for key, item in items:
+        yield from named_tensors(item, f"{path}.{key}" if path else str(key), (*inside, value))
+
+
+def _floats(given: Any) -> tuple[str, ...]:
+    """The dtypes of the floating tensors; of all where none is floating."""
+    found = [tensor for _, tensor in named_tensors(given)]
+    floating = [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()]
+    return tuple(dict.fromkeys(dtype_name(tensor.dtype) for tensor in floating or found))
+
+
+def _policy_here(result: Any) -> str:
+    """The policy in force, or torch.autocast's region; "" for none."""
+    policy = current_state().user_policy
+    if policy is not None:
+        return str(policy.name)
+    device = next((tensor.device.type for _, tensor in named_tensors(result)), "cpu")
+    is_autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return f"torch.autocast {dtype_name(torch.get_autocast_dtype(device))}" if is_autocast else ""
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether torch tells the values here and now."""
+    if not has_values(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not in_plain_autograd():
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _is_unseen() -> bool:
+    """Whether what is called is no call of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
+    return _compiling() or graph_task() >= 0 or trace_here() is not None
+
+
+def _has_weights(module: torch.nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

@@ -1,0 +1,261 @@
+"""The result of compare_captures(): where two programs part, how the gap grows with depth, and what each computed in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.formatting import aligned, count, in_notebook, json_written, two_digits, versioned, written
+from ..printers import printer
+from ..record.models import pattern
+from .trace import INPUTS, Capture
+
+OTHER_BITS = "its bits are others"
+_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: the capture's name and file, its model's class, the dtypes of its modules' weights and of what they returned, each
+    with the number of calls, the policies that were in force, and what the capture notes."""
+
+    name: str
+    path: str
+    model: str
+    weights: dict[str, int]
+    outputs: dict[str, int]
+    policies: tuple[str, ...]
+    notes: tuple[str, ...]
+    about: dict[str, str]
+
+    def __str__(self) -> str:
+        weights = f"weights {_counted(self.weights)}" if self.weights else "no weights"
+        policies = " and ".join(f"policy {name!r}" if "torch.autocast" not in name else name for name in self.policies) or "no policy"
+        return f"{weights}; outputs {_counted(self.outputs)}; {policies}"
+
+
+@dataclass(frozen=True)
+class Computed:
+    """In what one side computed a module's call: the dtypes of what it was given, of its own weights and of the output, and the shape."""
+
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    output: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        given = ", ".join(self.inputs)
+        said = f"{given} → {self.output}" if given and given != self.output else self.output
+        return f"{said}, {', '.join(self.weights)} weights" if self.weights and self.weights != (self.output,) else said
+
+
+@dataclass(frozen=True)
+class Gap:
+    """An output of a module's call in both programs, and how far it is apart.
+
+    `module` is its name in the second program, `module_a` in the first; `kind` the class, `number` which call of it; `output` the path in
+    what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that cannot be told; what
+    is NaN, infinite or beyond 2**100 in both, as masks are, does not count. `how` says what was compared: "bits" (all are the same),
+    "values" or "", and then `why` not.
+    """
+
+    module: str
+    module_a: str
+    kind: str
+    number: int
+    step: int
+    is_leaf: bool
+    output: str
+    a: Computed
+    b: Computed
+    relative: float | None
+    how: str
+    why: str = ""
+
+    @property
+    def rounding(self) -> float:
+        """The largest relative error of one rounding to the wider spaced of both dtypes; 0 for integers."""
+        dtypes = [getattr(torch, each.output) for each in (self.a, self.b)]
+        return max((torch.finfo(dtype).eps / 2 for dtype in dtypes if dtype.is_floating_point or dtype.is_complex), default=0.0)
+
+    @property
+    def named(self) -> str:
+        """The module, with the path of the output, and the number of a later call."""
+        name = self.module or "(the model)"
+        return f"{name}{f'[{self.output}]' if self.output else ''}{f', call {self.number + 1}' if self.number else ''}"
+
+
+@dataclass(frozen=True)
+class CaptureComparison:
+    """How far two programs are apart, module by module; str() is a table.
+
+    `gaps` are in the order in which the first program's modules returned, what they were given first. `unmatched_a` and `unmatched_b` are
+    the modules that one program alone called.
+    """
+
+    a: Side
+    b: Side
+    gaps: tuple[Gap, ...]
+    unmatched_a: tuple[str, ...] = ()
+    unmatched_b: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Gap | None:
+        """Where they part: the first output of which one value is another. None where all are equal."""
+        return next((gap for gap in self.gaps if gap.relative), None)
+
+    @property
+    def beyond_rounding(self) -> Gap | None:
+        """The first output that is further apart than one rounding to its dtype explains; None where there is none."""
+        return next((gap for gap in self.gaps if gap.relative is not None and gap.relative > gap.rounding), None)
+
+    @property
+    def last(self) -> Gap | None:
+        """The first output of the outermost module's last call that is compared."""
+        whole = [gap for gap in self.gaps if not gap.module and gap.relative is not None]
+        return next((gap for gap in whole if gap.number == whole[-1].number), None)
+
+    def layers(self) -> dict[str, list[Gap]]:
+        """The repeated modules, by their name with `*` for the last number: `model.layers.*`, each with its first output in every layer of
+        the first call, the outermost ones first."""
+        found: dict[str, dict[int, Gap]] = {}
+        for gap in self.gaps:
+            name = re.fullmatch(r"(?:(.*)\.)?(\d+)", gap.module)
+            if name is not None and gap.relative is not None and not gap.number:
+                found.setdefault(f"{name[1]}.*" if name[1] else "*", {}).setdefault(int(name[2]), gap)
+        several = {name: [gap for _, gap in sorted(gaps.items())] for name, gaps in found.items() if len(gaps) > 1}
+        return dict(sorted(several.items(), key=lambda item: item[0].count(".")))
+
+    def jumps(self) -> list[tuple[float, Gap, Gap]]:
+        """Where the gap at least doubles from one module without modules inside to the next, with how many times, the largest gap first."""
+        known = [gap for gap in self.gaps if gap.is_leaf and gap.relative is not None]
+        found = [(_times(before, gap), before, gap) for before, gap in pairwise(known) if _times(before, gap) >= 2]
+        return sorted(found, key=lambda each: -(each[2].relative or 0.0))
+
+    def computed(self) -> list[tuple[str, str, str, int]]:
+        """The modules that were computed in other dtypes in the two programs: their names, with `*` for numbers, what each program computed
+        them in, and how many they are, in the order of the calls."""
+        found = Counter((pattern(gap.module), str(gap.a), str(gap.b)) for gap in self.gaps if gap.kind and not gap.number)
+        return [(*names, number) for names, number in found.items() if names[1] != names[2]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain JSON values."""
+        ends = {"first": self.first, "beyond_rounding": self.beyond_rounding, "last": self.last}
+        return versioned(
+            {
+                "a": asdict(self.a),
+                "b": asdict(self.b),
+                **{name: None if gap is None else gap.named for name, gap in ends.items()},
+                "gaps": [asdict(gap) for gap in self.gaps],
+                "unmatched_a": list(self.unmatched_a),
+                "unmatched_b": list(self.unmatched_b),
+                "notes": list(self.notes),
+            }
+        )
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` to `path` (an infinite gap is "inf"), and returns it."""
+        return json_written(path, self.to_dict)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
+        return written(path, lambda: printer("CaptureComparison.to_html")(self))
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
+    def __str__(self) -> str:
+        modules = len({gap.module for gap in self.gaps})
+        lines = [
+            f"{self.a.name} beside {self.b.name}: {count(len(self.gaps), 'output')} of {count(modules, 'module')}",
+            *(f"  {line}" for line in aligned([(f"{side.name}:", str(side)) for side in (self.a, self.b)], {0, 1})),
+            *self.verdict(),
+        ]
+        for name, gaps in list(self.layers().items())[:1]:
+            shown = gaps if len(gaps) <= _ROWS else [gaps[round(at * (len(gaps) - 1) / (_ROWS - 1))] for at in range(_ROWS)]
+            rows = [(gap.module, two_digits(gap.relative), _bar(gap, gaps)) for gap in shown]
+            lines += ["", *(f"  {line}" for line in aligned([(name, "apart", ""), *rows], {0, 2}))]
+        jumps = [
+            (gap.named, gap.kind, str(gap.a), str(gap.b), two_digits(gap.relative), _factor(times))
+            for times, _, gap in self.jumps()[:_ROWS]
+        ]
+        if jumps:
+            head = ("where the gap grows", "class", self.a.name, self.b.name, "apart", "times")
+            lines += ["", *(f"  {line}" for line in aligned([head, *jumps], {0, 1, 2, 3}))]
+        otherwise = self.computed()
+        if otherwise:
+            table = [("computed otherwise", self.a.name, self.b.name, "outputs")]
+            table += [(name or "(the model)", one, other, str(number)) for name, one, other, number in otherwise[:_ROWS]]
+            lines += ["", *(f"  {line}" for line in aligned(table, {0, 1, 2}))]
+            lines += [f"  and {len(otherwise) - _ROWS} more, which .computed() holds"] if len(otherwise) > _ROWS else []
+        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+
+    def verdict(self) -> list[str]:
+        """Where they part, where rounding alone no longer explains the gap, and how far the whole is apart, in sentences."""
+        first, beyond, last = self.first, self.beyond_rounding, self.last
+        if first is None:
+            known = sum(gap.relative is not None for gap in self.gaps)
+            others = [gap for gap in self.gaps if gap.why.startswith(OTHER_BITS)]
+            if others:
+                which = f"of {count(len(others), 'output')} the bits are others, first of {others[0].named}"
+                return [f"they part, how far is not known: {which}"]
+            if not known:
+                return ["they may part or not: no output can be compared"]
+            return [f"they do not part: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]
+        kind = f" ({first.kind})" if first.kind else ""
+        equal = [gap for gap in self.gaps[: self.gaps.index(first)] if gap.relative == 0 and gap.kind]
+        since = f"; {equal[-1].named}, which returned before it, is equal" if equal else ""
+        unknown = sum(gap.relative is None for gap in self.gaps[: self.gaps.index(first)])
+        since += f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
+        said = [f"they part first at {first.named}{kind}: {two_digits(first.relative)}, {first.a} beside {first.b}{since}"]
+        if beyond is None:
+            said.append("no output is further apart than one rounding to its dtype explains")
+        else:
+            said.append(
+                f"further apart than one rounding explains ({two_digits(beyond.rounding)}) first at {beyond.named}: "
+                f"{two_digits(beyond.relative)}"
+            )
+        if last is not None:
+            said.append(f"what the model returned{f', {last.output},' if last.output else ''} is {two_digits(last.relative)} apart")
+        return said
+
+
+def side_of(capture: Capture) -> Side:
+    """What a capture says of its program."""
+    calls = [call for call in capture.calls if not call.module.endswith(INPUTS)]
+    weights = Counter(dtype for call in calls if not call.number for dtype in call.weights)
+    outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
+    policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
+    about = capture.about
+    return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, capture.notes, about)
+
+
+def _times(before: Gap, gap: Gap) -> float:
+    if before.relative is None or gap.relative is None or not gap.relative:
+        return 0.0
+    return gap.relative / before.relative if before.relative else math.inf
+
+
+def _factor(times: float) -> str:
+    return "from 0" if math.isinf(times) else f"{times:.3g}"
+
+
+def _bar(gap: Gap, gaps: Sequence[Gap]) -> str:
+    """The gap as a bar, the longest for the largest of those that are finite."""
+    most = max((each.relative for each in gaps if each.relative is not None and math.isfinite(each.relative)), default=0.0)
+    return "▇" * math.ceil(24 * min((gap.relative or 0.0) / most, 1.0)) if most else ""
+
+
+def _counted(dtypes: dict[str, int]) -> str:
+    """Dtypes with how many calls, most first; without the number where there is one."""
+    most = sorted(dtypes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{dtype} ({number})" for dtype, number in most) if len(most) > 1 else "".join(dtypes)

@@ -1,0 +1,158 @@
+"""The file of a capture: safetensors, whose metadata hold the calls as JSON, and whose tensors are read one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import HmpError
+from ..compare.distance import as_real, widened
+from ..extras import needed
+
+FORM = 2  # of the file: another one is refused
+_KEY = "hmp_capture"
+
+
+@dataclass
+class Opened:
+    """A capture's file: what stands before the values, `calls` as they were written, and the library's handle, which reads the values."""
+
+    about: dict[str, str]
+    notes: list[str]
+    calls: list[dict[str, Any]]
+    names: frozenset[str]
+    handle: Any
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor of the file, which alone is read."""
+        found: torch.Tensor = self.handle.get_tensor(name)
+        return found
+
+
+def rank() -> str:
+    """The number of this process, where several run the program."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return str(torch.distributed.get_rank())
+    return os.environ.get("RANK", "0")
+
+
+def of_rank(path: Path, number: str = "") -> Path:
+    """The file of the process of that number, of this one without: `a.rank1.capture` of rank 1."""
+    number = number or rank()
+    return path if number == "0" else path.with_name(f"{path.stem}.rank{number}{path.suffix}")
+
+
+def check(path: Path) -> None:
+    """HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
+    if not path.absolute().parent.is_dir():
+        raise HmpError(f"{path}: there is no folder {path.parent} to write the capture into; make the folder first")
+    if path.is_dir():
+        raise HmpError(f"{path} is a folder; give the file that the capture is to be written into")
+    try:
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
+    except OSError as error:
+        raise HmpError(f"{path}: no file can be written into the folder {path.parent}: {error}; give one in another folder") from None
+    _safetensors("numpy")
+
+
+def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes the file, whole or not at all: under its name there is never a part of it."""
+    library = _safetensors("numpy")
+    metadata = {_KEY: str(FORM), "about": json.dumps(dict(about)), "notes": json.dumps(list(notes)), "calls": json.dumps(list(calls))}
+    being_written = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        library.torch.save_file(dict(tensors), being_written, metadata=metadata)
+        being_written.replace(path)
+    except (library.SafetensorError, OSError) as error:
+        raise HmpError(f"{path} was not written: {error}; give a file where there is room, or capture less: calls=1") from error
+    finally:
+        being_written.unlink(missing_ok=True)
+
+
+def opened(path: Path) -> Opened:
+    """The file, of which the header alone is read; HmpError where it is no capture, is cut off, or has another form."""
+    if path.is_dir():
+        raise HmpError(f"{path} is a folder; give the file that hmp.capture() or hmp run --capture wrote")
+    if not path.is_file():
+        raise HmpError(f"{path}: there is no such file; hmp.capture() and hmp run --capture write captures")
+    library = _safetensors()
+    try:
+        handle = library.safe_open(path, "pt")
+    except library.SafetensorError as error:
+        raise HmpError(f"{path} is no capture, or is cut off: {error}; copy it again, or capture again") from None
+    except OSError as error:
+        raise HmpError(f"{path} cannot be read: {error}") from None
+    metadata = handle.metadata() or {}
+    form = metadata.get(_KEY)
+    if form is None:
+        raise HmpError(f"{path} is a file of safetensors, and no capture; hmp.capture() and hmp run --capture write captures")
+    if form != str(FORM):
+        raise HmpError(
+            f"{path} was written by {_by(metadata)} in form {form} of captures, and this hmp reads form {FORM}: compare with that release, "
+            "or capture again with this one"
+        )
+    about, notes, calls = (json.loads(metadata[name]) for name in ("about", "notes", "calls"))
+    return Opened(about, notes, calls, frozenset(handle.keys()), handle)
+
+
+def _by(metadata: Mapping[str, str]) -> str:
+    """The hmp that wrote the file, as far as another form says it where this one does."""
+    try:
+        return f"hmp {json.loads(metadata['about'])['hmp']}"
+    except (KeyError, TypeError, ValueError):
+        return "another hmp"
+
+
+def _safetensors(*also: str) -> Any:
+    """Return the library, imported when a file is read or written. It writes by numpy, which it does not bring: `also` names that."""
+    with needed("a capture needs", "capture", "safetensors", *also):
+        import safetensors
+        import safetensors.torch
+    return safetensors
+
+
+Tensor = torch.Tensor
+_BLOCK = 2**18  # elements at a time: a copy in float64 of a large tensor would be large itself
+
+
+class Moments(NamedTuple):
+    """Of the finite elements of a tensor: the Euclidean norm, the mean, and the largest magnitude; and how many are not finite."""
+
+    norm: float
+    mean: float
+    largest: float
+    nonfinite: int
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """Return the real numbers of a tensor, in a dtype that torch computes in; of a complex one two for each element, side by side."""
+    values = as_real(widened(tensor.detach().resolve_neg()))
+    return values.flatten(-2) if tensor.is_complex() and tensor.dim() else values
+
+
+def bits(values: Tensor) -> str:
+    """Return a hash of the bytes, in the order of the elements."""
+    plain = values.detach().to("cpu").reshape(-1).contiguous()
+    return hashlib.blake2b(plain.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+
+
+def moments(values: Tensor) -> Moments:
+    """Return the moments of `values`."""
+    squares = total = largest = known = 0.0
+    for block in values.reshape(-1).split(_BLOCK):
+        wide = block.to(torch.float64)
+        if not block.numel():
+            break
+        finite = wide.isfinite()
+        wide = wide.where(finite, 0.0)
+        parts = torch.stack([wide.square().sum(), wide.sum(), wide.abs().amax(), finite.sum(dtype=torch.float64)]).tolist()
+        squares, total, largest, known = squares + parts[0], total + parts[1], max(largest, parts[2]), known + parts[3]
+    return Moments(squares**0.5, total / known if known else 0.0, largest, values.numel() - int(known))

@@ -1,0 +1,132 @@
+"""The page of two captures beside each other: the gap by depth, where it grows, and every module with what it computed in."""
+
+from __future__ import annotations
+
+from ..pages import charts
+from ..pages.page import (
+    Cell,
+    Figure,
+    Items,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    error,
+    error_text,
+    flow,
+    left_out,
+    made_of,
+    module,
+    number,
+    whole,
+)
+from .comparison import CaptureComparison, Computed, Gap
+
+TABLE_ROWS = 1500
+_TOP = 12
+
+
+def captures_page(comparison: CaptureComparison) -> str:
+    """Return the page, as HTML, of a comparison of two captures."""
+    a, b = comparison.a, comparison.b
+    low = max((gap for gap in comparison.gaps if gap.relative is not None), key=lambda gap: gap.rounding, default=None)
+    cards = [
+        (name, error_text(gap.relative if gap else None), gap.named if gap else "nowhere")
+        for name, gap in (
+            ("they part at", comparison.first),
+            ("beyond one rounding at", comparison.beyond_rounding),
+            ("what the model returned", comparison.last),
+        )
+    ]
+    if low is not None and low.rounding:
+        cards.append(("one rounding", error_text(low.rounding), "at most, to the lowest dtype returned"))
+    return Page(
+        title=f"{a.name} beside {b.name}",
+        verdict="; ".join(comparison.verdict()).replace("they", "They", 1) + ".",
+        made=made_of(b.about),
+        policies=[(side.name, str(side)) for side in (a, b)],
+        cards=cards,
+        opening=[Items(comparison.notes, is_notes=True)] if comparison.notes else [],
+        sections=[_depth(comparison, low), _grows(comparison), _computed(comparison), _modules(comparison)],
+    ).html()
+
+
+def _side(side: Computed) -> Cell:
+    return flow(", ".join(side.inputs), side.output) if not side.weights else Cell(str(side))
+
+
+def _depth(comparison: CaptureComparison, low: Gap | None) -> Section:
+    told = (
+        f"How far each module's output is apart in the two programs, relative to {comparison.b.name}: in the order in which the modules "
+        "returned, those inside of others first."
+    )
+    found: list[Part] = [Text(told), _figure(comparison, low) or Text("No output is apart.")]
+    for name, gaps in list(comparison.layers().items())[:1]:
+        rows = [[module(gap.module), _side(gap.a), _side(gap.b), error(gap.relative)] for gap in gaps]
+        found.append(Table((name, comparison.a.name, comparison.b.name, ">apart"), rows))
+    return Section("depth", "Gap by depth", "Gap by depth", found)
+
+
+def _grows(comparison: CaptureComparison) -> Section:
+    rows = [
+        [module(gap.named), Cell(gap.kind), _side(gap.a), _side(gap.b), error(before.relative), error(gap.relative),
+         number(times, f"{times:.3g}" if before.relative else "from 0")]
+        for times, before, gap in comparison.jumps()[:_TOP]
+    ]  # fmt: skip
+    columns = ("module", "class", comparison.a.name, comparison.b.name, ">before", ">apart", ">times")
+    told = "From one module without modules inside to the next it at least doubles here."
+    parts: list[Part] = [Text(told), Table(columns, rows)] if rows else [Text("Nowhere does it double from one module to the next.")]
+    return Section("grows", "Where it grows", "Where the gap grows", parts)
+
+
+def _computed(comparison: CaptureComparison) -> Section:
+    rows = [[module(name, "(the model)"), Cell(one), Cell(other), whole(number)] for name, one, other, number in comparison.computed()]
+    told = (
+        "The modules that were computed in other dtypes, with `*` for the numbers of layers: what they were given and returned, and the "
+        "dtype of their weights where it is another one."
+    )
+    table = Table(("module", comparison.a.name, comparison.b.name, ">outputs"), rows)
+    parts: list[Part] = [Text(told), table] if rows else [Text("Every module was given, held and returned the same dtypes in both.")]
+    return Section("computed", "Computed in", "What each computed in", parts)
+
+
+def _modules(comparison: CaptureComparison) -> Section:
+    shown = comparison.gaps[:TABLE_ROWS]
+    rows = [
+        [module(gap.named), whole(at), Cell(gap.kind), _side(gap.a), _side(gap.b), error(gap.relative), Cell(gap.how or gap.why)]
+        for at, gap in enumerate(shown, 1)
+    ]
+    kinds = ("with modules inside", "without modules inside")
+    table = Table(
+        ("module", ">order", "class", comparison.a.name, comparison.b.name, ">apart", "compared by"),
+        rows,
+        label="Every module's output, with how far it is apart",
+        note=left_out(shown, len(comparison.gaps), "first", "`to_dict()`"),
+        filter="module, class, dtype",
+        choice="Modules",
+        choices=kinds,
+        groups=[kinds[gap.is_leaf] for gap in shown],
+    )
+    return Section("modules", "All modules", "All modules", [table])
+
+
+def _figure(comparison: CaptureComparison, low: Gap | None) -> Figure | None:
+    """The gap of every module's output in the order of the calls, those without modules inside as points; None where nothing is apart."""
+    known = [(at, gap) for at, gap in enumerate(comparison.gaps, 1) if gap.relative and gap.kind]
+    lines = []
+    layers = {id(gap) for gaps in list(comparison.layers().values())[:1] for gap in gaps}
+    for name, colour, size, chosen in (
+        ("modules", "casts", 2.6, [each for each in known if each[1].is_leaf]),
+        ("modules that hold others", "other", 2.6, [each for each in known if not each[1].is_leaf and id(each[1]) not in layers]),
+        ("layers", "bfloat16", 0.0, [each for each in known if id(each[1]) in layers]),
+    ):
+        points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in chosen]
+        if points:
+            lines.append(charts.Line(name, colour, points, size))
+    if not lines or low is None:
+        return None
+    first = next((at, min(gap.relative or 0.0, 1.0), gap.named) for at, gap in known)
+    dtype = max((low.a.output, low.b.output), key=lambda name: name != "float32")
+    across = "modules, in the order in which they returned"
+    return charts.error_by_depth(lines, low.rounding or None, f"one rounding to {dtype}", first, across)

@@ -1,0 +1,133 @@
+"""A capture: what each call of each module returned, read from its file when it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.formatting import aligned, count, in_notebook, of_json, versioned
+from ...errors import HmpError
+from . import file
+
+Tensor = torch.Tensor
+INPUTS = "(inputs)"  # what the outermost module was called with stands as a module of this name
+TOKENS, MASK = "input_ids", "(mask)"  # of these: which tokens, and which places count as capture(mask=...) was told
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a module returned: `path` in what it returned ("" where it is all of it), shape, dtype, moments (norm, mean and
+    largest magnitude of the finite elements, how many are not finite) and a hash of its bytes.
+
+    `is_whole` says if the file holds its values; those of large outputs are not kept. Where torch does not tell the values (a meta tensor,
+    a shard), `bits` is "" and the moments are 0.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    norm: float = 0.0
+    mean: float = 0.0
+    largest: float = 0.0
+    nonfinite: int = 0
+    bits: str = ""
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A call of a module, noted when it returned.
+
+    `module` is its path in the model ("" for the model itself, `(inputs)` for what that was given), `kind` its class; `root` the prefix of
+    the model ("" for the first), `step` which call of the model it belongs to, `number` which call of the module it is, both from 0;
+    `is_leaf` whether it holds no other modules. `inputs` and `weights` are the dtypes of the floating tensors that it was given and of its
+    own parameters, `policy` is what was in force ("" for none).
+    """
+
+    module: str
+    kind: str
+    root: str
+    step: int
+    number: int
+    is_leaf: bool
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    policy: str
+    outputs: tuple[Output, ...]
+
+
+class Capture:
+    """What `hmp.capture()` wrote into a file. `calls` are in the order in which modules returned; `values()` reads one tensor of the file.
+
+    `about` says model, device, date and versions, `notes` what was not seen. Nothing but the file's header is read before it is asked for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.is_written = True  # not in the region of capture(): what is there is an earlier one, or none
+
+    @classmethod
+    def load(cls, path: str | Path) -> Capture:
+        """The capture in a file; HmpError where it is none, is cut off, or was written in a form that this hmp does not read."""
+        found = cls(path)
+        found._file  # noqa: B018  # it is opened here and now
+        return found
+
+    @cached_property
+    def _file(self) -> file.Opened:
+        if not self.is_written:
+            raise HmpError(f"{self.path} is written when the region of capture() ends; read it after that")
+        return file.opened(self.path)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The model's class, device, date, and the versions of hmp and torch."""
+        return dict(self._file.about)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not seen, or not kept."""
+        return tuple(self._file.notes)
+
+    @cached_property
+    def calls(self) -> tuple[ModuleCall, ...]:
+        """Every call that was noted."""
+        return tuple(_call_of(each) for each in self._file.calls)
+
+    def values(self, call: int, output: int) -> Tensor:
+        """Return the values of an output of `calls[call]` whose `is_whole` is true."""
+        return self._file.tensor(f"{call}.{output}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The capture without its values as plain JSON values."""
+        return versioned({"about": self.about, "notes": list(self.notes), "calls": [asdict(call) for call in self.calls]})
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
+    def __str__(self) -> str:
+        calls = self.calls
+        rows: list[tuple[str, ...]] = [("module", "class", "inputs", "weights", "output", "norm")]
+        for call in calls[:_SHOWN]:
+            inputs, weights = ", ".join(call.inputs) or "-", ", ".join(call.weights) or "-"
+            said = [(f"{each.path} {list(each.shape)} {each.dtype}".strip(), f"{each.norm:.4g}") for each in call.outputs]
+            rows += [(call.module or "(the model)", call.kind, inputs, weights, *each) for each in said or [("-", "-")]]
+        policies = ", ".join(repr(name) for name in dict.fromkeys(call.policy for call in calls) if name) or "no policy"
+        modules = len({call.module for call in calls})
+        head = f"{self.path}: {count(len(calls), 'call')} of {count(modules, 'module')} of {self.about.get('model', '')}, {policies}"
+        more = [f"  and {len(calls) - _SHOWN} calls more, which .calls holds"] if len(calls) > _SHOWN else []
+        return "\n".join([head, *(f"  {line}" for line in aligned(rows, {0, 1, 2, 3, 4})), *more, *self.notes])
+
+
+def _call_of(values: dict[str, Any]) -> ModuleCall:
+    return replace(of_json(ModuleCall, values), outputs=tuple(of_json(Output, each) for each in values["outputs"]))

@@ -1,0 +1,73 @@
+"""verify(): one step of a model, in which every call must follow its list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.casting import each_tensor
+from ..core.policy import Policy
+from . import model_call as calling
+from .model_state import preserve_state
+from .record.record import record
+from .record.report import Report
+from .record.violations import check_allowed
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def verify(
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Policy | str | Path | None = None,
+    *,
+    loss: Loss | None = None,
+    allow: Collection[str] = (),
+) -> Report:
+    """Run one step of a model, forward and backward, and verify that every call follows its list.
+
+    This is `record()`, one step, and `Report.verify()`. Gradients, buffers and the random state are as before when it returns. Compiled
+    code runs uncompiled.
+
+    Args:
+        model: The module.
+        batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: What it runs under. Default: what hmp.apply() gave the model, or the active policy.
+        loss: Makes a scalar of what the model returns. Default: the output's `.loss`, else the sum of its floating tensors. Under
+            `torch.no_grad()` the forward alone is run.
+        allow: Kinds of violations that are no error, see `Report.verify()`.
+
+    Returns:
+        The report of the step; `report.never_called` has the entries that no call matched.
+
+    Raises:
+        ViolationError: Calls did not follow their lists.
+        HmpError: No call followed a list, so that nothing was shown.
+
+    Example:
+        >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")
+    """
+    calling.check_module(model, "verify()")
+    check_allowed(allow)
+    region: Any = nullcontext() if policy is None else calling.region(model, calling.chosen_policy(model, policy), model)
+    with record() as report, preserve_state(model, model.parameters()):
+        with region:
+            output = calling.call(model, batch)
+            value = _loss_of(output, loss) if torch.is_grad_enabled() else None
+        if value is not None and value.requires_grad:
+            value.backward()
+    return report.verify(allow)
+
+
+def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:
+    if loss is not None:
+        return loss(output)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    sums = [tensor.sum() for tensor in each_tensor((output,)) if tensor.requires_grad]
+    return sum(sums[1:], sums[0]) if sums else None
