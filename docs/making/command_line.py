@@ -1,4 +1,4 @@
-"""The page of the command line: what `hmp COMMAND -h` prints."""
+"""What `hmp COMMAND -h` prints, for the page of the command line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from unittest import mock
 from hmp import cli
 
 
-def page() -> str:
-    """The help of hmp and of each of its commands."""
+def helps() -> dict[str, str]:
+    """Return what -h prints, by command; of hmp itself under ""."""
     whole = _help()
     names = re.findall(r"^    ([\w-]+)", whole.partition("SUBCOMMAND\n")[2], re.MULTILINE)
-    parts = ["# Command line\n\n`hmp` and `python -m hmp` are the same. What follows is what `-h` prints.\n", f"```text\n{whole}```\n"]
-    parts += [f"## hmp {name}\n\n```text\n{_help(name)}```\n" for name in names]
-    return "\n".join(parts)
+    return {"": whole, **{name: _help(name) for name in names}}
+
+
+def inserted() -> str:
+    """Return a section for each command."""
+    return "\n".join(f"## hmp {name}\n\n```text\n{printed}```\n" for name, printed in helps().items() if name)
 
 
 def _help(*command: str) -> str:

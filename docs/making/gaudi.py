@@ -1,4 +1,4 @@
-"""The page of what hmp assumes of Gaudi's bridge to torch: read from the comments that say so where it is assumed."""
+"""What hmp assumes of Gaudi's bridge to torch, read from the comments that say so where it is assumed: `python docs/making/gaudi.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 MARK = "# on Gaudi: "
 _COMMENT = re.compile(rf"^( *){MARK}(.*\n(?:\1# (?!on Gaudi).*\n)*)", re.MULTILINE)
@@ -40,3 +40,7 @@ def _assumed() -> Iterator[tuple[str, str]]:
 def _of(file: Path) -> Iterator[str]:
     for found in _COMMENT.finditer(file.read_text(encoding="utf-8")):
         yield " ".join(line.strip().removeprefix("# ") for line in found[2].splitlines())
+
+
+if __name__ == "__main__":
+    print(page())

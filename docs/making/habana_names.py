@@ -1,4 +1,4 @@
-"""The page of every name of Habana's that programs import, with what it is under hmp: made of the table that the modules are made of."""
+"""Every name of Habana's packages that programs import, with what it is under hmp: made of the table that the modules are made of."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ from hmp.compat.habana import modules, names
 from hmp.compat.habana.no_ops import ERROR, WORKS, status
 
 
-def page() -> str:
-    """A row for each name."""
+def inserted() -> str:
+    """Return a row for each name."""
     rows = list(all_names())
     counts = {state: sum(state == each[1] for each in rows) for state in (WORKS, "does nothing", ERROR)}
     table = "\n".join(f"| `{name}` | {state} | {words} |" for name, state, words in rows)
-    return f"""# Names of Habana's
+    return f"""### All names
 
-What [`hmp run --habana`](../how-to/habana-scripts.md) answers when a program imports it from Habana's packages: {len(rows)} names, of
-which {counts[WORKS]} work, {counts["does nothing"]} do nothing and say so once, and {counts[ERROR]} are errors.
-
-- What does nothing switches or measures what there is only on Gaudi.
-- What is an error gives what a program would use. Importing it is an `ImportError` that says what to take in its place, so that a program
-  that asks first goes its other way. `fetch_habana_unet_loader` can be imported where no `try` catches that, and calling it is an
-  `HmpError`.
-- Any other name is a `ModuleNotFoundError` or an `AttributeError` that says what there is. A star stands for whatever is asked for.
-
-`habana_frameworks.mediapipe` is there while `lightning_habana` itself is imported, which cannot do without; using it is an error. Where
-Habana's own packages are installed they are used.
+{len(rows)} names: {counts[WORKS]} work, {counts["does nothing"]} do nothing and log it once,
+{counts[ERROR]} raise an error that says what to use instead. `*` is every other name of the module.
 
 <div class="filtered" markdown>
 
@@ -44,7 +35,7 @@ def all_names() -> Iterator[tuple[str, str, str]]:
         if entry.itself is not None:
             yield module, *entry.itself
         if entry.source == "hmp":
-            yield f"{module}.*", WORKS, "hmp: [its public names](api.md)"
+            yield f"{module}.*", WORKS, "hmp: [its public names](../reference/api.md)"
             continue
         found = modules.public_names(module)
         for name in sorted({*found, *entry.names.split()}, key=str.lower):

@@ -1,12 +1,16 @@
-"""The page of what was run under other releases of other packages, from the files that `.ci/releases` wrote."""
+"""docs/dev/releases.md, what was run under other releases of other packages, from the files that `.ci/releases` wrote.
+
+`python docs/making/releases.py` writes it, which `.ci/releases` calls.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from . import ROOT
-
-_RESULTS = ROOT / "docs" / "releases"
+_ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = _ROOT / "docs" / "releases"
+PAGE = _ROOT / "docs" / "dev" / "releases.md"
 _HEAD = """# Other packages' releases
 
 What `.ci/releases` found, which `.ci/nightly` runs: every row is an environment of its own, beside one torch. `tests/releases` holds the
@@ -25,3 +29,7 @@ def _table(name: str) -> str:
     cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
     lines = [["", *columns], ["---"] * (len(columns) + 1), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

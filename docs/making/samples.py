@@ -49,22 +49,15 @@ def loss(model, batch):
 
 def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def with_batch():
-    return model(), batches()[0][0]
 """
-_COMMANDS = (
-    "compare recipe.py --policy habana --html comparison.html --json comparison.json",
-    "benchmark recipe.py --policies float32,autocast,habana --seconds 1 --json benchmark.json",
-    "summary recipe.py --policy habana --json summary.json",
-    "cast-weights wide.safetensors --model recipe:with_batch -o low.safetensors --json weights.json",
-    "doctor --json doctor.json",
-    "check {lists} --json check.json",
-    "explain softmax --policy habana --json explain.json",
-    "lists --json lists.json",
-    "diff bert habana --json diff.json",
-)
+_COMMAND = "compare recipe.py --policy habana --html comparison.html"
+
+
+def inserted() -> str:
+    """Return the links to the sample pages."""
+    return """Sample pages, each one file that needs no network: [a report](../samples/report.html), [a comparison with
+float32](../samples/comparison.html), [two programs](../samples/captures.html), [a search by tune](../samples/tuning.html).
+"""
 
 
 def run() -> dict[str, bytes]:
@@ -86,32 +79,23 @@ def write() -> None:
     Path("recipe.py").write_text(RECIPE, encoding="utf-8")
     sys.path.insert(0, ".")
     import recipe
-    from safetensors.torch import save_file
 
-    save_file(recipe.model().state_dict(), "wide.safetensors")
-    for command in _COMMANDS:
-        status = cli.main(command.format(lists=ROOT / "op_lists" / "habana").split())
-        if status not in (0, 1):  # 1: the doctor found something, two policies differ
-            raise SystemExit(f"hmp {command} ended with {status}")
-    for file in Path().glob("*.safetensors"):
-        file.unlink()
+    if status := cli.main(_COMMAND.split()):
+        raise SystemExit(f"hmp {_COMMAND} ended with {status}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, batches = recipe.model(), recipe.batches()
     with hmp.casts("habana"), hmp.record() as report:
         recipe.loss(model, batches[0]).backward()
     report.to_html("report.html")
-    report.to_json("report.json")
     for name, policy in (("trainer", "habana"), ("server", "autocast")):
         with hmp.capture(f"{name}.capture", model), hmp.casts(policy), torch.no_grad():
             model(batches[0][0])
     compared = hmp.compare_captures("trainer.capture", "server.capture")
     compared.to_html("captures.html")
-    compared.to_json("captures.json")
     options = {"start": "habana", "tolerance": 0.01, "objective": "memory", "max_trials": 8, "steps": 8, "progress": False}
     tuned = hmp.tune(model, batches, loss=recipe.loss, optimizer=recipe.optimizer, **options)
     tuned.to_html("tuning.html")
-    tuned.to_json("tuning.json")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tutorials: docs/tutorials/*.py, in jupytext's percent format, as pages."""
+"""The tutorials: files of docs/tutorials, in jupytext's percent format, as pages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ _FOLDER = ROOT / "docs" / "tutorials"
 _CELL = re.compile(r"^# %%(.*)$", re.MULTILINE)
 
 
+NAMES = ("nan_to_repaired_list", "lists_of_your_own")  # in the order of the site; from_an_hmp_script is read in the repository
+
+
 def pages() -> dict[str, str]:
-    """A page for each tutorial, and one that lists them."""
-    found = {f"tutorials/{file.stem}.md": _page(file.read_text(encoding="utf-8")) for file in sorted(_FOLDER.glob("*.py"))}
-    titles = {target: re.search(r"^# (.+)$", text, re.MULTILINE) for target, text in found.items()}
-    lines = [f"- [{title[1] if title else target}]({target.partition('/')[2]})" for target, title in titles.items()]
-    said = (
-        "Each is a notebook that runs as it stands: open its file in `docs/tutorials/` with jupytext, or run it with python.\n\n"
-        if found
-        else "There are none yet; [first steps](../start/first-steps.md) is where to begin.\n"
-    )
-    return found | {"tutorials/index.md": "# Tutorials\n\n" + said + "\n".join(lines)}
+    """Return a page for each tutorial of the site."""
+    return {f"tutorials/{name}.md": _page((_FOLDER / f"{name}.py").read_text(encoding="utf-8")) for name in NAMES}
 
 
 def _page(source: str) -> str:

@@ -1,4 +1,4 @@
-"""What `.ci/versions` found with each torch and Python, and the tables of it in docs/pages/evidence/tested-versions.md.
+"""What `.ci/versions` found with each torch and Python, and the tables of it in docs/dev/tested-versions.md.
 
 `.ci/versions` calls `python docs/making/versions.py LOG TESTS` with the Python that ran the tests: it reads pytest's last line, tries what
 not every release can do, notes both in docs/releases/versions.json, and writes the tables anew.
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "releases" / "versions.json"
-PAGE = ROOT / "docs" / "pages" / "evidence" / "tested-versions.md"
+PAGE = ROOT / "docs" / "dev" / "tested-versions.md"
 DEFAULT, XLA = "default", "tests/device/test_xla.py"
 FEATURES = ("casts", "casts in compiled models", "export", "strict export", "packing what ops keep for backward")
 _COUNTED = ("passed", "failed", "skipped", "xfailed")

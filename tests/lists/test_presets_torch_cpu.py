@@ -14,7 +14,7 @@ from preset_sweep import OPS, RELEASE, shard, title
 
 SHARDS = 8
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/pages/explain/differences-from-autocast.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/dev/differences-from-autocast.md").read_text(encoding="utf-8")
 # Its first table: ops of op_db that give another dtype or other bits, and on which releases of torch. One that no longer differs fails.
 EXCEPTIONS = dict(re.findall(r"^\| `([\w.]+)` \| ([\d. ]+|all) \| ", PAGE, re.MULTILINE))
 NAMED = {op for op, releases in EXCEPTIONS.items() if releases == "all" or RELEASE in releases.split()}

@@ -1,4 +1,4 @@
-"""The blocks of code of a page."""
+"""The texts for readers, their blocks of code, and what these print."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "pages"
+# What a user reads, and what a maintainer reads.
+FILES = [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
+DEV_FILES = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "dev").glob("*.md"))]
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def blocks_of_torch_alone(text: str) -> list[str]:
-    """The blocks of Python that need no other package: no `pip install` stands in the paragraph or block right above."""
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [block[1] for block in found if "pip install" not in text[: block.start()].rstrip().rpartition("\n\n")[2]]
+def with_outputs(text: str) -> list[tuple[str, str | None]]:
+    """Return each block of Python, with the block of text right after it: what it prints."""
+    found = re.finditer(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", text, re.MULTILINE | re.DOTALL)
+    return [(block[1], block[2]) for block in found]
+
+
+def comparable(printed: str) -> str:
+    """Return a printed text without paths, releases of torch and times, which differ between two runs that do the same."""
+    printed = re.sub(r"[\w/.-]*/(?=op_lists/|train\.py|[\w-]+\.py:)", "", printed)
+    printed = re.sub(r"[\w.-]+\.py:", "train.py:", printed)
+    printed = re.sub(r"@[\d.]+\d", "@N", printed)
+    return re.sub(r" *[\d.]+ (ns|us|ms|s)\b", " N", printed)
+
+
+def words(printed: str) -> str:
+    """Return the words of a printed text: its numbers depend on the processor."""
+    return " ".join(re.sub(r"[+-]?\d[\d.,]*(e[+-]?\d+)?%?", "N", comparable(printed)).replace("▇", "").split())

@@ -78,6 +78,8 @@ def _fails(path: str) -> bool:
         hmp.revert()
         if "hmp.compat.habana" in sys.modules:
             sys.modules["hmp.compat.habana"].uninstall()
+        if "accelerate.state" in sys.modules:  # which holds one precision for a process
+            sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
     return False
 
 

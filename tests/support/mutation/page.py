@@ -14,7 +14,7 @@ from cosmic_ray.work_db import use_db
 from .covering import MOST, Choice
 from .mutants import package_of
 
-PAGE = "docs/pages/evidence/mutants.md"
+PAGE = "docs/dev/mutants.md"
 WIDTH = 90  # of a changed line
 Found = Mapping[str, Any]
 

@@ -1,0 +1,123 @@
+"""The texts for readers use the field's words: each one on the left is a word of this project's alone, or says little."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import doc_blocks
+from doc_blocks import FILES, ROOT
+
+# A pattern, and what to write instead.
+AVOID = {
+    r"\bstands?\b|\bstood\b": "is, is written, holds",
+    r"\bin the place of\b": "instead of",
+    r"\bstand-ins?\b": "import shim, fake package",
+    r"\bbeside\b": "compared with, next to",
+    r"\bbehind\b": "after",
+    r"\bin force\b": "active",
+    r"\bthe last word\b": "wins, overrides; precedence",
+    r"\bregions?\b": "context, block",
+    r"\bislands?\b": "autocast-disabled block",
+    r"\bspeaks? of\b|\bscoped lines?\b": "entry with a scope",
+    r"\bis none\b|\bare none\b|\bthere (?:is|are) none\b": "missing, invalid",
+    r"\b(?:is|are) no\b(?! longer)": "isn't a, expected a",
+    r"\bproducts?\b": "matrix multiplications",
+    r"\blow dtypes?\b": "low-precision dtype, bfloat16 or float16",
+    r"\bdispatchers?\b": "patched op (the dispatcher is torch's)",
+    r"\bcompiled policy\b": "policy table",
+    r"\btells?\b|\btold\b": "shows, prints, reports",
+    r"\bkept for backward\b": "saved for backward, activation memory",
+    r"\bmarks?\b|\bmarked\b": "module policy, write watch",
+}
+# Where a word is the right one, each with its reason.
+ALLOWED = {
+    ("docs/pages/background/faq.md", "low dtype"): "the glossary explains the word, which hmp prints",
+    ("docs/pages/how-to/see-what-ran.md", "region"): "a kind of violation that hmp prints and takes",
+    ("docs/pages/how-to/see-what-ran.md", "island"): "the same",
+    ("docs/pages/how-to/find-a-nan.md", "low dtype"): "printed by hmp",
+    ("docs/pages/start/comparison.md", "dispatcher"): "PyTorch's own",
+}
+MOST = 40  # what is allowed above is counted, too
+
+
+def prose(text: str) -> str:
+    """Return a text without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def hits(path: Path) -> Counter[str]:
+    text = prose(path.read_text(encoding="utf-8"))
+    return Counter(match[0].lower() for pattern in AVOID for match in re.finditer(pattern, text, re.IGNORECASE))
+
+
+def test_the_pages_use_the_fields_words() -> None:
+    found = {(str(path.relative_to(ROOT)), word): count for path in [*FILES, ROOT / "CHANGELOG.md"] for word, count in hits(path).items()}
+    unexplained = {
+        (page, word): next(said for pattern, said in AVOID.items() if re.fullmatch(pattern, word, re.IGNORECASE))
+        for page, word in found
+        if (page, word.removesuffix("s")) not in ALLOWED and (page, word) not in ALLOWED
+    }
+    assert unexplained == {}, "write instead what is shown, or give a reason in ALLOWED"
+    assert sum(found.values()) <= MOST
+
+
+@pytest.mark.parametrize("word", ["mul stands on it", "is in force", "no more than its region"])
+def test_the_words_are_found(word: str, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(f"{word}\n```text\nbeside\n```\n", encoding="utf-8")
+    assert sum(hits(tmp_path / "page.md").values()) == 1
+
+
+# A figure in prose: a ratio or a percentage.
+FIGURE = re.compile(r"(?<![\w.@-])\d+(?:\.\d+)? ?%|(?<![\w.@/-])[01]\.\d\d+(?![\w.])")
+# Sections whose figures were measured once, by the code of the page.
+MEASURED_ONCE = {"Usual causes"}
+
+
+def test_a_section_with_figures_has_a_source_or_a_block_of_code() -> None:
+    """A link to a file of results, or to the section that has it; or code that prints the figure."""
+    lost = []
+    for path in FILES:
+        parts = re.split(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        for heading, section in zip(parts[::2], parts[1::2], strict=True):
+            has_source = "```" in section or re.search(r"\]\((?:[\w./-]+\.md|#)", section)
+            if heading not in MEASURED_ONCE and (figure := FIGURE.search(prose(section))) and not has_source:
+                lost.append(f"{path.name}, {heading}: {figure[0]}")
+    assert lost == []
+
+
+def columns(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table after `heading` that begins with a column of models."""
+    text = (doc_blocks.PAGES / page).read_text(encoding="utf-8").partition(heading)[2]
+    table = re.search(r"^\| model \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table
+    return [[cell.strip() for cell in row.strip("|\n").split("|")] for row in table[1].splitlines()]
+
+
+def test_the_readmes_figures_are_those_of_their_pages() -> None:
+    """One claim, one figure, one source: a page's table, or a file that a benchmark wrote."""
+    readme = FILES[0].read_text(encoding="utf-8")
+    results = ROOT / "benchmarks" / "results"
+    packed = columns("how-to/activation-memory.md", "## Store activations")
+    ratios = [float(cell) for row in packed for cell in row[1:3]]
+    times = [round(100 * (float(row[3]) - 1)) for row in packed]
+    assert f"{min(ratios)} to {max(ratios)} of torch.autocast's bytes, for {min(times)} to {max(times)} % more time" in readme
+    for row in packed:
+        assert f"| {' | '.join(row)} |" in (results / "SAVED.md").read_text(encoding="utf-8")
+    slow = columns("how-to/benchmark.md", "**Without bfloat16 instructions**")
+    ours, theirs = ([float(row[at]) for row in slow if row[at] != "raises"] for at in (1, 3))
+    assert f"{min(ours)} to {max(ours)} times float32's time there" in readme
+    assert f"under torch.autocast {min(theirs):.0f} to {max(theirs):.0f} times" in readme
+    said = {}
+    for name in ("RESULTS.md", "nvidia-h100-80gb-hbm3.md"):
+        text = (results / name).read_text(encoding="utf-8")
+        row = r"^\| training step, same lists, hmp / torch.autocast: geometric mean of \d+ \| [^|]+ \| ([\d.]+)"
+        (mean,) = re.findall(row, text, re.MULTILINE)
+        said[name] = float(mean)
+    cpu, gpu = (round(100 * (mean - 1)) for mean in said.values())
+    assert f"by about {cpu} % a training step on a CPU, and by {gpu} % for small models on an H100" in readme
+    table = (doc_blocks.PAGES / "how-to" / "benchmark.md").read_text(encoding="utf-8")
+    assert all(f"| {mean:.2f} |" in table for mean in said.values())
