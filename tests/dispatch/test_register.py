@@ -142,12 +142,12 @@ def test_register_refuses_what_it_cannot_do(library, arguments):
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        (F, "nosuch", "torch.nn.functional has no function 'nosuch' to register; give the module or class that holds it, and its name"),
-        (torch, 3, "torch has no function 3 to register; give the module or class that holds it, and its name"),
-        (F, "relu", "torch.nn.functional.relu is torch's own relu; put 'relu' on a list of the policy instead of registering it"),
-        (torch.linalg, "inv", "torch.linalg.inv is torch's own linalg.inv; put 'linalg.inv' on a list of the policy instead of"),
-        (torch.Tensor, "__add__", "Tensor.__add__ is torch's own add; put 'add' on a list of the policy instead of registering it"),
-        (torch, "save", "torch.save is torch's, and nothing that a list may hold; register a function of your own that calls it"),
+        (F, "nosuch", "expected a function of torch.nn.functional, got 'nosuch'; pass the module or class"),
+        (torch, 3, "expected a function of torch, got 3; pass the module or class"),
+        (F, "relu", "got torch's torch.nn.functional.relu; put 'relu' on a list of the policy instead"),
+        (torch.linalg, "inv", "got torch's torch.linalg.inv; put 'linalg.inv' on a list of the policy instead"),
+        (torch.Tensor, "__add__", "got torch's Tensor.__add__; put 'add' on a list of the policy instead"),
+        (torch, "save", "got torch's torch.save; register a function of your own that calls it"),
     ],
 )
 def test_register_says_of_what_is_in_torch_what_it_is(owner, name, message):

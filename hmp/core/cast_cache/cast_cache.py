@@ -185,4 +185,4 @@ def set_sharing(least: int | None) -> None:
 def _check_bytes(function: str, value: object) -> None:
     """Raises HmpError unless `value`, an argument of `function`, is a number of bytes or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise HmpError(f"{function}() takes a number of bytes, 0 or more, or None for the default; got {value!r}")
+        raise HmpError(f"{function}() expected a number of bytes >= 0, or None for the default, got {value!r}")

@@ -29,16 +29,22 @@ def registered() -> Iterator[tuple[Site, ListName]]:
 def add(owner: Any, name: str, cast: ListName) -> Site:
     """Registers `owner.name` as an op on the list `cast`; returns its site. HmpError for what is no function, or torch's, or no list."""
     if cast not in CASTS:
-        raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
+        raise HmpError(f"register(): cast= expected 'bf16', 'fp32' or 'promote', got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)
     site = function_site(owner, name, where, f"{where}.{name}") if isinstance(name, str) else None
     if site is None:
-        raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+        raise HmpError(
+            f"register(): expected a function of {where}, got {name!r}; pass the module or class that has the function, and its name"
+        )
     op = op_id(op_of(site.original) or "", "")
     if can_be_listed(op):
-        raise HmpError(f"{where}.{name} is torch's own {op}; put {op!r} on a list of the policy instead of registering it")
+        raise HmpError(
+            f"register(): expected a function of your own, got torch's {where}.{name}; put {op!r} on a list of the policy instead"
+        )
     if op or any(owner is namespace for _, namespace, _ in NAMESPACES):
-        raise HmpError(f"{where}.{name} is torch's, and nothing that a list may hold; register a function of your own that calls it")
+        raise HmpError(
+            f"register(): expected a function of your own, got torch's {where}.{name}; register a function of your own that calls it"
+        )
     global _changes
     _changes += 1
     _registered[(id(owner), name)] = (site, cast)
@@ -54,7 +60,7 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(_decorated(function.__func__, cast))
     if inspect.isclass(function) or not callable(function):
-        raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
+        raise HmpError(f"@hmp.{cast}_function expected a function, got {function!r}; decorate a function or method")
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
     by_policy: dict[Any, Callable[..., Any]] = {}
 
