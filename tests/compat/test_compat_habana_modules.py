@@ -44,7 +44,7 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
     """Seen through the import system, as a program sees it: a name that cannot be what it is said to be fails here, and so does one
     that a module has and the page has not."""
     shown: dict[str, set[str]] = {}
-    rows = re.findall(r"^\| `([\w.*]+)` \| ([\w ]+) \| (.*) \|$", habana_names.page(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.*]+)` \| ([\w ]+) \| (.*) \|$", habana_names.inserted(), re.MULTILINE)
     for name, state, words in rows:
         module, _, last = name.rpartition(".")
         shown.setdefault(module, set()).add(last)
