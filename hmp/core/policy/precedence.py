@@ -35,8 +35,10 @@ class Listed:
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; of one name FP8 before BF16 and FP32 before promote
-        (R4)."""
+        """Return the entry that `op` follows: its own, else its base's or a synonym's (R4).
+
+        Of one name FP8 comes before BF16, and FP32 before promote.
+        """
         for name in sites.ancestry(op):
             if name in self._by_name:
                 return self._by_name[name]
@@ -47,7 +49,7 @@ class Listed:
         return self.source(op) or (self.star if op in self._starred else None)
 
     def saves(self, op: str) -> ListEntry | None:
-        """The entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*` where that stands for it."""
+        """Return the entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*`."""
         line, table = sites.ancestry(op), self.by_cast["saved"]
         own = next((table[name] for name in line if name in table), None)
         if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):

@@ -70,7 +70,7 @@ def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to that dtype's finite extreme (R12)."""
+    """Return a function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to its extreme (R12)."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype")
