@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...errors import OpListError
 from ..saved import KEEPS
 from ..torch_ops import sites
 from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
 
+if TYPE_CHECKING:
+    from .policy import Policy
+
 # A list → those that may not have the same op. FP8 wins over BF16, and all win over promote (R4).
 RIVALS: Mapping[ListName, tuple[ListName, ...]] = {"fp8": ("fp32",), "bf16": ("fp32",), "fp32": ("fp8", "bf16")}
-
-
-class HasLists(Protocol):
-    """What a look-up needs of a policy, which looks up itself where it is compared with another."""
-
-    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
-        """Return the ids of the ops on the list `cast`, each with the entry that names it."""
 
 
 class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 
-    def __init__(self, policy: HasLists) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         order: tuple[ListName, ...] = ("promote", "fp32", "bf16", "fp8")
         self._by_name: dict[str, ListEntry] = {}
