@@ -43,8 +43,10 @@ def castable(value: object) -> TypeGuard[Tensor]:
 
 
 def left_to_torch(tensor: Tensor) -> bool:
-    """Whether an op with this input is left to torch: it is float64 or complex, or of a class that refuses what a cast needs to ask of it
-    (the weights of torch.nn.utils' per-sample gradients)."""
+    """Return True if an op with this input is left to torch: it is float64 or complex, or its class refuses what a cast asks of it.
+
+    torch.nn.utils has such a class, for the weights of per-sample gradients.
+    """
     if type(tensor) is Tensor:
         return tensor.dtype in LEFT_TO_TORCH
     try:
@@ -198,7 +200,7 @@ def cast_call(
     caster: Caster,
     keep: frozenset[int | str] = frozenset(),
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call with every castable tensor cast to `dtype`, except the arguments whose position or keyword is in `keep`."""
+    """Return the arguments with every castable tensor cast to `dtype`, except those whose position or keyword is in `keep`."""
     return (
         [a if i in keep else cast_within(a, dtype, caster) for i, a in enumerate(args)],
         {k: a if k in keep else cast_within(a, dtype, caster) for k, a in kwargs.items()},
@@ -206,7 +208,7 @@ def cast_call(
 
 
 def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
-    """The dtype that torch promotes `tensors`, at least one, to: bfloat16 with float16 gives float32.
+    """Return the dtype that torch promotes `tensors`, at least one, to: bfloat16 with float16 gives float32.
 
     Unless `count_0dim` is given, 0-dim tensors do not count beside tensors that have dimensions (R3, torch's own rule).
     """
@@ -240,7 +242,7 @@ _MANTISSA_BITS, BIAS = 23, 127  # of float32
 
 
 def exponent_for(largest: Tensor, form: torch.dtype) -> Tensor:
-    """The biased exponent of the smallest power of two, from 2**-126 on, that as a scale lets `largest` fit the format; int32.
+    """Return the biased exponent, in int32, of the smallest power of two, from 2**-126 on, that lets `largest` fit the format.
 
     It is read from the bits of `largest`: a logarithm in float32 misses it next to a power of two. The largest number of each format is
     1.75 times a power of two, so a larger mantissa needs the next one.

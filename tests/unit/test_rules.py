@@ -19,7 +19,7 @@ from process_kit import ROOT
 
 def test_every_rule_has_its_name_a_number_of_the_page_and_a_sentence_of_its_own() -> None:
     assert [getattr(rules, rule.name) for rule in rules.RULES] == list(rules.RULES)
-    page = (ROOT / "docs" / "pages" / "explain" / "rules.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pages" / "background" / "how-casting-works.md").read_text(encoding="utf-8")
     assert {rule.number for rule in rules.RULES} <= set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
     assert len({rule.sentence for rule in rules.RULES}) == len(rules.RULES)
 

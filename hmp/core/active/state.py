@@ -53,7 +53,9 @@ NO_REPLACEMENTS = Replacements()
 
 
 class Off:
-    """The state in which nothing is cast: `replacements` is empty, so that patched ops call torch's own functions.
+    """The state in which nothing is cast.
+
+    `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that patched ops call torch's own functions.
 
     Args:
         on: The policy that `enable_casts()` restores.
@@ -90,7 +92,10 @@ class Off:
 
 
 class InBackward(Off):
-    """The state of user Python that runs in backward: no list applies, and only inputs of calls that torch would refuse are cast.
+    """The state of user Python that runs in backward: no list applies (R13).
+
+    Only the inputs of calls that torch would refuse are cast (R7, R11): because forward was cast, a gradient may have another dtype than a
+    weight in code that expects one dtype.
 
     Because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype (rules R7, R11, R13).
     """

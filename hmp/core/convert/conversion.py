@@ -158,6 +158,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
 def choose_policy(
     opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
 ) -> Policy:
+    """Return the policy that the arguments of `convert()` ask for; `files` are those of BF16, FP32, promote, FP8 and saved lists."""
     if opt_level not in ("O1", "O2"):
         raise HmpError(f"opt_level= expected 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32), got {opt_level!r}")
     if policy is not None:

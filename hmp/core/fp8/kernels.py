@@ -26,7 +26,7 @@ _TAKES_BLOCKS = TORCH >= (2, 13)  # torch 2.7 refuses their scales while it comp
 
 
 def kernel_for(device: torch.device, recipe: Recipe) -> str:
-    """ "real" where torch has a kernel of the recipe for the device, else "emulate"."""
+    """Return "real" if torch has a kernel of the recipe for the device, else "emulate"."""
     # on Gaudi: products in FP8 are emulated; the bridge's own kernels (torch.ops.hpu.fp8_gemm) are not called.
     if device.type != "cuda" or scaled_mm is None or (recipe.scaling == "block" and not _TAKES_BLOCKS):
         return "emulate"

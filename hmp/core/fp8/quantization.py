@@ -141,7 +141,7 @@ def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
 
 
 def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
-    """What values are multiplied with so that `largest` becomes the format's largest number."""
+    """Return the factor that makes `largest` the format's largest number."""
     most = torch.finfo(form).max
     largest = _clamp(_where(_eq(largest, 0), _full_like(largest, most), largest), min=most / _LARGEST_FACTOR)
     exact = _exact(largest)
@@ -149,8 +149,10 @@ def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
 
 
 def _exact(divisor: Tensor) -> Tensor:
-    """`divisor` in the dtype that division is rounded right in: a compiled kernel's in float32 is not on every GPU, and by way of float64
-    the same float32 comes out."""
+    """Return `divisor` in the dtype in which its division is rounded right.
+
+    A compiled kernel's division in float32 is not on every GPU; by way of float64 the same float32 comes out.
+    """
     return _double(divisor) if divisor.is_cuda else divisor
 
 
@@ -221,7 +223,7 @@ Observer = Callable[[Statistics], None]
 
 
 def statistics_of(role: Role, tensor: Tensor, quantised: Quantised) -> Statistics:
-    """What quantising `tensor` did to it."""
+    """Return what quantising `tensor` did to it."""
     with torch.no_grad():
         # without the zeros that blocks are filled up with
         codes = _float(_narrow(_narrow(quantised.data, -2, 0, tensor.shape[-2]), -1, 0, tensor.shape[-1]))

@@ -25,8 +25,11 @@ _SCOPE = re.compile(r"[^\s@,#]+")
 
 
 class ListEntry(NamedTuple):
-    """One name on one list: the name as it is spelled, the list (`cast`), the file and line (from 1) that it was read from, and its scope:
-    a glob over the paths of a model's modules, None for every module."""
+    """A name on a list.
+
+    `name` is as it is spelled, `cast` the list, `path` and `line` (from 1) where it was, and `scope` a glob over the paths of a model's
+    modules, None for every module.
+    """
 
     name: str
     cast: ListName
@@ -51,7 +54,7 @@ class ListEntry(NamedTuple):
 
     @property
     def place(self) -> str:
-        """ "path:line", "path" where the line is unknown, "" where both are."""
+        """The place as "path:line", "path" without a line, "" without either."""
         return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
     @property
@@ -61,7 +64,7 @@ class ListEntry(NamedTuple):
 
 
 def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
-    """The entries in `text`, in order. Lines and commas separate them; each is `name` or `name @ scope`; `#` starts a comment.
+    """Return the entries in `text`, in order, where lines and commas separate them; `#` starts a comment.
 
     Raises OpListError with path and line for what cannot be an op's name or a scope.
     """

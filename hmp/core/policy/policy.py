@@ -386,8 +386,7 @@ class Policy:
 
     @property
     def lists(self) -> tuple[ListName, ...]:
-        """The lists that the policy has: those that most lack only where it names something there, so that a policy of before is told as
-        it was."""
+        """The policy's lists; "fp8" and "saved" only if it names something there."""
         return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
 
     def entries(self, cast: ListName) -> list[str]:
@@ -589,7 +588,7 @@ def _refuse_other(field_name: str, value: Any) -> None:
 
 
 def _autocast(device: torch.device) -> Policy:
-    """The policy "autocast" on `device`: the lists that torch.autocast has for it, in bfloat16 where it has instructions for that.
+    """Return the policy "autocast" on `device`: torch.autocast's lists for it, in bfloat16 if it has instructions for that.
 
     An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low dtype of their lists.
     """

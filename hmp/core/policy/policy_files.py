@@ -97,7 +97,7 @@ _GAUDI_KEYS = frozenset(
 
 
 def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], Path | None]:
-    """A configuration's contents, and the file that it was read from, None where these were given. Unknown keys are warned of.
+    """Return a configuration's contents and its file, None if the contents were given. Unknown keys are warned of.
 
     Raises HmpError where both HMP and autocast are asked for.
     """

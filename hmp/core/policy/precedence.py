@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...errors import OpListError
 from ..saved import KEEPS
 from ..torch_ops import sites
 from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
 
+if TYPE_CHECKING:
+    from .policy import Policy
+
 # A list → those that may not have the same op. FP8 wins over BF16, and all win over promote (R4).
 RIVALS: Mapping[ListName, tuple[ListName, ...]] = {"fp8": ("fp32",), "bf16": ("fp32",), "fp32": ("fp8", "bf16")}
-
-
-class HasLists(Protocol):
-    """What a look-up needs of a policy, which looks up itself where it is compared with another."""
-
-    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
-        """Return the ids of the ops on the list `cast`, each with the entry that names it."""
 
 
 class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 
-    def __init__(self, policy: HasLists) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         order: tuple[ListName, ...] = ("promote", "fp32", "bf16", "fp8")
         self._by_name: dict[str, ListEntry] = {}
@@ -35,8 +31,10 @@ class Listed:
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; of one name FP8 before BF16 and FP32 before promote
-        (R4)."""
+        """Return the entry that `op` follows: its own, else its base's or a synonym's (R4).
+
+        Of one name FP8 comes before BF16, and FP32 before promote.
+        """
         for name in sites.ancestry(op):
             if name in self._by_name:
                 return self._by_name[name]
@@ -47,7 +45,7 @@ class Listed:
         return self.source(op) or (self.star if op in self._starred else None)
 
     def saves(self, op: str) -> ListEntry | None:
-        """The entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*` where that stands for it."""
+        """Return the entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*`."""
         line, table = sites.ancestry(op), self.by_cast["saved"]
         own = next((table[name] for name in line if name in table), None)
         if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):

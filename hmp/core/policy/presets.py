@@ -137,7 +137,7 @@ def _available(kind: str) -> bool:
 
 
 def _installed(preset: str) -> str:
-    """The release that says what autocast casts on the preset's device: torch's, or torch_xla's; the newest known where that is absent."""
+    """Return the release that says what autocast casts there: torch's, or torch_xla's; the newest known if that is missing."""
     if preset != "torch-xla":
         return torch.__version__
     brought: Any = sys.modules.get("torch_xla")

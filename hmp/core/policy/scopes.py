@@ -25,8 +25,9 @@ _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 class ModuleNode(NamedTuple):
-    """A module at one of its paths in a model, with the scoped entries that match the path. `parent` is the node of the module that
-    contains it, None for the model itself.
+    """A module at one of its paths in a model, with the scoped entries that match the path.
+
+    `parent` is the node of the module that contains it, None for the model itself.
 
     `paths` are its names: first the one that named_modules() gives, last the one in the model itself, without the parts that wrappers have
     put in (`module`, `_checkpoint_wrapped_module`), and between them those without some of these parts. An entry may match any.
@@ -100,8 +101,9 @@ def of_user(policy: Policy) -> list[ListEntry]:
 
 
 def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
-    """Those of `policies` (module → policy) whose module may be called while another policy is active: that of a module that contains it,
-    or `outside`, the one active around the model.
+    """Return those of `policies` whose module may be called while another policy is active.
+
+    That is the policy of a module that contains it, or `outside`, the one active around the model.
 
     Every module that contains it counts, not its parent alone: a ModuleList is never called, and code may call a module of a module.
     """
@@ -125,12 +127,12 @@ def shared(model: torch.nn.Module) -> frozenset[str]:
 
 
 def plain_path(path: str) -> str:
-    """The path of a module without the parts that torch.compile, FSDP and checkpoint_wrapper put in: "layer.0" for "layer._orig_mod.0"."""
+    """Return a module's path without the parts that torch.compile, FSDP and checkpoint_wrapper add: "layer.0" for "layer._orig_mod.0"."""
     return ".".join(part for part in path.split(".") if part not in _UNMISTAKABLE)
 
 
 def effective(base: Policy, ranks: Ranks) -> Policy:
-    """The unscoped policy of a module: `base` with the entries of `ranks` over its lists, their scopes removed.
+    """Return the unscoped policy of a module: `base` with the entries of `ranks` over its lists, without their scopes.
 
     An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base` (R4).
     """
@@ -202,7 +204,7 @@ def exactness(scope: str) -> int:
 
 
 def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:
-    """A node for every path of every module of `model`, parents before their children, with the scoped `entries` that match it.
+    """Yield a node for every path of every module of `model`, parents first, with the scoped `entries` that match it.
 
     ScriptModules are left out: they are compiled, and no policy reaches their ops.
     """
@@ -299,7 +301,7 @@ def _is_wrapper(module: torch.nn.Module) -> bool:
 
 
 def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
-    """The module inside the wrappers around it, and its path in `model`, which are "" and `model` where there is no wrapper.
+    """Return the path in `model` of the module inside the wrappers around it, and that module; "" and `model` without a wrapper.
 
     A wrapper's `forward` is a library's, and it has neither parameters of its own nor children besides what it wraps.
     """

@@ -57,7 +57,7 @@ def _user_site(name: str) -> Site | None:
 
 @cache.cached
 def _known(name: str) -> tuple[str, ...]:
-    """The ids of the ops that `name` means; () for a name that only another release of torch or ATen has; KeyError for an unknown name."""
+    """Return the ids of the ops that `name` means; () if only another release or ATen has it. Raises KeyError for an unknown name."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
@@ -91,7 +91,7 @@ def _is_op(name: str) -> bool:
 
 
 def resolve(entry: ListEntry) -> tuple[str, ...]:
-    """The ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
+    """Return the ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
     Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for what is no product, and on a list of what
     is packed for what can't be. For a name that

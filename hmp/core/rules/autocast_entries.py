@@ -71,7 +71,7 @@ class Region:
         _cache(cached)
 
     def call_outside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `function` returns under the autocast state from before the region."""
+        """Return what `function` returns under the autocast state from before the region."""
         _here.region = self._around
         self._put(*self._before)
         try:

@@ -251,7 +251,7 @@ class Cast:
 
 
 def _memory(tensor: Tensor) -> _Memory | None:
-    """What is known of the tensor's memory; None for a tensor without a storage."""
+    """Return what is known of the tensor's memory; None for a tensor without a storage."""
     if _is_traced(tensor):
         return None
     try:
@@ -295,7 +295,7 @@ class Original:
         return one
 
     def view_like(self, copied: Tensor) -> Tensor | None:
-        """The view of the real input; None where that is freed or is not what `copied` is a copy of: it changed, or `copied` reads bits."""
+        """Return the view of the real input; None if that is freed, was changed, or if `copied` reads its bits as another dtype."""
         view = self.view()
         with _plainly():
             is_it = isinstance(view, Tensor) and view.dtype is self.dtype and view.shape == copied.shape
@@ -327,7 +327,7 @@ def _weakly(value: Any) -> Any:
 
 
 def _strongly(value: Any) -> Any:
-    """What `_weakly` was given. Raises ReferenceError where a tensor is freed."""
+    """Return what `_weakly` was given. Raises ReferenceError if a tensor is freed."""
     if isinstance(value, (WeakTensor, Original)):
         tensor = value() if isinstance(value, WeakTensor) else value.view()
         if tensor is None:
@@ -514,7 +514,7 @@ def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any
 
 
 def _to_dlpack(tensor: Tensor) -> Any:
-    """torch's `to_dlpack`, which asks no class."""
+    """Call torch's `to_dlpack`, which asks no class."""
     return _exported(_dlpack, (tensor,), {}) if isinstance(tensor, CopiedView) else _dlpack(tensor)
 
 
@@ -535,7 +535,7 @@ class _Known(NamedTuple):
 
 
 def _learn(func: Any) -> _Known:
-    """What is known of a function that a `__torch_function__` is asked for: by its schema where it has one, else by its name."""
+    """Return what is known of a function that a `__torch_function__` is asked for: by its schema if it has one, else by its name."""
     if func in _EXPORTS:
         return _Known("exports")
     if func in _STORAGES:
@@ -570,7 +570,7 @@ _known = functools.cache(_learn)
 
 
 def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What `func` gives to numpy or dlpack of the view of the real input, in that one's dtype: writes arrive there."""
+    """Return what `func` gives to numpy or dlpack of the view of the real input, in its dtype: writes arrive there."""
     copied, rest = args[0], args[1:]
     bare = _bare(copied)
     if not copied._hmp_is_missed():

@@ -169,16 +169,20 @@ def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
 
 
 def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
-    """Return True if torch.autocast computes a call of the op in the low dtype in part: of an LSTM that of a packed batch, whose weights
-    stand behind sizes and state."""
+    """Return True if torch.autocast computes a call of the op in the low dtype in part.
+
+    Of an LSTM that is a packed batch, whose weights are behind sizes and state.
+    """
     return rule.op in op_facts.WIDE_UNDER_AUTOCAST or (rule.op == "lstm" and len(args) > 3 and type(args[3]) in _CONTAINERS)
 
 
 def _low_dtype_of(
     args: Iterable[Any], kwargs: Mapping[str, Any], *, slow: frozenset[torch.dtype], beside: frozenset[torch.dtype]
 ) -> torch.dtype | None:
-    """Return the low dtype, one of `slow`, that a call's CPU tensors have; None where they have another floating dtype that is not in
-    `beside`, or the call names a dtype."""
+    """Return the low dtype, one of `slow`, of a call's CPU tensors; None if they have another floating dtype or the call names one.
+
+    A dtype in `beside` is no other one.
+    """
     found: torch.dtype | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -312,8 +316,10 @@ def _hooks_around() -> Any:
 
 
 def _in_low(tensor: Tensor, pairs: Pairs, low_dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Return the tensor in the low dtype, with the tensor whose writes are to be noticed: the input that it is, a view of one, or a rounded
-    copy. None if rounding changes it."""
+    """Return the tensor in the low dtype, with the tensor whose writes are to be noticed; None if rounding changes it.
+
+    That is the input that it is, one that it is a view of, or a rounded copy.
+    """
     if tensor.dtype is not torch.float32:
         return None
     if (pair := pairs.get(id(tensor))) is not None:

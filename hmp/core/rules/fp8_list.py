@@ -29,7 +29,7 @@ def product(op: str, recipe: str, low_dtype: torch.dtype, kernel: str, *args: An
 
 
 def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
-    """The product of the rule's op in FP8, with the op's own arguments.
+    """Return the product of the rule's op in FP8, with the op's own arguments.
 
     What it calls is not decided again (R8): torch's decompositions are Python, and would call the op that they are of. In compiled code
     `inlined` has the compiler trace it as it traces user code, with its autograd.Function; else its steps would be differentiated.

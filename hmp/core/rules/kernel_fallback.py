@@ -114,8 +114,9 @@ class Kernels:
         kwargs: Mapping[str, Any],
         run: Callable[[torch.dtype], Any],
     ) -> Any:
-        """The result of `run(torch.float32)` after the op raised `error` in `dtype`; GIVEN_UP where `error` is no refusal of a dtype, or
-        float32 raises as well.
+        """Return the result of `run(torch.float32)` after the op raised `error` in `dtype`.
+
+        GIVEN_UP if `error` is no refusal of a dtype, or float32 raises as well.
 
         After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low dtype again. Random ops and
         ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
@@ -150,7 +151,7 @@ class Kernels:
 
 @functools.cache
 def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
-    """The pairs (device type or "*", dtype) for which an op is known to have no kernel; with `backward`, no kernel for its backward alone.
+    """Return the pairs (device type or "*", dtype) for which an op has no kernel; with `backward`, none for its backward alone.
 
     `names` are the op's id and the ids of the ops whose entries it follows.
     """
@@ -169,8 +170,11 @@ def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A hashable key of what the choice of a kernel depends on: device types, layouts, numbers of dimensions (`linalg.norm` of a matrix is
-    another kernel than that of a vector), the low dtype and all non-tensor arguments."""
+    """Return a hashable key of what the choice of a kernel depends on.
+
+    These are device types, layouts, dimensions (`linalg.norm` of a matrix is another kernel than that of a vector), the low dtype
+    and all non-tensor arguments.
+    """
     places = tuple((t.device.type, t.layout, t.dim()) for t in tensors)
     return places, dtype, tuple(map(_hashable, args)), tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
 

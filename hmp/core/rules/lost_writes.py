@@ -27,7 +27,7 @@ _Call = tuple[Sequence[Any], Mapping[str, Any]]  # its positional arguments and 
 
 
 def call(op: Callable[..., Any], name: str, cast_call: _Call, given: _Call, order: Sequence[str]) -> Any:
-    """The result of the user's function `op`, called with `cast_call` in the place of `given`; `order` names positional arguments.
+    """Return the result of the user's function `op`, called with `cast_call` for `given`; `order` names positional arguments.
 
     No write into a tensor that was cast for it is lost: one by the function is an error, one into what it returned or kept will be.
     """

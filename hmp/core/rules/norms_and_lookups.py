@@ -70,11 +70,10 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def _in_one_dtype(op: Op, rule: OpRule) -> Callable[..., Any]:
-    """A function that calls a norm whose input was cast to `dtype`, and returns the result in that dtype.
+    """Return a function that calls a norm whose input was cast to `dtype`, with the result in that dtype.
 
     Under vmap torch takes norms apart. With float32 weights the parts then refuse a low input, or promote it.
     """
-
     is_listed = rule.kind.is_list
 
     def call(dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +154,7 @@ def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
 
 
 def embedding(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A look-up whose result is cast and not its table: the values are the same (R2), and `max_norm=` renormalises the real table (R9)."""
+    """Return the wrapper of a look-up: its result is cast and not its table (R2), and `max_norm=` renormalises the real table (R9)."""
     choose = chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +169,7 @@ def embedding(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Sums of looked-up rows, of a cast table and cast per_sample_weights (R1, R2). `max_norm=` renormalises the real table first (R9)."""
+    """Return the wrapper of sums of looked-up rows, of a cast table (R1, R2). `max_norm=` renormalises the real table first (R9)."""
     order, choose = rule.facts.order, chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -228,7 +227,7 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
-    """What `op` returns with `values` in place of the arguments; a positional argument stays positional."""
+    """Return what `op` returns with `values` as its arguments; a positional argument stays positional."""
     return op(*(values[n] for n in order[: len(args)]), **{n: values[n] for n in kwargs})
 
 

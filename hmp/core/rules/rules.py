@@ -53,7 +53,7 @@ def _own(op: Op, rule: OpRule) -> Op:
 
 
 def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    """What a wrapper calls by itself: torch's own function, in float32 where the CPU has no instructions for a low dtype (R11)."""
+    """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low dtype (R11)."""
     return (NO_INSTRUCTIONS.make(_own(op, rule), rule),)
 
 
@@ -67,7 +67,7 @@ def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
 
 
 def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """The wrapper of an op whose inputs are cast: norms, look-ups and attention have their own, as some of their arguments may not be."""
+    """Return the wrapper of an op whose inputs are cast: norms, look-ups and attention have their own."""
     return norms_and_lookups.BUILDERS.get(rule.op, one_dtype_wrapper)(op, rule, caster)
 
 

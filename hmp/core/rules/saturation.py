@@ -51,27 +51,26 @@ def caster(rule: OpRule) -> Caster:
 def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return a function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes others."""
 
-    def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(self) in _PLAIN and self.dtype is torch.float32:
+    def general(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not castable(self) or self.dtype is torch.float32:
             return op(self, *args, **kwargs)
-        if castable(self) and self.dtype is not torch.float32:
-            try:
-                masks = tuple(written_value(a, self.dtype) for a in args)
-                named = {name: written_value(a, self.dtype) for name, a in kwargs.items()}
-                if overflowing(args, kwargs, self.dtype):
-                    return _saturated_in_place(op, self, masks, named)
-            except refusals.OF_CASTS as error:
-                if not refusals.is_cast_refusal(error, (self, *args, kwargs)):
-                    raise
-            else:
-                return op(self, *masks, **named)
-        return op(self, *args, **kwargs)
+        masks = tuple(written_value(a, self.dtype) for a in args)
+        named = {name: written_value(a, self.dtype) for name, a in kwargs.items()}
+        if overflowing(args, kwargs, self.dtype):
+            return _saturated_in_place(op, self, masks, named)
+        return op(self, *masks, **named)
+
+    any_call = refusals.or_uncast(general, op)
+
+    def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_wide = type(self) in _PLAIN and self.dtype is torch.float32
+        return op(self, *args, **kwargs) if is_wide else any_call(self, *args, **kwargs)
 
     return mask_in_place
 
 
 def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """A function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to that dtype's finite extreme (R12)."""
+    """Return a function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to its extreme (R12)."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype")
@@ -93,6 +92,15 @@ def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
 
+    def general(*args: Any, **kwargs: Any) -> Any:
+        tensors = survey(args, kwargs, rule)
+        dtype = casting.widest(tensors, count_0dim=False) if tensors else None
+        if tensors and dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
+            return _guarded(op, rule, args, kwargs, dtype, tensors)
+        return op(*args, **kwargs)
+
+    any_call = refusals.or_uncast(general, op)
+
     def guard(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and _PLAIN.issuperset(map(type, args)):
             return op(*args)
@@ -106,15 +114,7 @@ def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
         else:
             if not kwargs:
                 return op(*args)
-        tensors = survey(args, kwargs, rule)
-        dtype = casting.widest(tensors, count_0dim=False) if tensors else None
-        if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
-            try:
-                return _guarded(op, rule, args, kwargs, dtype, tensors or ())
-            except refusals.OF_CASTS as error:
-                if not refusals.is_cast_refusal(error, (args, kwargs)):
-                    raise
-        return op(*args, **kwargs)
+        return any_call(*args, **kwargs)
 
     return guard
 
@@ -151,7 +151,7 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
     except refusals.OF_CASTS as error:
         if not refusals.is_cast_refusal(error, (result,)):
             raise
-        return result
+        return result  # the op has run: it is not called again
 
 
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:

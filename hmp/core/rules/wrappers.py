@@ -254,8 +254,7 @@ def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if torch's answer to a mixture of dtypes can be trusted (R7): some kernels alone check, and meta or empty tensors run
-    none."""
+    """Return True if torch's answer to a mixture of dtypes can be trusted (R7): only some kernels check, meta or empty tensors run none."""
     if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(casting.has_values(t) and t.numel() for t in tensors):
         return True
     # a target of probabilities may be in another dtype than the scores, on every device

@@ -47,7 +47,7 @@ class _Keeping:
         self._least = 0
 
     def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
-        """What the graph holds in the place of the tensor."""
+        """Return what the graph holds for the tensor."""
         if not function_modes():
             return self._kept(tensor)
         with without_torch_function():
@@ -147,7 +147,7 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
-    """A function that calls `op`, and packs what it keeps for backward. `count` is told the op and why where nothing can be packed.
+    """Return a function that calls `op` and packs what it keeps for backward. `count` is told the op and the reason if it cannot.
 
     `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
     """
@@ -192,8 +192,10 @@ def counts(hook: Callable[[Tensor], Any]) -> bool:
 
 @contextlib.contextmanager
 def counting(keep: Callable[[Tensor], None], watcher: Watcher) -> Iterator[None]:
-    """A stretch in which `keep` is told of what is kept, and the watcher of what is to be packed, which other hooks around an op would
-    prevent."""
+    """Make a context in which `keep` is told of what is kept, and the watcher of what is to be packed.
+
+    Other hooks around an op would prevent the packing.
+    """
 
     def told(tensor: Tensor) -> Tensor:
         keep(tensor)

@@ -44,14 +44,16 @@ class Watcher(Protocol):
     """Is told of what ops keep for backward under a policy that has it packed."""
 
     def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> Any:
-        """Called when an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now.
+        """Note that an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now.
 
         What it returns is given to `changed`.
         """
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Called when that was packed or unpacked: by how many bytes less is kept, how long it took, and where it was packed for each
-        piece two sums of squares, of what packing changed and of the numbers."""
+        """Note that it was packed or unpacked: by how many bytes less is kept, and how long it took.
+
+        `errors` has for each piece two sums of squares, of what packing changed and of the numbers.
+        """
 
 
 watchers: list[Watcher] = []
@@ -193,7 +195,7 @@ class Kept:
         self._written = -1
 
     def tensor(self) -> Tensor:
-        """What backward gets; RuntimeError where the tensor was written since."""
+        """Return what backward gets. Raises RuntimeError if the tensor was written since."""
         alias = self.alias
         if alias is not None:
             with _lock:
@@ -230,7 +232,7 @@ class Memory:
         self.about = about
 
     def keep(self, tensor: Tensor, how: How, op: str) -> Kept:
-        """What stands for the tensor, whose memory this is; the same for the same tensor, unless that was packed already."""
+        """Return what the graph holds for the tensor; the same for the same tensor, unless that was packed already."""
         look = look_of(tensor)
         known = self._kept.get((look, tensor._version, how))
         kept = None if known is None else known()
@@ -270,8 +272,10 @@ class Memory:
 
 
 def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
-    """For each of `kept`, which look at one memory, where its numbers are now: all in one pack of the whole memory, unless they are fewer
-    than it holds, or their rows are others."""
+    """Return for each of `kept`, which look at one memory, where its numbers are now.
+
+    All are in one pack of the whole memory, unless they are fewer than it holds, or their rows are others.
+    """
     form, signs = for_all(each.how for each in kept)
     aliases = [each.alias for each in kept if each.alias is not None]
     first = aliases[0]
@@ -316,8 +320,10 @@ def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -
 
 
 def rows_in_memory(tensor: Tensor, by_memory: bool, offset: int) -> int:
-    """After how many elements of memory, at most, a row of the tensor may begin or end, which lies `offset` elements behind the memory's
-    begin; 0 where its rows do not lie in memory one element beside the other."""
+    """Return after how many elements of memory, at most, a row of the tensor may begin or end; 0 if its rows do not lie in memory.
+
+    The tensor lies `offset` elements behind the memory's begin. A row lies in memory if its elements are side by side.
+    """
     size, stride = _size(tensor), _stride(tensor)
     along = _along(size, stride, by_memory)
     if along is None or stride[along] != 1:
@@ -353,7 +359,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def keep(tensor: Tensor, how: How, op: str) -> Kept:
-    """What stands for a tensor that the op keeps."""
+    """Return what the graph holds for a tensor that the op keeps."""
     address = memory_of(storage_of(tensor))
     with _lock:
         known = _pending.get(address)
