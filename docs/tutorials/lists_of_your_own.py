@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # Lists of your own, with tune
+# # Find the cheapest op lists for your model with hmp tune
 #
-# A preset of op lists knows nothing of your model. This page has a model that presets break, because one of its products must not be
-# in bfloat16 while all others may. `hmp.tune` finds that out by itself: it tries lists, trains under them, keeps the cheapest that
-# are as good as float32, and writes them into files. It takes less than a minute on a CPU.
+# A preset knows nothing of your model. The model of this tutorial breaks under presets: one of its matrix multiplications must not be in
+# bfloat16, while all others may. `hmp.tune` finds that out: it tries lists, trains under them, keeps the cheapest that are as good as
+# float32, and writes them into files. It takes less than a minute on a CPU, and needs `pip install scikit-learn`.
 
 # %%
 import subprocess
@@ -34,8 +34,8 @@ torch.set_num_threads(1)  # networks this small are fastest on one thread
 # %% [markdown]
 # ## The task
 #
-# scikit-learn's handwritten digits, seen by a camera in the dark: a pixel is at most 16 counts of light, on top of a black level of 8200
-# counts. Three parts: to train on, for the metric, and one that tune never sees.
+# scikit-learn's handwritten digits with an offset: a pixel is at most 16 counts of light on top of 8200. One part to train on, one for the
+# metric, and one that tune never sees.
 
 # %%
 digits = load_digits()
@@ -47,8 +47,7 @@ unseen = counts[1500:], labels[1500:]
 
 
 # %% [markdown]
-# The first layer is the camera's calibration: a fixed matrix takes out what pixels pick up from each other, and the black level is
-# subtracted. After it comes an ordinary network.
+# The first layer multiplies by a fixed matrix and subtracts the offset. After it comes an ordinary network.
 
 
 # %%
@@ -126,8 +125,8 @@ print(f"{result.best.saved_bytes / result['float32'].saved_bytes:.2f} of the byt
 assert result.best.saved_bytes < 0.7 * result["float32"].saved_bytes
 
 # %% [markdown]
-# ... and the one op that they leave in float32 against both presets is the product of the calibration. It makes sense: bfloat16 has
-# eight significant bits, its neighbours around 8200 are 64 apart, and the whole image is 16 counts high.
+# ... and the one op that they leave in float32, against both presets, is the matrix multiplication of the first layer. It makes sense:
+# bfloat16 has eight significant bits, its numbers around 8200 are 64 apart, and the whole image is 16 counts high.
 
 # %%
 assert "matmul" in result.policy.fp32
@@ -137,23 +136,23 @@ assert torch.tensor([8200.0, 8216.0]).bfloat16().tolist() == [8192.0, 8192.0]
 # %% [markdown]
 # ## The files
 #
-# The folder holds one text file a list, with the reason beside each name; `tune.json` holds everything that was measured, and the same
-# call of `hmp.tune` would go on from there. Names that this model never calls stay as the preset has them.
+# The folder holds one text file for each list, with the reason next to each name; `tune.json` holds everything that was measured, and
+# the same call of `hmp.tune` would go on from there. Names that this model never calls stay as the preset has them.
 
 # %%
 print(sorted(path.name for path in Path("tuned").iterdir()))
 print("\n".join(Path("tuned/bf16.txt").read_text().splitlines()[:12]))
 
 # %% [markdown]
-# They are lists as any others: they can be read, edited, put under version control, and loaded by the folder's name.
+# These are ordinary lists: read them, edit them, put them under version control, load them by the folder's name.
 
 # %%
 policy = hmp.Policy.load("tuned")
 assert policy == result.policy
 
 # %% [markdown]
-# `hmp check` says what each name stands for, and what is wrong with a file; exit status 0 means that nothing is. After an edit by hand
-# it is worth a call, also in CI.
+# `hmp check` explains each entry and reports what is wrong with a file; exit status 0 means that nothing is. Run it after an edit by
+# hand, also in CI.
 
 # %%
 checked = subprocess.run([sys.executable, "-m", "hmp", "check", "tuned"], capture_output=True, text=True)
@@ -203,5 +202,21 @@ report.assert_dtype("matmul", torch.float32)
 report.assert_dtype("linear", torch.bfloat16)
 
 # %% [markdown]
-# From a shell the same search is `hmp tune recipe.py --out tuned`, where `recipe.py` defines `model()`, `batches()`, `loss`,
-# `optimizer` and `metric`; `hmp init` writes one to begin with. `hmp run --policy tuned train.py` runs a script under the lists.
+# ## From the shell, and other goals
+#
+# `hmp tune recipe.py --tolerance 0.01 --seconds 600 --out tuned` is the same search, where `recipe.py` defines `model()`, `batches()`,
+# `loss`, `optimizer` and `metric`; `hmp init` writes one to begin with. `hmp run --policy tuned train.py` runs a script under the lists.
+#
+# | argument | what it does |
+# |---|---|
+# | `objective="time"` (default), `"memory"` | make a step faster, or the memory for backward smaller |
+# | `objective="bytes"` | also write `saved.txt`: activations in 8 bits, as far as the tolerance allows |
+# | `levels=("fp8", "bf16", "fp32")` | also move as many matrix multiplication FLOPs to `fp8.txt` as the tolerance allows |
+# | `tolerance=0.01` | how much worse than float32's the loss may be, or the metric if there is one (0.01 is 1 %) |
+# | `per_module=True` | decide every op in each module by itself, in entries such as `softmax @ decoder.0` |
+# | `seconds=`, `max_trials=`, `steps=` | bound the search, and how long each trial trains |
+# | `start=` | the lists to begin with |
+#
+# Ops are added to the low-precision list in one order, those first that change the loss least for what they gain. If all together leave
+# the tolerance, bisection finds how many are too many; then single ops are moved as long as that gains something. At any time, also after
+# Ctrl-C, the folder holds the best lists that were verified, and the same call goes on from there.

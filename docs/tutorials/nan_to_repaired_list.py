@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # From a NaN to a repaired list
+# # Fix a NaN in float16 training
 #
-# A network learns in float32 and gives NaN in float16. Which op is it, and how little must change? hmp decides the precision of every
-# torch op from lists, so the answer is a name on a list. This page goes the whole way: the NaN, the op that made it, the repaired
-# list, and a comparison of the repaired run with float32. It takes less than a minute on a CPU.
+# A network learns in float32 and gives NaN in float16. Which op is it, and how little must change? With hmp the answer is the name of an
+# op on a list. This tutorial goes the whole way: the NaN, the op that made it, the repaired list, and a comparison with float32. It takes
+# less than a minute on a CPU, and needs `pip install scikit-learn`.
 
 # %%
 import torch
@@ -39,8 +39,8 @@ labels = torch.tensor(digits.target)
 train, test = slice(0, 1400), slice(1400, None)
 
 # %% [markdown]
-# The model looks at how alike the rows of an image are, and its columns: all products of two rows, divided by their mean square.
-# The division makes the features independent of how bright the image is, so nobody scaled the bytes down before.
+# The model compares the rows of an image with each other, and its columns: all dot products of two rows, divided by their mean square.
+# The division makes the features independent of the brightness, so the bytes were not scaled down.
 
 
 # %%
@@ -63,8 +63,8 @@ class Model(nn.Module):
 
 
 # %% [markdown]
-# Training is a plain loop. `hmp.apply(model, policy)` is the only line of hmp's in it: from then on every call of the model runs in the
-# precision that the policy's lists say, and nothing else does. Parameters stay float32.
+# Training is a plain loop. `hmp.apply(model, policy)` is the only line of hmp in it: from then on every call of the model is cast as the
+# lists say, and nothing else is. Parameters stay float32.
 
 
 # %%
@@ -95,8 +95,8 @@ print(f"float32: loss {loss:.3f}, test accuracy {accuracy(in_float32):.1%}")
 # %% [markdown]
 # ## The NaN
 #
-# `torch-cuda@2.13` are the lists by which `torch.autocast` of torch 2.13 runs on a CUDA card: products in float16, sums and losses in
-# float32. hmp follows them on any device, a CPU too.
+# The preset `torch-cuda@2.13` has the lists of `torch.autocast` on CUDA in torch 2.13: matrix multiplications in float16, sums and losses
+# in float32. hmp follows them on any device, a CPU too.
 
 # %%
 policy = hmp.Policy.load("torch-cuda@2.13")
@@ -132,7 +132,7 @@ assert torch.finfo(torch.float16).max < 8 * 255 * 255
 # %% [markdown]
 # ## The repaired list
 #
-# The last line of the finding is Python, made to be pasted. It takes `matmul` off the low-precision list and puts it on the float32 list;
+# The last line of the finding is code to paste. It takes `matmul` off the low-precision list and puts it on the float32 list;
 # every other op keeps its precision. (The list is called `bf16` also where the low dtype is float16.)
 
 # %%
@@ -158,7 +158,7 @@ assert abs(accuracy(in_float16) - accuracy(in_float32)) < 0.02
 # %% [markdown]
 # ## What runs in float16 now
 #
-# `hmp.record()` notes what every op computed in. The layers with the parameters, which are most of the work, are still in float16.
+# `hmp.record()` records what every op computed in. The layers with the parameters, which are most of the work, are still in float16.
 
 # %%
 with hmp.record() as report:
@@ -169,9 +169,9 @@ report.assert_dtype("linear", torch.float16)
 # %% [markdown]
 # ## The comparison with float32
 #
-# The loss is finite; is it right? `hmp.compare` runs forward and backward once more and puts each op beside float32: `isolated` is the
-# error that the op makes on its own inputs, `accumulated` has all the rounding before it in it, and `share` says which ops the error
-# comes from. First the lists as they were:
+# The loss is finite; is it right? `hmp.compare` runs forward and backward once more and compares each op with float32: `isolated` is the
+# error of the op on its own inputs, `accumulated` includes the rounding of earlier ops, and `share` says which ops the error comes from.
+# First the lists as they were:
 
 
 # %%
