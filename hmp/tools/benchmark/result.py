@@ -41,10 +41,17 @@ class StepError(HmpError):
 
 @dataclass(frozen=True, repr=False)
 class Benchmark:
-    """The rows in the order of the policies, and how they came about: `print(...)` shows a table, `result["habana"]` is a BenchmarkRow.
+    """The rows in the order of the policies, and how they came about: `print(...)` shows a table.
 
     `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
     then `steps` timed ones. `losses_compare` is whether every sample started from the same state. `memory_kind` says which memory.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+        >>> result = hmp.benchmark(lambda: net(x).sum().backward(), ["float32", "habana"], model=net, rounds=3, steps=1)
+        >>> result["habana"].seconds > 0, result.to_dict()["baseline"]
+        (True, 'float32')
+        >>> path = result.to_json("benchmark.json")
     """
 
     rows: tuple[BenchmarkRow, ...]
@@ -78,10 +85,21 @@ class Benchmark:
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
+        """Return the result as plain JSON values, seconds and bytes.
+
+        Returns:
+            The fields; a loss that is not finite is the string "nan", "inf" or "-inf".
+        """
         values: dict[str, Any] = json_values(versioned(asdict(self)))
         return values
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` into the file `path`, which is returned."""
+        """Write `to_dict()` into a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
