@@ -15,7 +15,7 @@ from ..core.casting import each_tensor
 from ..core.formatting import NOTHING, aligned, size, versioned
 from ..core.observe import listen, modules
 from ..core.policy import Policy
-from .benchmark.saved_bytes import SavedBytes
+from .benchmark.memory import SavedBytes
 from .model_call import call, check_module, chosen_policy, region
 from .model_state import Snapshot, random_state_kept
 from .record.record import record

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...core.formatting import aligned, in_notebook, json_written, two_digits, versioned, written
 from ..op_owners import Direction
-from ..printers import printer
 from ..record.rows import group_rows
 from .distance import Distance
 from .tokens import TokenDistance
@@ -162,7 +161,9 @@ class Comparison:
         Returns:
             The path.
         """
-        return written(path, lambda: printer("Comparison.to_html")(self))
+        from .page import comparison_page  # here: it imports this module
+
+        return written(path, lambda: comparison_page(self))
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))

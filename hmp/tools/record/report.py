@@ -14,7 +14,6 @@ import torch
 from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
 from ...core.policy import LISTS
 from ...errors import HmpError, ViolationError
-from ..printers import printer
 from . import packing_stats
 from . import rows as rows_
 from .fp8_stats import Fp8Row, merged
@@ -457,7 +456,9 @@ class Report:
         Returns:
             The path.
         """
-        return written(path, lambda: printer("Report.to_html")(self))
+        from .page import report_page  # here: it imports this module
+
+        return written(path, lambda: report_page(self))
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
@@ -476,10 +477,14 @@ class Report:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
             module  calls  casts  saved  cast  in casts  in ops
         """
-        return str(printer("Report.table")(self, by, sort))
+        from .text import table  # here: it imports this module
+
+        return table(self, by, sort)
 
     def __str__(self) -> str:
-        return str(printer("Report.__str__")(self))
+        from .text import text  # here: it imports this module
+
+        return text(self)
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ...core.formatting import aligned, count, in_notebook, json_written, two_digits, versioned, written
-from ..printers import printer
 from ..record.models import pattern
 from .trace import INPUTS, Capture
 
@@ -208,7 +207,9 @@ class CaptureComparison:
         Returns:
             The path.
         """
-        return written(path, lambda: printer("CaptureComparison.to_html")(self))
+        from .page import captures_page  # here: it imports this module
+
+        return written(path, lambda: captures_page(self))
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from ...core.formatting import json_values, json_written, of_json, versioned, written
 from ...core.policy import Policy
-from ..printers import printer
 from .decisions import Key
 from .tolerance import Tolerance
 
@@ -178,7 +177,9 @@ class TuneResult:
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
     def __str__(self) -> str:
-        return str(printer("TuneResult.__str__")(self))
+        from .table import table  # here: it imports this module
+
+        return table(self)
 
     __repr__ = __str__
 
@@ -218,7 +219,9 @@ class TuneResult:
         Returns:
             The path.
         """
-        return written(path, lambda: printer("TuneResult.to_html")(self))
+        from .page import tuning_page  # here: it imports this module
+
+        return written(path, lambda: tuning_page(self))
 
     def save(self, folder: str | Path) -> Path:
         """Write the lists, each name with a comment that says why, and tune.json into a folder, which is made.
@@ -232,8 +235,9 @@ class TuneResult:
         Raises:
             HmpError: It cannot be written.
         """
-        saved: Path = printer("TuneResult.save")(self, Path(folder))
-        return saved
+        from .files import write  # here: it imports this module
+
+        return write(self, Path(folder))
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:
