@@ -405,10 +405,10 @@ def say_what_matched_nothing(called: Any) -> None:
     """A line on stderr for each scoped entry that matched none of the modules that the script called."""
     if called is None or not called.unmatched:
         return
-    from ..core.observing import speaks  # here: it imports torch
+    from ..core.log import should_log  # here: it imports torch
 
     where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
-    for entry in called.unmatched if speaks() else ():
+    for entry in called.unmatched if should_log() else ():
         at = f"{entry.place}: " if entry.path else ""
         print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
 
@@ -420,7 +420,7 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     is_in_use = "hmp.core.convert" in sys.modules
     if "torch" not in sys.modules:
         return
-    from ..core.observing import speaks  # here, as what is next: it imports torch
+    from ..core.log import should_log  # here, as what is next: it imports torch
 
     if is_in_use:
         from ..core.convert import any_policy_used
@@ -443,5 +443,5 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
         )
     else:
         return
-    if speaks():
+    if should_log():
         print(f"hmp run: {told}", file=sys.stderr)

@@ -22,7 +22,10 @@ from . import fork_safe, saved
 from .active import Off, PolicyTable, state
 from .casting import castable, each_castable
 from .formatting import dtype_name
-from .observing import caller
+from .log import PACKAGES as PACKAGES
+from .log import caller as caller
+from .log import log as log
+from .log import should_log as should_log
 from .patching import unpatched_op
 from .torch_ops import name_of
 from .torch_private import (

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ...core.observe import listen
-from ...core.observing import log
+from ...core.observe import listen, log
 from ...core.policy import ListEntry, resolve
 from ...errors import HmpError, NonFiniteError, OpListError
 from .finding import Finding
