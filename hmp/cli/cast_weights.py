@@ -51,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
     model, batch = _made(options.model)
     _load(model, options.file)
     result = hmp.cast_weights(model.eval(), batch, policy, only=options.only)
-    with _console().status(f"writing {options.output}"):
-        save_model(model, options.output, metadata={"format": "pt"})
+    save_model(model, options.output, metadata={"format": "pt"})
     give(options, result)
     return 0
 
@@ -82,8 +81,8 @@ def _made(text: str) -> tuple[torch.nn.Module, Any]:
 def _load(model: torch.nn.Module, file: str) -> None:
     """Loads the file into the model, tensor by tensor."""
     import torch
-    from rich.progress import track
     from safetensors import SafetensorError, safe_open
+    from tqdm import tqdm
 
     found = model.state_dict()
     try:
@@ -96,13 +95,7 @@ def _load(model: torch.nn.Module, file: str) -> None:
                 lacks = f"has no {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the model lacks"
                 raise hmp.HmpError(f"{file} is not of this model: it {lacks} ({len(missing)} missing, {len(unknown)} unknown)")
             with torch.no_grad():
-                for name in track(names, f"loading {file}", console=_console(), transient=True):
+                for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: where stderr is no terminal
                     found[name].copy_(weights.get_tensor(name))
     except (FileNotFoundError, SafetensorError) as error:
         raise hmp.HmpError(f"{file} is no safetensors file that can be read: {error}") from None
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=not sys.stderr.isatty())

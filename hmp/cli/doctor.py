@@ -45,50 +45,38 @@ def run(options: argparse.Namespace) -> int:
 
 def _found() -> dict[str, Any]:
     problems: list[str] = []
-    found: dict[str, Any] = {"hmp": hmp.__version__, "folder": str(_home()), "python": platform.python_version()}
+    home = Path(hmp.__file__).resolve().parent
+    found: dict[str, Any] = {"hmp": hmp.__version__, "folder": str(home), "python": platform.python_version(), "torch": None}
     try:
         import torch
+
+        found |= {"torch": torch.__version__, "threads": torch.get_num_threads(), "devices": _devices(torch)}
+        found |= {"low_kernels": _low_kernels(torch), "patched": _patched()}
+        found |= {"autocast": hmp.Policy.load("autocast").name, "converted": hmp.is_converted()}
+    except hmp.HmpError as error:
+        problems.append(str(error))
     except ImportError as error:
         problems.append(f"torch cannot be imported ({error}): install it first, see https://pytorch.org/get-started")
-        found |= {"torch": None}
-    else:
-        found |= _of_torch(torch, problems)
+    except Exception as error:  # a torch that lacks something
+        problems.append(f"hmp does not work with torch {found['torch']}: {error}")
     found["instructions"] = _instructions()
     found["extras"] = {extra: [name for name in names if lacking(extra, name)] for extra, names in EXTRAS.items()}
-    found["others"] = _others()
-    problems += [f"{other}: another hmp, which an import may find in this one's place; take it away" for other in found["others"]]
+    found["others"] = _others(home)
+    problems += [f"{other}: another hmp, which an import may find instead of this one; take it away" for other in found["others"]]
     return {**found, "problems": problems}
 
 
-def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
-    from ..core import low_kernels
+def _devices(torch: Any) -> dict[str, Any]:
+    """Return each device's name, which low dtypes have kernels there, and why no copies of casts are kept, "" where they are."""
     from ..core.cast_cache import mark_proof
 
     devices = [torch.device("cpu")]
     if torch.accelerator.is_available():
         devices += [torch.device(torch.accelerator.current_accelerator().type, at) for at in range(torch.accelerator.device_count())]
-    found: dict[str, Any] = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "devices": {
-            # "copies" is why none of casts are kept, "" where they are
-            str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device), "copies": mark_proof.what_fails(device)}
-            for device in devices
-        },
+    return {
+        str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device), "copies": mark_proof.what_fails(device)}
+        for device in devices
     }
-    try:
-        found["low_kernels"] = {
-            "choice": low_kernels.choice(),
-            "products": {name: _products(torch, name) for name in ("bfloat16", "float16")},
-        }
-        found["patched"] = _patched()
-        found["autocast"] = hmp.Policy.load("autocast").name
-        found["converted"] = hmp.is_converted()
-    except hmp.HmpError as error:
-        problems.append(str(error))
-    except Exception as error:  # a torch that lacks something
-        problems.append(f"hmp does not work with torch {torch.__version__}: {error}")
-    return found
 
 
 def _name(torch: Any, device: Any) -> str:
@@ -118,30 +106,30 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
     return found
 
 
-def _products(torch: Any, name: str) -> dict[str, Any]:
-    """How long a product of matrices takes on the CPU, as a multiple of float32's time: by torch's kernel for the dtype, and as a float32
-    product of rounded inputs. `computes_in` says which of the two hmp uses."""
+def _low_kernels(torch: Any) -> dict[str, Any]:
+    """Return how long a product of matrices takes on the CPU, as a multiple of float32's time.
+
+    `kernel` is torch's for the dtype, `rounded` a float32 product of rounded inputs; `computes_in` is which of the two hmp uses.
+    """
     from ..core import low_kernels
     from ..tools.benchmark.timing import least_seconds
 
-    low = getattr(torch, name)
-    wide = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
-    narrow = tuple(each.to(low) for each in wide)
-    threads = torch.get_num_threads()
-    with hmp.disable_casts(), torch.no_grad():
-        steps = (
-            lambda: torch.mm(*wide),
-            lambda: torch.mm(*narrow),
-            lambda: torch.mm(*(each.to(low).float() for each in wide)).to(low),
-        )
-        torch.set_num_threads(1)  # a second one waits for whatever else the machine does
-        try:
-            least_seconds(steps, 1, wide[0].device)  # the first call of each chooses its kernel
-            in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, wide[0].device)
-        finally:
-            torch.set_num_threads(threads)
-    computes_in = "float32" if low in low_kernels.computed_in_float32() else name
-    return {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
+    found, threads = {}, torch.get_num_threads()
+    x = torch.ones(_SIZE, _SIZE)
+    torch.set_num_threads(1)  # a second one waits for whatever else the machine does
+    try:
+        for name in ("bfloat16", "float16"):
+            low = getattr(torch, name)
+            y = x.to(low)
+            steps = (lambda: torch.mm(x, x), lambda: torch.mm(y, y), lambda: torch.mm(x.to(low).float(), x.to(low).float()).to(low))  # noqa: B023
+            with hmp.disable_casts(), torch.no_grad():
+                least_seconds(steps, 1, x.device)  # the first call of each chooses its kernel
+                in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, x.device)
+            computes_in = "float32" if low in low_kernels.computed_in_float32() else name
+            found[name] = {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
+    finally:
+        torch.set_num_threads(threads)
+    return {"choice": low_kernels.choice(), "products": found}
 
 
 def _patched() -> dict[str, int]:
@@ -165,16 +153,12 @@ def _instructions() -> list[str]:
     return [name for name in _INSTRUCTIONS if name in flags]
 
 
-def _home() -> Path:
-    return Path(hmp.__file__).resolve().parent
-
-
-def _others() -> list[str]:
-    """Packages and modules on the path, and distributions, that are called hmp and are not this one."""
+def _others(home: Path) -> list[str]:
+    """Return packages and modules on the path, and distributions, that are called hmp and are not this one."""
     found = []
     for entry in dict.fromkeys(os.path.realpath(each or os.getcwd()) for each in sys.path):
         for place, source in ((Path(entry) / "hmp", "__init__.py"), (Path(entry) / "hmp.py", "")):
-            if (place / source).is_file() and place.resolve() != _home():
+            if (place / source).is_file() and place.resolve() != home:
                 found.append(str(place))
     return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
 

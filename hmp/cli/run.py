@@ -5,26 +5,28 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import io
 import json
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 import types
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import hmp
 
-from . import captures, relaunched, run_options
+from ..compat.import_finders import after_import
+from . import captures
 from .output import check_folder
 from .parser import Parser
-from .verified_steps import verified_steps
 
 # The environment variable that tells a spawned process what its parent was to do.
 OF_PARENT = "HMP_RUN"
@@ -88,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         _check(script, options.is_module)
         captures.check(options)
-        run_options.from_environment(options)
+        from_environment(options)
         called = prepare(options)
         pass_on(options)
     except hmp.HmpError as error:
@@ -103,16 +105,16 @@ def run(options: argparse.Namespace) -> int:
                     watching.enter_context(hmp.detect_nonfinite(options.detect_nonfinite))
                 _launch(script, arguments, options.is_module)
     except SystemExit as end:
-        run_options.say_what_matched_nothing(called)
+        say_what_matched_nothing(called)
         if end.code in (None, 0, _WRONG_USE):
-            run_options.say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
+            say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
         raise
     except BaseException as error:
         is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
         _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
         raise  # python itself prints it, and ends as it does after it
-    run_options.say_what_matched_nothing(called)
-    run_options.say_where_nothing_was_cast(options, script, arguments)
+    say_what_matched_nothing(called)
+    say_where_nothing_was_cast(options, script, arguments)
     return 0
 
 
@@ -137,11 +139,11 @@ def pass_on(options: argparse.Namespace) -> None:
     """Has processes that this one spawns, or that Lightning starts, do what the options ask for."""
     from multiprocessing import spawn
 
-    values = {name: getattr(options, name) for name in (*run_options.CASTING, "verbose", "habana", "device_map")}
-    for name in run_options.NAMING_FILES:
+    values = {name: getattr(options, name) for name in (*CASTING, "verbose", "habana", "device_map")}
+    for name in NAMING_FILES:
         if values[name] and os.path.exists(values[name]):
             values[name] = os.path.abspath(values[name])  # the script may change the working directory
-    relaunched.pass_on(values)
+    _pass_on_to_lightning(values)
     original = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def _check(script: str, is_module: bool) -> None:
 def prepare(options: argparse.Namespace) -> Any:
     """Installs the shim and converts, as far as the options ask for it. Returns what finds the modules that scoped lines speak of, if there
     are such lines, else None. HmpError where that cannot be."""
-    converts = [name for name in run_options.CASTING if getattr(options, name) is not None]
+    converts = [name for name in CASTING if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
         others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
         raise hmp.HmpError(f"--policy and {others} exclude each other; give one of them")
@@ -298,3 +300,148 @@ def _path(first: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+_LAUNCHERS = tuple(
+    f"{home}.strategies.launchers.subprocess_script"
+    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite", "pytorch_lightning")
+)
+
+
+def _pass_on_to_lightning(values: dict[str, Any]) -> None:
+    """Has them run under ``hmp run`` with these options: names as in the parsed command line, None and False for those not given."""
+    options: list[str] = []
+    for name, value in values.items():
+        if value not in (None, False):
+            options.append("--" + name.replace("_", "-"))
+            options += [] if value is True else [str(value)]
+
+    def under_hmp(command: list[str]) -> list[str]:
+        return [command[0], "-m", "hmp", "run", *options, *command[1:]]
+
+    for name in _LAUNCHERS:
+        after_import(name, functools.partial(_replace, under_hmp))
+
+
+def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.ModuleType) -> None:
+    if launcher.__name__.startswith("pytorch_lightning."):
+        if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from the others, with hmp's command
+            vars(launcher)["subprocess"] = types.SimpleNamespace(Popen=functools.partial(_start, under_hmp))
+        return
+    basic: Callable[..., list[str]] = launcher._basic_subprocess_cmd
+    hydra: Callable[..., tuple[list[str], Any]] = launcher._hydra_subprocess_cmd
+
+    @functools.wraps(basic)
+    def basic_command() -> list[str]:
+        return under_hmp(basic())
+
+    @functools.wraps(hydra)
+    def hydra_command(local_rank: int) -> tuple[list[str], Any]:
+        command, folder = hydra(local_rank=local_rank)
+        return under_hmp(command), folder
+
+    # Lightning's Trainer takes them from here by name when it is imported, which is after this
+    vars(launcher).update(_basic_subprocess_cmd=basic_command, _hydra_subprocess_cmd=hydra_command)
+
+
+def _start(under_hmp: Callable[[list[str]], list[str]], command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+    """Popen for Lightning 1.6 and 1.7, which write the command and start it in one function."""
+    return subprocess.Popen(under_hmp(command), **kwargs)
+
+
+STEPS = 3
+
+
+@contextlib.contextmanager
+def verified_steps() -> Iterator[None]:
+    """Records until an optimizer has made `STEPS` steps, or until the end; raises ViolationError there, in the script's own step."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # here: other runs need not wait for torch
+
+    from ..core.torch_private import function_modes
+
+    with contextlib.ExitStack() as recording:
+        report = recording.enter_context(hmp.record())
+        steps, modes = 0, function_modes()
+
+        def finish() -> None:
+            hook.remove()
+            recording.close()
+            report.verify()
+            calls = sum(row.calls for row in report.rows if row.source)
+            print(f"hmp run: verified: {calls} calls in {steps} steps followed their lists{report.never_called_notice}", file=sys.stderr)
+
+        def stepped(*_: Any) -> None:
+            nonlocal steps
+            steps += 1
+            if steps >= STEPS and function_modes() == modes:  # else a mode of the script's is in the way
+                finish()
+
+        hook = register_optimizer_step_post_hook(stepped)
+        recording.callback(hook.remove)
+        yield
+        if report.is_recording:
+            finish()
+
+
+# The environment variable that names a policy where no option does.
+POLICY = "HMP_POLICY"
+NAMING_FILES = ("policy", "fp8", "saved", "bf16", "fp32")
+CASTING = (*NAMING_FILES, "opt_level")
+
+
+def from_environment(options: argparse.Namespace) -> None:
+    """Takes the policy that HMP_POLICY names, where no option says what is cast. HmpError where it names none."""
+    named = os.environ.get(POLICY, "")
+    if not named or any(getattr(options, name) is not None for name in CASTING):
+        return
+    try:
+        hmp.Policy.load(named)
+    except hmp.HmpError as error:
+        raise hmp.HmpError(f"{error}; the environment variable {POLICY} names it") from None
+    options.policy = named
+
+
+def say_what_matched_nothing(called: Any) -> None:
+    """A line on stderr for each scoped entry that matched none of the modules that the script called."""
+    if called is None or not called.unmatched:
+        return
+    from ..core.log import should_log  # here: it imports torch
+
+    where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
+    for entry in called.unmatched if should_log() else ():
+        at = f"{entry.place}: " if entry.path else ""
+        print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
+
+
+def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:
+    """A line on stderr where torch was there and hmp cast nothing: for an option of hmp's name behind the script, which was perhaps meant
+    for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
+    anything."""
+    is_in_use = "hmp.core.convert" in sys.modules
+    if "torch" not in sys.modules:
+        return
+    from ..core.log import should_log  # here, as what is next: it imports torch
+
+    if is_in_use:
+        from ..core.convert import any_policy_used
+
+        if any_policy_used():
+            return
+
+    target = f"-m {script}" if options.is_module else script
+    known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
+    behind = [name for name in dict.fromkeys(each.partition("=")[0] for each in arguments) if name in known]
+    if behind:
+        told = (
+            f"nothing was cast by hmp in this process: what stands behind {script} is the script's own, also {', '.join(behind)}; "
+            f"an option for hmp stands before: hmp run {behind[0]} ... {target}"
+        )
+    elif not is_in_use and not is_wrong_use and options.capture is None:
+        told = (
+            f"nothing was cast: no option asks for it, and {script} does not use hmp; "
+            f"hmp run --policy autocast {target} runs it under torch.autocast's lists"
+        )
+    else:
+        return
+    if should_log():
+        print(f"hmp run: {told}", file=sys.stderr)

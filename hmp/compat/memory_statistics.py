@@ -42,14 +42,26 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] 
 @overload
 def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
 def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
-    """Habana's ten statistics of `device` by name; None for those that the device does not report.
+    """Return Habana's ten statistics of a device's memory; None for those that the device does not report.
 
     Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
     TotalActiveAllocs are counts. For "cuda" and "xpu" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit
     is the machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
 
-    With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in units of
-    2**30 bytes, to two decimals. Raises HmpError for what is no device, and for a CUDA device, an XPU or an HPU that is not there.
+    Args:
+        device: The device, such as "cpu" or "cuda:0".
+        gigabytes: Whether Optimum's three numbers are returned instead: memory_allocated, max_memory_allocated and
+            total_memory_available, in units of 2**30 bytes, to two decimals.
+
+    Returns:
+        The statistics by name.
+
+    Raises:
+        HmpError: For what is no device, and for a CUDA device, an XPU or an HPU that is not there.
+
+    Example:
+        >>> len(hmp.memory_stats("cpu"))
+        10
     """
     stats = _of(device_of(device, "memory_stats(): "))
     return _in_gigabytes(stats) if gigabytes else stats

@@ -16,7 +16,7 @@ from hmp import HmpError, Policy
 
 from ..core.convert import in_dtype
 from ..core.formatting import versioned
-from ..core.observing import log
+from ..core.log import log
 from ..core.policy import DEFAULT, as_policy
 from ..tools.extras import needed
 from ..tools.record.record import record

@@ -22,7 +22,10 @@ from . import fork_safe, saved
 from .active import Off, PolicyTable, state
 from .casting import castable, each_castable
 from .formatting import dtype_name
-from .observing import caller
+from .log import PACKAGES as PACKAGES
+from .log import caller as caller
+from .log import log as log
+from .log import should_log as should_log
 from .patching import unpatched_op
 from .torch_ops import name_of
 from .torch_private import (
@@ -98,6 +101,9 @@ class Listener:
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """It has returned, or raised; `modules` still has it as the innermost one."""
+
+    def checkpointed(self, inputs: Sequence[torch.Tensor]) -> None:
+        """A checkpoint keeps its inputs for the recomputation in backward."""
 
     def backward_begins(self) -> None:
         """A backward pass is called."""
@@ -178,6 +184,15 @@ def _change(to: Callable[[tuple[Listener, ...]], tuple[Listener, ...]]) -> None:
     with _lock:
         listeners = to(listeners)
     rebuild()
+
+
+def tell_checkpoint(arguments: Sequence[Any]) -> None:
+    """Tell of the tensors that a checkpoint keeps, those among the arguments of what it runs."""
+    told = modules.told_of_checkpoints
+    if told and torch.is_grad_enabled():
+        inputs = [each for each in arguments if isinstance(each, torch.Tensor)]
+        for each in told:
+            each.checkpointed(inputs)
 
 
 def quantised(told: Sequence[Listener], op: str, other: Callable[[Any], None] | None) -> Callable[[Statistics], None]:
@@ -277,13 +292,15 @@ class Modules:
         self._hooks: list[Any] = []
         self._entered: tuple[Listener, ...] = ()
         self._left: tuple[Listener, ...] = ()
+        self.told_of_checkpoints: tuple[Listener, ...] = ()
 
     @contextmanager
     def watch(self, added: Sequence[Listener] = ()) -> Iterator[None]:
         """Return a context manager with hooks on all modules, one pair for all that listen."""
-        entered, left = ([each for each in added if _has(each, name)] for name in ("entered", "left"))
+        entered, left, checkpoints = ([each for each in added if _has(each, name)] for name in ("entered", "left", "checkpointed"))
         with _lock:
             self._entered, self._left = (*self._entered, *entered), (*self._left, *left)
+            self.told_of_checkpoints = (*self.told_of_checkpoints, *checkpoints)
             if not self._watching:
                 register = torch.nn.modules.module
                 self._hooks = [
@@ -297,6 +314,7 @@ class Modules:
             with _lock:
                 self._entered = tuple(each for each in self._entered if each not in entered)
                 self._left = tuple(each for each in self._left if each not in left)
+                self.told_of_checkpoints = tuple(each for each in self.told_of_checkpoints if each not in checkpoints)
                 self._watching -= 1
                 if not self._watching:
                     for hook in self._hooks:

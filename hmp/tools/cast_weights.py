@@ -47,7 +47,13 @@ class Weight:
 
 @dataclass(frozen=True)
 class CastWeights:
-    """What `hmp.cast_weights()` did; str() is a table, in which weights that differ by a number in their name alone share a line."""
+    """What `hmp.cast_weights()` did; str() is a table, in which weights that differ by a number in their name alone share a line.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> hmp.cast_weights(net.eval(), x, "habana").to_dict()["bytes_after"]
+        20
+    """
 
     weights: tuple[Weight, ...]
     policy: str
@@ -69,7 +75,11 @@ class CastWeights:
         return sum(weight.bytes_after for weight in self.weights)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
+        """Return the result as plain JSON values.
+
+        Returns:
+            The policy, totals, and the weights.
+        """
         totals = {"bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
         return versioned({"policy": self.policy, **totals, "weights": [asdict(weight) for weight in self.weights]})
 
@@ -121,9 +131,9 @@ def cast_weights(
             nothing, and a model whose outputs are others at each call. The model is then as it was.
 
     Example:
-        >>> result = hmp.cast_weights(model.eval(), batch, "autocast")
-        >>> print(result)
-        >>> hmp.apply(model, "autocast")
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> result = hmp.cast_weights(net.eval(), x, "habana")
+        >>> net = hmp.apply(net, "habana")
     """
     calling.check_module(model, "cast_weights()")
     chosen = calling.chosen_policy(model, policy)

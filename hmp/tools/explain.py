@@ -29,6 +29,10 @@ class Rule:
     where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
     otherwise in some modules of a model, each with its list, file and line. `saved` says how what it keeps for backward is packed, "" where
     it is not.
+
+    Example:
+        >>> hmp.explain("matmul", "habana").listed_as
+        'matmul'
     """
 
     name: str
@@ -59,10 +63,21 @@ class Rule:
 
 
 def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) -> Rule:
-    """What `policy` does with the op `name`, or with that function of torch's: its list, its sites, its synonyms, and why.
+    """Explain what a policy does with an op: its list, its bindings, its synonyms, and why.
 
-    Without `policy`: the one in force in this thread, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the
-    nearest names for an unknown op.
+    Args:
+        name: The op's name, a function of torch's, or the dotted name of a function of yours.
+        policy: A policy or a preset's name. Default: the active policy of this thread, else "autocast".
+
+    Returns:
+        The rule; `print()` shows it.
+
+    Raises:
+        OpListError: The op is unknown; the message has the nearest names.
+
+    Example:
+        >>> hmp.explain("softmax", "habana").cast
+        'fp32'
     """
     name = name if isinstance(name, str) else _name_of(name)
     chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)

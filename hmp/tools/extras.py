@@ -15,7 +15,7 @@ EXTRAS = {
     "demo": {"sklearn": "1.3", "numpy": ""},
     "tune": {"tqdm": "4.64"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
-    "weights": {"safetensors": "0.4.5", "rich": "13"},
+    "weights": {"safetensors": "0.4.5", "tqdm": "4.64"},
     "lightning": {"lightning": "1.8"},
     "transformers": {"transformers": "4.25.1", "accelerate": "0.15"},
 }

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..core.active import current_state
-from ..core.observe import Call, Listener, Place, here, modules
-from ..core.observing import PACKAGES, caller
+from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
 from ..core.torch_private import current_node as _node

@@ -15,7 +15,7 @@ from ..core.casting import each_tensor
 from ..core.formatting import NOTHING, aligned, size, versioned
 from ..core.observe import listen, modules
 from ..core.policy import Policy
-from .benchmark.saved_bytes import SavedBytes
+from .benchmark.memory import SavedBytes
 from .model_call import call, check_module, chosen_policy, region
 from .model_state import Snapshot, random_state_kept
 from .record.record import record
@@ -38,7 +38,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of a model in the order of the tree; str() is a table. `policy` is that of the forward pass, "" where none was made."""
+    """The layers of a model in the order of the tree; str() is a table. `policy` is that of the forward pass, "" where none was made.
+
+    Example:
+        >>> hmp.summary(torch.nn.Linear(4, 2)).to_dict()["parameters"]
+        10
+    """
 
     layers: tuple[Layer, ...]
     policy: str = ""
@@ -60,7 +65,11 @@ class Summary:
         return sum(layer.saved_bytes for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as plain JSON values."""
+        """Return the summary as plain JSON values.
+
+        Returns:
+            The policy, totals, and the layers.
+        """
         totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
         return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
@@ -79,11 +88,25 @@ class Summary:
 
 
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
-    """The modules of `model`, with the dtype that each computes in and what it saves for backward, as a table to print.
+    """Summarise the modules of a model: the dtype that each computes in and what it saves for backward, as a table to print.
 
-    `batch` is what the model is called with once: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
-    one. Without it nothing is called, and the table has parameters alone. Without a policy: what hmp.apply() gave the model, the one in
-    force here, else "autocast". Model and random state are as before. Raises HmpError for what is no module.
+    Model and random state are as before.
+
+    Args:
+        model: The module.
+        batch: What the model is called with once: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
+            one. Without it nothing is called, and the table has parameters alone.
+        policy: What it runs under. Default: what hmp.apply() gave the model, the active policy, else "autocast".
+
+    Returns:
+        The summary.
+
+    Raises:
+        HmpError: For what is no module.
+
+    Example:
+        >>> hmp.summary(torch.nn.Linear(4, 2), torch.randn(3, 4), "autocast")[""].computes
+        ('bfloat16',)
     """
     if batch is None:
         check_module(model, "summary()")

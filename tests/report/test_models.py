@@ -172,3 +172,24 @@ def test_models_are_in_the_json_and_taken_together_in_sums() -> None:
     net, block = other.merge(again).models
     assert net == report.models[0]  # of two ranks: one model, and what is kept where it is known
     assert (block.name, block.kept) == ("Block", None)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 1)
+        self.inner = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.inner, self.first(x), use_reentrant=False))
+
+
+@pytest.mark.parametrize("preset", ["habana", "torch-cpu"])
+def test_under_a_checkpoint_all_tools_count_the_same_bytes(preset: str) -> None:
+    net, x = Checkpointed(), torch.randn(32, 16)
+    with hmp.casts(preset), hmp.record() as report:
+        net(x).sum().backward()
+    (model,) = report.models
+    benchmarked = hmp.benchmark(lambda: net(x).sum().backward(), [preset], model=net, rounds=3, steps=1, device="cpu")
+    # in bfloat16: what the first and the last layer are given, the weight of the last one, and what the checkpoint is given
+    assert model.kept_bytes == hmp.summary(net, x, preset).saved_bytes == benchmarked[preset].memory == 2 * (3 * 32 * 16 + 16)

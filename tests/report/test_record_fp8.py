@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hmp
+from page_kit import said
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LINEAR = hmp.Policy(fp8={"linear"})
@@ -104,7 +105,7 @@ def test_it_is_in_the_text_the_json_and_the_page_and_of_no_fp8_nothing_is(tmp_pa
     _, without = recorded(torch.randn(16, 32), hmp.Policy(bf16={"linear"}))
     assert "in FP8" in str(report) and without.fp8 == [] and "in FP8" not in str(without)
     assert hmp.Report.load(report.to_json(tmp_path / "r.json")).fp8 == report.fp8
-    assert f"{100 * report.fp8[0].flushed:.2f} %" in report.to_html(tmp_path / "r.html").read_text()
+    assert f"{100 * report.fp8[0].flushed:.2f} %" in said(report.to_html(tmp_path / "r.html").read_text())
     values = report.to_dict()
     del values["fp8"]  # as reports of before FP8 are
     assert hmp.Report.from_dict(values).fp8 == []

@@ -18,7 +18,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.tools.benchmark import memory, saved_bytes, timing
+from hmp.tools.benchmark import memory, timing
 from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
 
 # -- time, by a clock that only steps move
@@ -114,7 +114,7 @@ OF_64_ELEMENTS = {
 def test_of_a_sparse_tensor_what_it_stores_is_kept(layout: str) -> None:
     make, indices = OF_64_ELEMENTS[layout]
     sparse = make()
-    counted, own = saved_bytes.SavedBytes(), saved_bytes.SavedBytes([sparse])
+    counted, own = memory.SavedBytes(), memory.SavedBytes([sparse])
     for each in (counted, own):
         each.saved(sparse)
     assert (counted.bytes, own.bytes) == (64 * 4 + indices, 0)
@@ -208,7 +208,7 @@ def test_counting_what_is_kept_for_backward_makes_no_copy_anew() -> None:
         with torch.no_grad():
             layer(x)
         made = hmp.cache_info().misses
-        with saved_bytes.SavedBytes([layer.weight]).watch():
+        with memory.SavedBytes([layer.weight]).watch():
             layer(x)
         with torch.no_grad():
             layer(x)

@@ -19,7 +19,7 @@ import tune_result_kit
 from hmp.tools.tune import levels
 from hmp.tools.tune.decisions import Key
 from hmp.tools.tune.levels import greedy_order, search_level
-from hmp.tools.tune.progress import Progress
+from hmp.tools.tune.search import Progress
 from tune_kit import sgd
 
 

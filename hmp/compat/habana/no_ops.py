@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import HmpError
-from ...core.observing import log, speaks
+from ...core.log import log, should_log
 from .device_map import named
 
 WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"
@@ -47,7 +47,7 @@ def warn_once(key: str, message: str) -> None:
     """Log a warning, once for each key and only in rank 0 of a distributed run."""
     if key not in _warned:
         _warned.add(key)
-        if speaks():
+        if should_log():
             log.warning("%s", message)
 
 

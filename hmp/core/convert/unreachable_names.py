@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..dispatch import placement
-from ..observing import log
+from ..log import log
 from ..patching import SKIPPED, unfrozen
 
 

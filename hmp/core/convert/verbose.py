@@ -8,15 +8,15 @@ from typing import Any
 from .. import fork_safe
 from ..casting import each_tensor
 from ..formatting import dtype_name
+from ..log import caller, log, should_log
 from ..observe import Call, Listener
-from ..observing import caller, log, speaks
 from ..policy import ListName, Policy
 from ..rules import rules
 
 
 def announce(policy: Policy) -> None:
     """Log the policy that became active, and give the logger a handler on stderr if it has none."""
-    if not speaks():
+    if not should_log():
         return
     if not log.hasHandlers():
         handler = logging.StreamHandler()
@@ -51,6 +51,6 @@ class VerboseLog(Listener):
             if decision in self._said:
                 return
             self._said.add(decision)
-        if speaks():
+        if should_log():
             casts = ", ".join(dict.fromkeys(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in call.cast_dtypes)) or "nothing to cast"
             log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(dtype_name, inputs)), casts)

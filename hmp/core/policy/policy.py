@@ -17,7 +17,7 @@ import torch
 
 from ...errors import HmpError, OpListError
 from ..formatting import dtype_name, in_notebook
-from ..observing import log
+from ..log import log
 from ..torch_ops import sites
 from . import policy_files, precedence, presets, spelling
 from .entries import (

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import HmpError, OpListError
 from ..fp8 import RECIPES
-from ..observing import log
+from ..log import log
 from ..saved import FORMATS
 from . import presets
 from .entries import LISTS, OPTIONAL, ListName, read_text

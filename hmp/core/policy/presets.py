@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..observing import log
+from ..log import log
 from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
 

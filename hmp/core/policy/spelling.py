@@ -12,7 +12,7 @@ import torch
 
 from ...errors import OpListError
 from ..fp8 import PRODUCTS
-from ..observing import log
+from ..log import log
 from ..patching import cache
 from ..saved import why_never
 from ..torch_ops import (

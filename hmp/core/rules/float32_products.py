@@ -17,7 +17,7 @@ import torch
 from .. import casting, fork_safe, low_kernels
 from ..cast_cache import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
-from ..observing import log, speaks
+from ..log import log, should_log
 from ..saved import refuse_written
 from ..torch_ops import op_facts
 from ..torch_private import (
@@ -465,7 +465,7 @@ def _switch(before: list[bool], wanted: list[bool]) -> None:
 def _log(low_dtype: torch.dtype) -> None:
     """Say once in a process that products compute in float32, and how to have torch's kernels."""
     _logged.add(low_dtype)
-    if speaks():
+    if should_log():
         log.info(
             "matrix products, convolutions and recurrent ops in %s compute in float32 on the CPU and are rounded: %s; "
             "HMP_LOW_KERNELS=native or hmp.set_low_kernels('native') has them use torch's kernels (see rule R11)",

@@ -12,7 +12,7 @@ import torch
 from .. import fork_safe
 from ..casting import Tensor
 from ..formatting import dtype_name
-from ..observing import log, speaks
+from ..log import log, should_log
 from ..patching import patches
 from ..torch_ops import op_facts, sites
 from . import jit_trace, refusals
@@ -50,13 +50,13 @@ def fallbacks_of(op: str) -> int:
 
 def count_not_in_fp8(op: str, reason: str) -> None:
     """Count a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and log the first one with that reason."""
-    if _count(f"{op}: not in FP8, {reason}") and speaks():
+    if _count(f"{op}: not in FP8, {reason}") and should_log():
         log.info("%s is in fp8.txt but runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def count_not_packed(op: str, reason: str) -> None:
     """Count a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
-    if _count(f"{op}: not packed, {reason}") and speaks():
+    if _count(f"{op}: not packed, {reason}") and should_log():
         log.info("%s is in saved.txt but its tensors are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
@@ -142,7 +142,7 @@ class Kernels:
         return result
 
     def _note(self, device: str, dtype: torch.dtype) -> None:
-        if _count(self._op) and speaks():
+        if _count(self._op) and should_log():
             log.warning(
                 "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,

@@ -28,8 +28,8 @@ from torch.amp import autocast_mode
 
 from ..active import EnteredRegion, Off, PolicyTable, Replacements, Suspension, state, suspensions
 from ..casting import each_tensor
-from ..observing import caller as opener
-from ..observing import log, speaks
+from ..log import caller as opener
+from ..log import log, should_log
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
@@ -364,7 +364,7 @@ def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _say_once(place: str) -> None:
     global _said
-    if not _said and speaks():
+    if not _said and should_log():
         log.warning(
             "a region of torch.autocast, opened at %s, is enabled where hmp casts: hmp casts first, the region has the last word on the "
             "ops of torch's lists. A policy that is to have it becomes active inside: hmp.casts() or a call of an applied model",

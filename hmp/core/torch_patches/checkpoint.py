@@ -9,6 +9,7 @@ from typing import Any
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts
 from ..cast_cache import weight_cache
+from ..observe import tell_checkpoint
 from . import late_imports
 from .torchs_functions import python_function_at, replace, swap
 
@@ -20,7 +21,11 @@ def install() -> None:
         return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, UnderCapturedState(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda fn, *args, **kwargs: original(UnderCapturedState(fn), *args, **kwargs)
+        def generate(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            tell_checkpoint(args)
+            return original(UnderCapturedState(fn), *args, **kwargs)
+
+        return generate
 
     def unasked(original: Callable[..., Any]) -> Callable[..., Any]:
         # it asks whether torch.autocast is enabled for CUDA, to enable it again in backward

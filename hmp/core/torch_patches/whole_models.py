@@ -13,7 +13,7 @@ import types
 import torch
 
 from ..active import PolicyTable
-from ..observing import log, speaks
+from ..log import log, should_log
 from ..policy import unwrapped
 from .around_models import CALLS, frames, running
 from .module_calls import applied_policy
@@ -77,7 +77,7 @@ def forget() -> None:
 def _say(model: torch.nn.Module, place: str, name: str) -> None:
     global _looks_left
     _looks_left = 0
-    if speaks():
+    if should_log():
         log.warning(
             "%s runs inside torch.autocast(enabled=False), opened at %s, which switches hmp's casts off: nothing that policy %r lists is "
             "cast there. Leave that region away, or enter hmp.casts() inside it",

@@ -29,33 +29,46 @@ def benchmark(  # noqa: PLR0913
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Benchmark:
-    """Time, spread, memory and loss of `step` under each policy, as a table to print: `print(hmp.benchmark(step))`.
+    """Benchmark a training or inference step under several policies: time, spread, memory and loss, as a table to print.
 
-    `step` takes no arguments and does one whole training step (forward, backward, optimizer) or one inference step. With several
-    updates in one step (an epoch, LBFGS) torch.autocast, which casts a weight once in a region, would go on with old weights. If
-    `step` returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
-    `torch.autocast` of the device in its default dtype; every other entry is an hmp policy: a preset's name, a folder or an
-    `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.) Scoped
-    lines of a policy speak of the modules of `model`. By default "float32", "autocast" and hmp with the lists that the preset `autocast`
-    stands for here, such as "torch-cpu".
+    Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is some untimed steps and then timed ones.
+    Every sample starts from the same state and the same seeds (torch, random, numpy), so that all policies do the same work and their
+    losses compare. Without `model`, `optimizer`, `state` and `reset` the policies train the same weights one after another, and losses do
+    not compare. Afterwards, exceptions included, torch is as it was found.
 
-    Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is `warmup` untimed steps (one in
-    ten of the timed ones if that is more) and then `steps` timed ones, by default as many as fill a fifth of a second. Rounds go
-    on for `seconds` in all, and there are at least three; `rounds` sets their number instead.
+    With several updates in one step (an epoch, LBFGS) torch.autocast, which casts a weight once in a context, would go on with old weights.
 
-    Every sample starts from the same state and the same seeds (torch, random, numpy), so that all policies do the same work and
-    their losses compare: what `model` (parameters, buffers, gradients), `optimizer` and each object of `state` (anything with
-    state_dict and load_state_dict: a scheduler, a gradient scaler, a second model) hold when benchmark() is called is copied,
-    put back before each sample and put back at the end. `reset` is called there too, to rewind what has no state_dict, such as an
-    iterator over batches. Without any of these the policies train the same weights one after another, and losses do not compare.
+    Args:
+        step: Does one whole training step (forward, backward, optimizer) or one inference step; it takes no arguments. If it returns the
+            loss, a number or a tensor of one element, the table shows it.
+        policies: "float32" is torch without casts, "autocast" is `torch.autocast` of the device in its default dtype; every other one is an
+            hmp policy: a preset's name, a folder or an `hmp.Policy`, active as by `hmp.convert()`, backward included. Default: "float32",
+            "autocast" and hmp with the lists that the preset `autocast` stands for here, such as "torch-cpu".
+        model: Its parameters, buffers and gradients are put back before each sample and at the end. Scopes of a policy name its modules.
+        optimizer: Its state is put back likewise.
+        state: An object or several with state_dict and load_state_dict, which are put back likewise: a scheduler, a gradient scaler.
+        reset: Is called where they are put back, to rewind what has no state_dict, such as an iterator over batches.
+        seconds: Rounds go on for so long in all, and there are at least three.
+        rounds: The number of rounds, instead.
+        steps: The timed steps of a sample. Default: as many as fill a fifth of a second.
+        warmup: The untimed steps of a sample; one in ten of the timed ones if that is more.
+        seed: The seed of every sample.
+        device: Where the step computes. Default: the model's device, without a model the accelerator, if there is one, else the CPU.
+            Accelerators are synchronised around samples, and their memory is the peak that their allocator reports for one step. On the CPU
+            memory is what one forward pass saves for backward, each storage once, parameters left out.
+        progress: Whether the rounds are shown on stderr. Default: if that is a terminal.
 
-    `device` is where the step computes: by default the model's device, without a model the accelerator, if there is one, else the
-    CPU. Accelerators are synchronised around samples, and their memory is the peak that their allocator reports for one step. On
-    the CPU memory is what one forward pass saves for backward, each storage once, parameters left out.
+    Returns:
+        The rows. A policy under which the step fails gets the error in its row, and the others go on.
 
-    A policy under which the step fails gets the error in its row, and the others go on. `progress` shows the rounds on stderr,
-    by default if that is a terminal. Afterwards, exceptions included, torch is as it was found. Raises HmpError before anything
-    has run for wrong arguments, and StepError where the step failed under every policy.
+    Raises:
+        HmpError: For wrong arguments, before anything has run, and where the step failed under every policy.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+        >>> result = hmp.benchmark(lambda: net(x).sum().backward(), ["float32", "habana"], model=net, rounds=3, steps=1)
+        >>> [row.name for row in result]
+        ['float32', 'habana']
     """
     from .runner import run  # here, so that `import hmp` does not pay for it
 

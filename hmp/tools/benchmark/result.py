@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.formatting import json_values, json_written, versioned
+from ...core.formatting import NOTHING, aligned, count, duration, json_values, json_written, size, versioned
 from ...errors import HmpError
-from ..printers import printer
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,17 @@ class StepError(HmpError):
 
 @dataclass(frozen=True, repr=False)
 class Benchmark:
-    """The rows in the order of the policies, and how they came about: `print(...)` shows a table, `result["habana"]` is a BenchmarkRow.
+    """The rows in the order of the policies, and how they came about: `print(...)` shows a table.
 
     `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
     then `steps` timed ones. `losses_compare` is whether every sample started from the same state. `memory_kind` says which memory.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+        >>> result = hmp.benchmark(lambda: net(x).sum().backward(), ["float32", "habana"], model=net, rounds=3, steps=1)
+        >>> result["habana"].seconds > 0, result.to_dict()["baseline"]
+        (True, 'float32')
+        >>> path = result.to_json("benchmark.json")
     """
 
     rows: tuple[BenchmarkRow, ...]
@@ -73,15 +79,64 @@ class Benchmark:
         return len(self.rows)
 
     def __str__(self) -> str:
-        return str(printer("Benchmark.__str__")(self))
+        return table(self)
 
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
+        """Return the result as plain JSON values, seconds and bytes.
+
+        Returns:
+            The fields; a loss that is not finite is the string "nan", "inf" or "-inf".
+        """
         values: dict[str, Any] = json_values(versioned(asdict(self)))
         return values
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` into the file `path`, which is returned."""
+        """Write `to_dict()` into a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
+
+
+def table(result: Benchmark) -> str:
+    """A heading, a line for each policy, and the notes."""
+    headings = ["policy", "step time", "spread", f"vs {result.baseline}", result.memory_kind]
+    if result.losses_compare:
+        headings += ["loss, step 1", f"step {result.untimed_steps + result.steps}"]
+    cells = [[row.name, *_numbers(row, result.losses_compare)] for row in result.rows if row.error is None]
+    names = max(len(heading) for heading in (headings[0], *(row.name for row in result.rows)))
+    headings[0] = headings[0].ljust(names)  # also those of policies that failed, which have no cells
+    heading, rule, *body = aligned([headings, *cells], ruled=True)
+    numbers = iter(body)
+    lines = [_heading(result), "", heading, rule]
+    lines += [next(numbers) if row.error is None else f"{row.name:{names}}  {row.error}" for row in result.rows]
+    return "\n".join([*lines, *([""] if result.notes else []), *result.notes])
+
+
+def _heading(result: Benchmark) -> str:
+    threads = f", {count(result.threads, 'thread')}" if result.device == "cpu" else ""
+    return (
+        f"hmp benchmark: {result.device}, torch {result.torch}{threads}; medians of {count(result.rounds, 'round')}, "
+        f"{count(result.steps, 'timed step')} a policy in each"
+    )
+
+
+def _numbers(row: BenchmarkRow, losses: bool) -> list[str]:
+    spread = NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
+    cells = [
+        NOTHING if row.seconds is None else duration(row.seconds, none="0 us"),
+        spread,
+        NOTHING if row.ratio is None else f"{row.ratio:.2f}",
+        NOTHING if row.memory is None else size(row.memory, none="0 B"),
+    ]
+    return [*cells, _loss(row.first_loss), _loss(row.last_loss)] if losses else cells
+
+
+def _loss(loss: float | None) -> str:
+    return NOTHING if loss is None else f"{loss:.5g}"

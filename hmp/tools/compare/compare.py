@@ -74,9 +74,13 @@ def compare(
 
     Raises:
         HmpError: For what is no module, a scripted module, a loss that is no scalar, the same policy twice, and inside another compare().
+        TypeError: `policy` is a list of policies.
 
     Example:
-        >>> print(hmp.compare(model, batch, "habana", loss=lambda output: output.square().mean()))
+        >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+        >>> found = hmp.compare(net, x, "habana", loss=lambda output: output.square().mean())
+        >>> found.output < 0.01
+        True
     """
     _check(model, loss)
     if isinstance(policy, (list, tuple)):

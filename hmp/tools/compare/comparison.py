@@ -9,7 +9,6 @@ from typing import Any
 
 from ...core.formatting import aligned, in_notebook, json_written, two_digits, versioned, written
 from ..op_owners import Direction
-from ..printers import printer
 from ..record.rows import group_rows
 from .distance import Distance
 from .tokens import TokenDistance
@@ -75,6 +74,13 @@ class Comparison:
     a constant or a branch by the dtype, which the float32 beside each op follows. None where `untouched_why_not` says why: the run failed,
     or drew random numbers.
     `against` is the comparison of the policy that was given as that, on the same batch with the same random numbers.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+        >>> found = hmp.compare(net, x, "autocast", loss=lambda output: output.square().mean())
+        >>> len(found.by_op()) > 0, len(found.by_module()) > 0, found.to_dict()["policy"] == found.policy
+        (True, True, True)
+        >>> changes, json, page = found.first_changes(), found.to_json("comparison.json"), found.to_html("comparison.html")
     """
 
     policy: str
@@ -101,15 +107,27 @@ class Comparison:
     against: Comparison | None = None
 
     def by_op(self) -> list[Group]:
-        """One group for each op, the largest share first."""
+        """Return one group for each op, the largest share first.
+
+        Returns:
+            The groups.
+        """
         return _grouped(self.rows, lambda row: row.op)
 
     def by_module(self) -> list[Group]:
-        """One group for each module, by its path, the largest share first."""
+        """Return one group for each module, by its path, the largest share first.
+
+        Returns:
+            The groups.
+        """
         return _grouped(self.rows, lambda row: row.module or "(no module)")
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain JSON values."""
+        """Return the comparison as plain JSON values.
+
+        Returns:
+            The values that `to_json()` writes.
+        """
         names = """policy output loss gradient loss_value loss_source untouched_output untouched_loss untouched_loss_value
             untouched_why_not squares model device date hmp torch gradient_packed""".split()
         return versioned(
@@ -124,12 +142,28 @@ class Comparison:
         )
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
+        """Write `to_dict()` into a file; an infinite error is "inf".
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
-        return written(path, lambda: printer("Comparison.to_html")(self))
+        """Write the comparison as a page. Needs the extra `report`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
+        from .page import comparison_page  # here: it imports this module
+
+        return written(path, lambda: comparison_page(self))
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))
@@ -189,7 +223,11 @@ class Comparison:
         return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
 
     def first_changes(self) -> list[str]:
-        """What to change first, a line for each list, or why nothing: from the FP8 list an op goes to the BF16 list first."""
+        """Return what to change first, a line for each list; from the FP8 list an op goes to the BF16 list first.
+
+        Returns:
+            The lines, or one that says why nothing is advised.
+        """
         in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
         found = []
         for change, to, is_of in (("take off the FP8 list", "bf16", True), ("move to the FP32 list", "fp32", False)):

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ...core.observe import listen
-from ...core.observing import log
+from ...core.observe import listen, log
 from ...core.policy import ListEntry, resolve
 from ...errors import HmpError, NonFiniteError, OpListError
 from .finding import Finding
@@ -52,8 +51,11 @@ def detect_nonfinite(
         HmpError: For another `on_find`, and for what is no list of names.
 
     Example:
-        >>> with hmp.detect_nonfinite(ignore=["*.mask"]):
-        ...     loss(model(x), y).backward()
+        >>> x = torch.zeros(2)
+        >>> with hmp.detect_nonfinite("log") as findings:
+        ...     y = 1 / x
+        >>> findings[0].made
+        'Inf'
     """
     if on_find not in ("raise", "log"):
         raise HmpError(f'on_find={on_find!r} is unknown; use "raise" to stop at the first finding or "log" to go on')

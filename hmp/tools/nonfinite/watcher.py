@@ -13,8 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, has_values
-from ...core.observe import Call, here, modules
-from ...core.observing import log
+from ...core.observe import Call, here, log, modules
 from ...core.rules import rules, takes_masks
 from ...core.torch_private import memory_of, storage_of, tree_leaves
 from .. import aten as collectives

@@ -6,7 +6,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,10 @@ from ...core.torch_private import (
 Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
 
 
-def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks) -> dict[str, int] | None:
+Checkpointed = list[tuple[str, object, int]]  # what checkpoints keep: the module that ran, what tells the memory from others, its bytes
+
+
+def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks, checkpointed: Checkpointed) -> dict[str, int] | None:
     """The bytes that a call of `module` keeps, by the path of the module that ran; None where autograd recorded nothing of it.
 
     Each storage counts once, for the first module that keeps it; those of parameters and buffers do not.
@@ -51,6 +54,10 @@ def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks) -> dic
                 if storage not in counted and not (tensor.is_leaf and tensor.requires_grad):
                     counted.add(storage)
                     kept[path] += nbytes
+        for path, storage, nbytes in checkpointed:
+            if storage not in counted:
+                counted.add(storage)
+                kept[path] += nbytes
     return {path: nbytes for path, nbytes in kept.items() if nbytes} if nodes else None
 
 
@@ -104,9 +111,9 @@ class Model:
     numbers of its parameters by dtype, of those to be trained, and their bytes.
 
     `kept` are the bytes that its first call that autograd recorded keeps for backward, by the path of the module that ran: each storage
-    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low dtype not. None where there was no
-    such call, or torch does not tell. What hooks for saved tensors (checkpoints) keep themselves, C++ extensions, and changes in place of
-    views is not seen.
+    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low dtype not. Of a checkpoint its inputs
+    count. None where there was no such call, or torch does not tell. What other hooks for saved tensors keep themselves, C++ extensions,
+    and changes in place of views is not seen.
     """
 
     name: str
@@ -188,6 +195,7 @@ class RunningModels(Listener):
         """Begins to follow the call of an outermost module, and notes where each other one begins."""
         if modules.around is None:
             self._followed.marks = [] if self._is_to_be_followed(module) else None
+            self._followed.checkpointed = []
         self._mark(modules.path)
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
@@ -202,9 +210,15 @@ class RunningModels(Listener):
             self._places[module] = self._place_of(module)
         if marks:
             place = self._places.get(module, -1)
-            kept = kept_for_backward(module, output, marks)
+            kept = kept_for_backward(module, output, marks, self._followed.checkpointed)
             if place >= 0 and kept is not None and self.found[place].kept is None:
                 self.found[place] = replace(self.found[place], kept=kept)
+
+    def checkpointed(self, inputs: Sequence[Tensor]) -> None:
+        """Notes what a checkpoint keeps."""
+        if getattr(self._followed, "marks", None) is not None:
+            kept = [each for each in inputs if not (each.is_leaf and each.requires_grad)]
+            self._followed.checkpointed += [(modules.path, *_storage(each)) for each in kept]
 
     def _mark(self, path: str) -> None:
         marks: Marks | None = getattr(self._followed, "marks", None)

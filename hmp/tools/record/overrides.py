@@ -17,8 +17,7 @@ from ...core import fork_safe
 from ...core.active import InBackward, Off, is_by_user, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
-from ...core.observe import RUNS_BACKWARD, Call, modules
-from ...core.observing import PACKAGES
+from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
 from ...core.torch_patches import around_models, autocast, module_calls

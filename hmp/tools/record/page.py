@@ -139,7 +139,7 @@ def _opening(report: Report, sums: Row) -> list[Part]:
     ]
     notes = [*report.notes, *([f"{report.uncast_calls:,} {_UNCAST}"] if report.uncast_calls else [])]
     return parts_of(
-        Split([(name, text, each.seconds) for (name, text), each in zip(entries, times, strict=True)]) if times else None,
+        Split([(name, text, each.seconds / sums.seconds) for (name, text), each in zip(entries, times, strict=True)]) if times else None,
         Legend(entries) if times else None,
         Text(headline(report)) if headline(report) else None,
         Items(notes, is_notes=True) if notes else None,
@@ -237,7 +237,7 @@ def _in_fp8(found: list[Fp8Row]) -> Section | None:
     rows = [
         [op(row.op), module(row.module), Cell(row.role), whole(row.tensors), number(row.amax, f"{row.amax:.3g}"),
          number(row.least_scale, f"{row.least_scale:.2g}"), number(row.greatest_scale, f"{row.greatest_scale:.2g}"),
-         number(row.saturated, f"{row.saturated:.2%}"), number(row.flushed, f"{row.flushed:.2%}")]
+         number(row.saturated, f"{100 * row.saturated:.2f} %"), number(row.flushed, f"{100 * row.flushed:.2f} %")]
         for row in shown
     ]  # fmt: skip
     told = (
@@ -257,7 +257,8 @@ def _packed(report: Report) -> Section | None:
     if not found:
         return None
     rows = [
-        [op(row.op), module(row.module), whole(row.tensors), nbytes(row.nbytes), nbytes(row.left), number(row.error, f"{row.error:.2%}"),
+        [op(row.op), module(row.module), whole(row.tensors), nbytes(row.nbytes), nbytes(row.left),
+         number(row.error, f"{100 * row.error:.2f} %"),
          duration(row.seconds)]
         for row in found
     ]  # fmt: skip

@@ -17,12 +17,23 @@ from .report import Report
 
 @contextmanager
 def record(*, synchronize: bool = False) -> Iterator[Report]:
-    """`with hmp.record() as report:` notes every op that hmp decides, in every thread, and in this one what no list decides.
+    """Record every op that hmp decides, in every thread, and in this one what no list decides.
 
-    The report can be read inside as well as after, and keeps what was noted when an exception leaves the region. Recordings nest; each
-    has its own report. Nothing is observed outside: the functions that note are installed for the time of the recording. With
-    `synchronize` the accelerator is waited for around each op and cast, so that times are those of its kernels; otherwise they are what
-    the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
+    The report can be read inside as well as after, and keeps what was recorded when an exception leaves the context. Recordings nest;
+    each has its own report. Outside nothing is observed and nothing is paid. What torch.compile has compiled runs uncompiled meanwhile.
+
+    Args:
+        synchronize: Whether the accelerator is waited for around each op and cast, so that times are those of its kernels. Without it they
+            are what the calling thread spent.
+
+    Yields:
+        The report.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> with hmp.casts("autocast"), hmp.record() as report:
+        ...     y = net(x)
+        >>> report.assert_dtype("linear", torch.bfloat16)
     """
     recorder = Recorder(synchronize)
     in_float32 = {dtype_name(dtype): low_kernels.why(dtype) for dtype in low_kernels.computed_in_float32()}

@@ -14,7 +14,6 @@ import torch
 from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
 from ...core.policy import LISTS
 from ...errors import HmpError, ViolationError
-from ..printers import printer
 from . import packing_stats
 from . import rows as rows_
 from .fp8_stats import Fp8Row, merged
@@ -32,9 +31,27 @@ _TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a
 
 
 class Report:
-    """What ran in which precision, while it is recorded and afterwards.
+    """What ran in which precision, while it is recorded and afterwards; `print(report)` shows it by op, most cast time first.
 
-    `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
+    Attributes:
+        rows: The distinct calls, with what was counted of them.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> with hmp.casts("autocast"), hmp.record() as report:
+        ...     y = net(x)
+        >>> [row.compute for row in report.grouped("op") if row.op == "linear"]
+        ['bfloat16']
+        >>> report.violations()
+        []
+        >>> report.assert_dtype("linear", torch.bfloat16)
+        >>> path = report.to_json("report.json")
+        >>> report.diff(hmp.Report.load(path))
+        []
+        >>> both = report.merge(hmp.Report.from_dict(report.to_dict())).gather()
+        >>> both.about["ranks"]
+        2
+        >>> page = report.to_html("report.html")
     """
 
     def __init__(
@@ -69,8 +86,19 @@ class Report:
         return self._rows if self._recorder is None else tuple(self._recorder.rows())
 
     def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
-        """The rows added up by "op", "module", "line" or "call", the largest `sort` first, a field of Row; with or without what no list
-        decides."""
+        """Return the rows added up.
+
+        Args:
+            by: What a row adds up: "op", "module", "line" or "call".
+            sort: The field of Row by which they are sorted, the largest first.
+            unlisted: Whether what no list decides is among them.
+
+        Returns:
+            The rows; what differs within one is left empty.
+
+        Raises:
+            HmpError: `by` or `sort` is none of these.
+        """
         if sort not in FIELDS:
             raise HmpError(f"sort={sort!r} is no field of a row; there are {', '.join(FIELDS)}")
         try:
@@ -105,9 +133,12 @@ class Report:
         return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
 
     def violations(self) -> list[Violation]:
-        """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
+        """Return the calls that did not follow the BF16, FP32 or FP8 list, most calls first.
 
         Calls where no list could decide, inside disable_casts() or by a name from before, are seen in the thread that recorded.
+
+        Returns:
+            The violations, each with what overrode the list, and where.
         """
         return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
 
@@ -197,7 +228,15 @@ class Report:
     # --- checks ---
 
     def assert_dtype(self, op: str, dtype: torch.dtype) -> None:
-        """Raises AssertionError unless `op` was called, and computed in `dtype` every time."""
+        """Raise unless an op was called, and computed in one dtype every time.
+
+        Args:
+            op: The op's name, as lists spell it.
+            dtype: The dtype that it must have computed in.
+
+        Raises:
+            AssertionError: It was not called, or computed in another dtype; the message says where.
+        """
         rows = [row for row in self.rows if row.op == op and row.compute]
         wanted = dtype_name(dtype)
         if not rows:
@@ -252,8 +291,14 @@ class Report:
         return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
-        """What ran otherwise in `other`: ops that compute in other dtypes, that came or went, one line each. Numbers of calls are not
-        compared."""
+        """Return what ran in other dtypes in another report: ops that compute otherwise, that came or went.
+
+        Args:
+            other: The other report. Numbers of calls are not compared.
+
+        Returns:
+            A line for each op.
+        """
         _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
         lines = []
@@ -266,7 +311,14 @@ class Report:
     # --- taking several together ---
 
     def merge(self, *others: Report) -> Report:
-        """One report of several runs, whose seconds are added up. Of ranks, which run at the same time, gather() makes one."""
+        """Return one report of several runs, whose seconds are added up. Of ranks, which run at the same time, gather() makes one.
+
+        Args:
+            *others: The other reports.
+
+        Returns:
+            A new report.
+        """
         _check_reports("merge", *others)
         return self._together((self, *others), sum)
 
@@ -295,8 +347,11 @@ class Report:
         return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
 
     def gather(self) -> Report:
-        """On rank 0 the reports of all ranks as one, its seconds those of the slowest, elsewhere the rank's own; every rank must
-        call it. Alone: the report itself."""
+        """Return the reports of all ranks as one; every rank must call it.
+
+        Returns:
+            On rank 0 the reports of all, with the seconds of the slowest; elsewhere the rank's own. Alone the report itself.
+        """
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
             return self
@@ -310,7 +365,11 @@ class Report:
     # --- forms ---
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values; times in seconds."""
+        """Return the report as plain JSON values; times are in seconds.
+
+        Returns:
+            What `from_dict()` takes.
+        """
         about = {name: self._told(name) for name in _TOLD}
         found: dict[str, Iterable[Any]] = {
             "rows": self.rows,
@@ -324,7 +383,17 @@ class Report:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """The report that `to_dict()` described. HmpError for something else."""
+        """Return the report that `to_dict()` described.
+
+        Args:
+            values: What `to_dict()` gave.
+
+        Returns:
+            The report.
+
+        Raises:
+            HmpError: It is something else, or of another version.
+        """
         if not isinstance(values, Mapping):
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
@@ -338,12 +407,29 @@ class Report:
         return cls(**about | found)
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` into the file `path`, which is returned."""
+        """Write `to_dict()` into a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """The report in a file that `to_json()` wrote. HmpError where there is none."""
+        """Return the report in a file.
+
+        Args:
+            path: A file that `to_json()` wrote.
+
+        Returns:
+            The report.
+
+        Raises:
+            HmpError: There is no such file, or no report in it.
+        """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -360,12 +446,19 @@ class Report:
             raise HmpError(f"{path}: {error}") from None
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
+        """Write the report as a page: one file that needs no network and is smaller than 2 MB. Needs the extra `report`.
 
-        It says where the time went, where casts are made, which calls did not follow their list, and what was kept for backward. Needs
-        the extra `report`.
+        It says where the time went, where casts are made, which calls did not follow their list, and what was kept for backward.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
         """
-        return written(path, lambda: printer("Report.to_html")(self))
+        from .page import report_page  # here: it imports this module
+
+        return written(path, lambda: report_page(self))
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
@@ -374,6 +467,9 @@ class Report:
             by: What a line of the table adds up: "op", "module", "line" or "call".
             sort: The field of a row by which the lines are sorted, the largest first.
 
+        Returns:
+            The table as text.
+
         Raises:
             HmpError: `by` or `sort` is none of these.
 
@@ -381,10 +477,14 @@ class Report:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
             module  calls  casts  saved  cast  in casts  in ops
         """
-        return str(printer("Report.table")(self, by, sort))
+        from .text import table  # here: it imports this module
+
+        return table(self, by, sort)
 
     def __str__(self) -> str:
-        return str(printer("Report.__str__")(self))
+        from .text import text  # here: it imports this module
+
+        return text(self)
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))

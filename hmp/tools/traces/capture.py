@@ -68,8 +68,9 @@ def capture(
         TypeError: for `keep`, `bytes_each` and `bytes_all`: values are kept up to one limit.
 
     Example:
-        >>> with hmp.capture("trainer.capture", model):
-        ...     model(**batch)
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> with hmp.capture("trainer.capture", net):
+        ...     y = net(x)
     """
     target = file.of_rank(Path(path))
     if removed:

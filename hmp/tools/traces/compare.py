@@ -28,13 +28,32 @@ def compare_captures(
     map: Mapping[str, str] | Iterable[str] = (),
     rows: tuple[int, int] | None = None,
 ) -> CaptureComparison:
-    """How far two captured programs are apart, module by module: where they part first, how the gap grows, what each computed in.
+    """Compare two captured programs module by module: where they part first, how the gap grows, what each computed in.
 
-    Modules are beside each other by name and number of the call. `map` says which names of the first are others in the second:
-    `["model.layers.*=transformer.h.*"]`, each `*` for any text, each rule on what those before it gave. Where the batches differ, the rows
-    and places that stand beside each other are those with the same `input_ids`, without what `attention_mask` (or capture's `mask=`)
-    leaves out: a batch of one and a batch of eight, padded on either side. `rows=(0, 3)` names one row of each instead. Gaps are relative
-    to `b`. HmpError where no names are common, rows cannot be told, or the programs were given other tokens.
+    Modules are matched by name and number of the call. Where the batches differ, the rows and places that are matched are those with the
+    same `input_ids`, without what `attention_mask` (or capture's `mask=`) leaves out: a batch of one and a batch of eight, padded on either
+    side.
+
+    Args:
+        a: A capture, or its file.
+        b: Another one, to which gaps are relative.
+        map: Which names of the first are others in the second: `["model.layers.*=transformer.h.*"]`, each `*` for any text, each rule on
+            what those before it gave.
+        rows: A row of each batch, such as (0, 3), instead of those with the same tokens.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        HmpError: No names are common, rows cannot be told, or the programs were given other tokens.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> for name in ("a.capture", "b.capture"):
+        ...     with hmp.capture(name, net):
+        ...         y = net(x)
+        >>> print(hmp.compare_captures("a.capture", "b.capture").first)
+        None
     """
     one, other = (each if isinstance(each, Capture) else Capture.load(each) for each in (a, b))
     if one.name == other.name and one.path != other.path:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ...core.formatting import aligned, count, in_notebook, json_written, two_digits, versioned, written
-from ..printers import printer
 from ..record.models import pattern
 from .trace import INPUTS, Capture
 
@@ -99,6 +98,18 @@ class CaptureComparison:
 
     `gaps` are in the order in which the first program's modules returned, what they were given first. `unmatched_a` and `unmatched_b` are
     the modules that one program alone called.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> for name in ("a.capture", "b.capture"):
+        ...     with hmp.capture(name, net):
+        ...         y = net(x)
+        >>> found = hmp.compare_captures("a.capture", "b.capture")
+        >>> found.verdict()
+        ['they do not part: 2 outputs that can be compared are equal']
+        >>> found.layers(), found.jumps(), found.computed(), found.to_dict()["first"]
+        ({}, [], [], None)
+        >>> json, page = found.to_json("captures.json"), found.to_html("captures.html")
     """
 
     a: Side
@@ -125,8 +136,11 @@ class CaptureComparison:
         return next((gap for gap in whole if gap.number == whole[-1].number), None)
 
     def layers(self) -> dict[str, list[Gap]]:
-        """The repeated modules, by their name with `*` for the last number: `model.layers.*`, each with its first output in every layer of
-        the first call, the outermost ones first."""
+        """Return the repeated modules, by their name with `*` for the last number: `model.layers.*`.
+
+        Returns:
+            Each with its first output in every layer of the first call, the outermost ones first.
+        """
         found: dict[str, dict[int, Gap]] = {}
         for gap in self.gaps:
             name = re.fullmatch(r"(?:(.*)\.)?(\d+)", gap.module)
@@ -136,19 +150,30 @@ class CaptureComparison:
         return dict(sorted(several.items(), key=lambda item: item[0].count(".")))
 
     def jumps(self) -> list[tuple[float, Gap, Gap]]:
-        """Where the gap at least doubles from one module without modules inside to the next, with how many times, the largest gap first."""
+        """Return where the gap at least doubles from one module without modules inside to the next.
+
+        Returns:
+            How many times, the gap before and the gap, the largest first.
+        """
         known = [gap for gap in self.gaps if gap.is_leaf and gap.relative is not None]
         found = [(_times(before, gap), before, gap) for before, gap in pairwise(known) if _times(before, gap) >= 2]
         return sorted(found, key=lambda each: -(each[2].relative or 0.0))
 
     def computed(self) -> list[tuple[str, str, str, int]]:
-        """The modules that were computed in other dtypes in the two programs: their names, with `*` for numbers, what each program computed
-        them in, and how many they are, in the order of the calls."""
+        """Return the modules that were computed in other dtypes in the two programs.
+
+        Returns:
+            Their names, with `*` for numbers, what each program computed them in, and how many they are, in the order of the calls.
+        """
         found = Counter((pattern(gap.module), str(gap.a), str(gap.b)) for gap in self.gaps if gap.kind and not gap.number)
         return [(*names, number) for names, number in found.items() if names[1] != names[2]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain JSON values."""
+        """Return the comparison as plain JSON values.
+
+        Returns:
+            The values that `to_json()` writes.
+        """
         ends = {"first": self.first, "beyond_rounding": self.beyond_rounding, "last": self.last}
         return versioned(
             {
@@ -163,12 +188,28 @@ class CaptureComparison:
         )
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` to `path` (an infinite gap is "inf"), and returns it."""
+        """Write `to_dict()` into a file; an infinite gap is "inf".
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
-        return written(path, lambda: printer("CaptureComparison.to_html")(self))
+        """Write the comparison as a page. Needs the extra `report`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
+        from .page import captures_page  # here: it imports this module
+
+        return written(path, lambda: captures_page(self))
 
     def _repr_html_(self) -> str:
         return in_notebook(str(self))
@@ -200,7 +241,11 @@ class CaptureComparison:
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
     def verdict(self) -> list[str]:
-        """Where they part, where rounding alone no longer explains the gap, and how far the whole is apart, in sentences."""
+        """Return where they part, where rounding alone no longer explains the gap, and how far the whole is apart.
+
+        Returns:
+            Sentences.
+        """
         first, beyond, last = self.first, self.beyond_rounding, self.last
         if first is None:
             known = sum(gap.relative is not None for gap in self.gaps)

@@ -65,6 +65,14 @@ class Capture:
     """What `hmp.capture()` wrote into a file. `calls` are in the order in which modules returned; `values()` reads one tensor of the file.
 
     `about` says model, device, date and versions, `notes` what was not seen. Nothing but the file's header is read before it is asked for.
+
+    Example:
+        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+        >>> with hmp.capture("trainer.capture", net):
+        ...     y = net(x)
+        >>> found = hmp.Capture.load("trainer.capture")
+        >>> torch.equal(found.values(0, 0), y), len(found.to_dict()["calls"])
+        (True, 2)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -73,7 +81,17 @@ class Capture:
 
     @classmethod
     def load(cls, path: str | Path) -> Capture:
-        """The capture in a file; HmpError where it is none, is cut off, or was written in a form that this hmp does not read."""
+        """Return the capture in a file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The capture.
+
+        Raises:
+            HmpError: It is none, is cut off, or was written in a form that this hmp does not read.
+        """
         found = cls(path)
         found._file  # noqa: B018  # it is opened here and now
         return found
@@ -105,11 +123,23 @@ class Capture:
         return tuple(_call_of(each) for each in self._file.calls)
 
     def values(self, call: int, output: int) -> Tensor:
-        """Return the values of an output of `calls[call]` whose `is_whole` is true."""
+        """Return the values of an output whose `is_whole` is true.
+
+        Args:
+            call: The position of its call in `calls`.
+            output: The position of the output in the call's `outputs`.
+
+        Returns:
+            The tensor.
+        """
         return self._file.tensor(f"{call}.{output}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The capture without its values as plain JSON values."""
+        """Return the capture without its values as plain JSON values.
+
+        Returns:
+            What it is of, its notes, and its calls.
+        """
         return versioned({"about": self.about, "notes": list(self.notes), "calls": [asdict(call) for call in self.calls]})
 
     def _repr_html_(self) -> str:

@@ -80,7 +80,7 @@ def tune(  # noqa: PLR0913
     Example:
         >>> net, data = torch.nn.Linear(4, 1), [torch.randn(8, 4)]
         >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
-        >>> result.policy.save("tuned")
+        >>> folder = result.save("tuned")
     """
     if removed:
         raise TypeError(_about_removed(removed))

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from ...core.formatting import json_values, json_written, of_json, versioned, written
 from ...core.policy import Policy
-from ..printers import printer
 from .decisions import Key
 from .tolerance import Tolerance
 
@@ -137,6 +136,12 @@ class TuneResult:
     `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json, part by part. `model`
     is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was measured
     of units whose tensors can be packed, and `objective` is "memory".
+
+    Example:
+        >>> net, data = torch.nn.Linear(4, 1), [torch.randn(8, 4)]
+        >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
+        >>> folder, values = result.save("tuned"), result.to_dict()
+        >>> json, page = result.to_json("tune.json"), result.to_html("tune.html")
     """
 
     policy: Policy
@@ -172,12 +177,18 @@ class TuneResult:
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
     def __str__(self) -> str:
-        return str(printer("TuneResult.__str__")(self))
+        from .table import table  # here: it imports this module
+
+        return table(self)
 
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
+        """Return the result as plain JSON values.
+
+        Returns:
+            The values that `to_json()` writes.
+        """
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
         values["best"] = self.best.name
@@ -189,17 +200,44 @@ class TuneResult:
         return plain
 
     def to_json(self, path: str | Path) -> Path:
-        """Writes `to_dict()` into the file `path`, which is returned."""
+        """Write `to_dict()` into a file; numbers that are not finite are the strings "nan", "inf" and "-inf".
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
         return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
-        return written(path, lambda: printer("TuneResult.to_html")(self))
+        """Write the accuracy-speed curve of all trials, and what was measured, as a page. Needs the extra `report`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
+        from .page import tuning_page  # here: it imports this module
+
+        return written(path, lambda: tuning_page(self))
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the lists, each name with a comment that says why, and tune.json into `folder`, which is made and returned."""
-        saved: Path = printer("TuneResult.save")(self, Path(folder))
-        return saved
+        """Write the lists, each name with a comment that says why, and tune.json into a folder, which is made.
+
+        Args:
+            folder: The folder.
+
+        Returns:
+            The folder.
+
+        Raises:
+            HmpError: It cannot be written.
+        """
+        from .files import write  # here: it imports this module
+
+        return write(self, Path(folder))
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,13 +15,13 @@ from ...core.formatting import provenance
 from ...core.policy import LISTS, Policy, as_policy, scopes
 from ...errors import HmpError, NonFiniteError
 from ..benchmark.variants import policy_active
+from ..extras import lacking
 from ..nonfinite.detect import detect_nonfinite
 from . import files
 from .decisions import Decisions, Key
 from .journal import Journal, search_key
 from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
 from .probe import Measured, probe
-from .progress import Progress
 from .result import Objective, PackedUnit, Stopped, Trial, TuneResult, Unit
 from .task import Task
 from .tolerance import Tolerance, as_tolerance
@@ -346,3 +348,43 @@ def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dic
 def _seconds(unit: Unit) -> float:
     """Return the seconds that the unit gains in the low dtype; a gain within the noise is none."""
     return unit.seconds_float32 * (1 - NOISE) - unit.seconds_low - unit.cast_seconds
+
+
+class Progress:
+    """Shows stages and trials on stderr: for True, and for None if stderr is a terminal."""
+
+    def __init__(self, progress: bool | None) -> None:
+        if not (progress is None or isinstance(progress, bool)):
+            raise HmpError(f"invalid progress={progress!r}: expected True, False or None")
+        stderr = sys.stderr  # None under pythonw
+        is_terminal = stderr is not None and stderr.isatty()
+        self._is_shown = stderr is not None and (is_terminal if progress is None else progress)
+        self._bar: Any = None
+        if self._is_shown and is_terminal and not lacking("tune", "tqdm"):
+            from tqdm import tqdm
+
+            self._bar = tqdm(desc="hmp tune", file=stderr, leave=False, unit="trial", dynamic_ncols=True)
+
+    def stage(self, text: str) -> None:
+        """A stage begins."""
+        if self._bar is not None:
+            self._bar.set_description(f"hmp tune: {text}")
+        else:
+            self._say(text)
+
+    def step(self, done: int, total: int, best: str) -> None:
+        """Of about `total` trials, `done` are made."""
+        if self._bar is not None:
+            self._bar.n, self._bar.total = done, total
+            self._bar.set_postfix_str(best)
+        else:
+            self._say(f"{done} of about {total}" + (f": {best}" if best else ""))
+
+    def close(self) -> None:
+        """The search has ended."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _say(self, text: str) -> None:
+        if self._is_shown:
+            print(f"hmp tune: {text}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from ...core.convert import applied_policy
 from ...core.policy import Policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
-from ..benchmark.saved_bytes import SavedBytes
+from ..benchmark.memory import SavedBytes
 from ..benchmark.timing import seconds_of
 from ..benchmark.variants import policy_active
 from ..model_call import compiled_in
