@@ -100,6 +100,7 @@ def slug(heading: str) -> str:
 @pytest.mark.parametrize("file", [*FILES, *DEV_FILES], ids=lambda file: file.stem)
 def test_links_lead_to_what_is_in_the_repository(file: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not re.search(r"\S #{2,} \w", text), "a heading begins a line"
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("https://"):
             continue
