@@ -13,9 +13,9 @@
 # %% [markdown]
 # # From a script written for Habana's HMP
 #
-# Habana's mixed precision package, HMP, was removed from its software in release 1.12; scripts that import it do not start any more.
-# Under hmp they run again, on the device that there is. This page runs one as it was published, then one with lists of its own, looks
-# at what its lines do, and ends with the form that new code should have. It needs no Gaudi and takes less than a minute on a CPU.
+# Habana removed its mixed precision package, HMP, from its software in release 1.12, so scripts that import it no longer start. Under hmp
+# they run again, on any device. This tutorial runs such a script as it was published, and then one with its own op lists. It explains
+# what their lines do, and ends with the form that new code should have. It needs no Gaudi and takes less than a minute on a CPU.
 
 # %%
 import subprocess
@@ -57,7 +57,7 @@ Path("example.py").write_text(SCRIPT)
 
 
 # %% [markdown]
-# By itself it fails at its second line, and on a Gaudi with a present release too:
+# Without hmp it fails at its second line, even on a Gaudi with a current release:
 
 
 # %%
@@ -70,8 +70,8 @@ print(failed.stderr.splitlines()[-1])
 assert failed.returncode == 1
 
 # %% [markdown]
-# `hmp run --habana` puts stand-ins for Habana's packages in place and then runs the script as it is. `--device-map` says where "hpu" is
-# to be: here the CPU, else `hpu=cuda`, or `hpu=auto` for whatever accelerator torch finds. In a shell:
+# `hmp run --habana` provides fake versions of Habana's packages and runs the script unchanged. `--device-map` sets the
+# device that "hpu" means: here the CPU; others are `hpu=cuda`, and `hpu=auto` for the accelerator that torch finds. In a shell:
 #
 # ```sh
 # hmp run --habana --device-map hpu=cpu --report report.json example.py
@@ -82,8 +82,8 @@ done = run("-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "--report"
 assert done.returncode == 0, done.stderr
 
 # %% [markdown]
-# It ran. In which precision? `--report` wrote that down: `linear` was in bfloat16 all 500 times, and nothing of the optimizer's step was
-# cast, which is what `disable_casts()` was for.
+# It ran, and `--report` recorded in which precision: `linear` ran in bfloat16 all 500 times. Nothing in the optimizer's step was cast,
+# which was the purpose of `disable_casts()`.
 
 # %%
 report = hmp.Report.load("report.json")
@@ -93,15 +93,16 @@ print(report)
 # %% [markdown]
 # ## A script with lists of its own
 #
-# Scripts carried two text files, with the ops that run in bfloat16 and in float32, one a line. They mean what they meant.
+# Scripts came with two text files of op names, one per line: the ops that run in bfloat16 and those that run in float32. hmp reads these
+# files with the same meaning.
 
 # %%
 Path("ops_bf16_digits.txt").write_text("linear\nrelu\n")
 Path("ops_fp32_digits.txt").write_text("cross_entropy\nlog_softmax\nnll_loss\n")
 
 # %% [markdown]
-# `hmp check` reads such a file and says for each name what it stands for. A name that is misspelt is an error with the line and the
-# nearest real name, not a line without effect.
+# `hmp check` reads such a file and explains each name. A misspelt name is an error, reported with its line and the nearest real name; it
+# is not silently ignored.
 
 # %%
 Path("misspelt_bf16.txt").write_text("linear\nrellu\n")
@@ -121,7 +122,7 @@ import hmp.compat.habana
 shim = hmp.compat.habana.install("cpu")
 
 # %% [markdown]
-# From here on the cells are an old script: its imports, its device, its call of `convert`.
+# The following cells are an old script, with its imports, its device and its call of `convert`.
 
 # %%
 import habana_frameworks.torch.core as htcore
@@ -154,8 +155,8 @@ def train_as_it_was(model):
 
 
 # %% [markdown]
-# `convert` casts from now on in the whole process. A file takes the place of Habana's own list; for a path that is not given, Habana's
-# list is taken, as in the first script.
+# After `convert`, hmp casts in the whole process. A file replaces Habana's own list. If you give no path, Habana's list is used, as in the
+# first script.
 
 # %%
 old_hmp.convert(opt_level="O1", bf16_file_path="ops_bf16_digits.txt", fp32_file_path="ops_fp32_digits.txt", isVerbose=False)
@@ -172,8 +173,8 @@ assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 # %% [markdown]
 # ### `disable_casts()`
 #
-# Inside this region torch is exactly torch. Around `optimizer.step()` it is still right, and no longer needed: hmp never casts what an
-# optimizer does.
+# Inside this block torch behaves as without hmp. Around `optimizer.step()` it still works but is no longer needed: hmp never casts what
+# an optimizer does.
 
 # %%
 print("converted:    ", model(images[:2]).dtype)
@@ -184,8 +185,8 @@ with old_hmp.disable_casts():
 # %% [markdown]
 # ### Why the whole process is too much
 #
-# Habana's default list, which scripts without files run under, holds `mul`, and `convert` reaches every line of the program. A sum of
-# losses weighted by the batch size, as many scripts keep it, is then rounded to bfloat16, which has eight significant bits:
+# Scripts without files use Habana's default list. It contains `mul`, and `convert` affects every line of the program. Many scripts sum up
+# losses weighted by the batch size. That sum is then rounded to bfloat16, which has eight significant bits:
 
 # %%
 old_hmp.convert()
@@ -195,7 +196,7 @@ print(weighted)
 assert weighted.item() == 22.375  # 0.7 x 32 = 22.4
 
 # %% [markdown]
-# `hmp.revert()` takes all of it back, and `uninstall()` the stand-ins.
+# `hmp.revert()` undoes `convert`, and `uninstall()` removes the fake packages.
 
 # %%
 hmp.revert()
@@ -206,8 +207,8 @@ assert abs((mean_loss * 32).item() - 22.4) < 1e-5
 # ## The modern form
 #
 # `hmp.apply` casts the calls of one model and leaves the rest of the program alone. The old files are read as `convert` reads them.
-# There is no device "hpu", no `mark_step`, no `disable_casts`. One thing is to be written that `convert` did unseen: the loss is outside
-# of the model now, so its input is made float32 by hand.
+# The device "hpu", `mark_step` and `disable_casts` are gone. One thing that `convert` did by itself you now have to write: the loss is
+# outside of the model, so you convert its input to float32.
 
 # %%
 policy = hmp.Policy.from_files("ops_bf16_digits.txt", "ops_fp32_digits.txt")
@@ -227,7 +228,7 @@ def train(model):
 
 
 # %% [markdown]
-# It is the same training: every loss, to the last bit.
+# The training is the same: every loss is equal, bit for bit.
 
 # %%
 losses = train(model)
@@ -235,14 +236,14 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
 assert losses == old_losses
 
 # %% [markdown]
-# And outside of the model nothing is rounded, while the policy is in force inside:
+# Outside of the model nothing is rounded, while the policy is active inside it:
 
 # %%
 assert abs((mean_loss * 32).item() - 22.4) < 1e-5
 assert model(images[:2]).dtype == torch.bfloat16
 
 # %% [markdown]
-# | what was | what to write now |
+# | old script | new code |
 # |---|---|
 # | `hmp.convert(opt_level="O1", bf16_file_path=b, fp32_file_path=f)` | `hmp.apply(model, hmp.Policy.from_files(b, f))` |
 # | `hmp.convert()` | `hmp.apply(model)`, torch.autocast's lists, or `hmp.apply(model, "habana")`, Habana's |

@@ -13,9 +13,10 @@
 # %% [markdown]
 # # Find the cheapest op lists for your model with hmp tune
 #
-# A preset knows nothing of your model. The model of this tutorial breaks under presets: one of its matrix multiplications must not be in
-# bfloat16, while all others may. `hmp.tune` finds that out: it tries lists, trains under them, keeps the cheapest that are as good as
-# float32, and writes them into files. It takes less than a minute on a CPU, and needs `pip install scikit-learn`.
+# A preset (lists that come with hmp) is not made for your model. The model of this tutorial breaks under presets: one of its matrix
+# multiplications must not run in bfloat16, while all others may. `hmp.tune` finds this out. It trains the model under many lists, keeps
+# the cheapest that are as good as float32, and writes them to files. This takes less than a minute on a CPU, and needs
+# `pip install scikit-learn`.
 
 # %%
 import subprocess
@@ -34,8 +35,8 @@ torch.set_num_threads(1)  # networks this small are fastest on one thread
 # %% [markdown]
 # ## The task
 #
-# scikit-learn's handwritten digits with an offset: a pixel is at most 16 counts of light on top of 8200. One part to train on, one for the
-# metric, and one that tune never sees.
+# The data are scikit-learn's handwritten digits with an offset: each pixel is 8200 counts of light, plus at most 16. One part of the data
+# is for training, one for the metric, and one that tune never sees.
 
 # %%
 digits = load_digits()
@@ -67,7 +68,7 @@ def new_model():
 
 
 # %% [markdown]
-# tune wants what a training loop is made of: a loss, an optimizer and, if there is one, a metric, the larger the better.
+# tune needs the parts of a training loop: a loss, an optimizer and, if you have one, a metric. A larger metric is better.
 
 
 # %%
@@ -89,8 +90,8 @@ def accuracy(model, part=held_out):
 # %% [markdown]
 # ## The search
 #
-# It starts from the preset `habana`. Allowed is an accuracy at most 2 % worse than float32's, after 60 steps of training. A CPU without
-# bfloat16 instructions gains no time, so what is made small here is the memory that a step keeps for its backward pass.
+# The search starts from the preset `habana`. The accuracy after 60 steps of training may be at most 2 % worse than float32's. On a CPU
+# without bfloat16 instructions lists can't save time, so here the search minimises the memory that a step keeps for backward.
 
 # %%
 result = hmp.tune(
@@ -109,8 +110,8 @@ result = hmp.tune(
 print(result)
 
 # %% [markdown]
-# Each row of the table is a training under some lists. Under `habana` the network guesses: one in ten is right. So it does under
-# `torch-cpu`, the lists of `torch.autocast`. The lists that were chosen have float32's accuracy.
+# Each row of the table is one training under some lists. Under `habana` the network only guesses: one in ten is right. The same happens
+# under `torch-cpu`, the lists of `torch.autocast`. The chosen lists reach float32's accuracy.
 
 # %%
 assert not result["habana"].fits
@@ -118,15 +119,15 @@ assert result["habana"].metric < 0.2
 assert result.best.fits
 
 # %% [markdown]
-# They keep little more than half of the bytes, ...
+# They keep little more than half of float32's bytes for backward, ...
 
 # %%
 print(f"{result.best.saved_bytes / result['float32'].saved_bytes:.2f} of the bytes, accuracy {result.best.metric:.1%}")
 assert result.best.saved_bytes < 0.7 * result["float32"].saved_bytes
 
 # %% [markdown]
-# ... and the one op that they leave in float32, against both presets, is the matrix multiplication of the first layer. It makes sense:
-# bfloat16 has eight significant bits, its numbers around 8200 are 64 apart, and the whole image is 16 counts high.
+# ... and the one op that they leave in float32, unlike both presets, is the matrix multiplication of the first layer. This makes sense:
+# bfloat16 has eight significant bits, so its numbers around 8200 are 64 apart, but all pixels are within 16 counts.
 
 # %%
 assert "matmul" in result.policy.fp32
@@ -136,8 +137,8 @@ assert torch.tensor([8200.0, 8216.0]).bfloat16().tolist() == [8192.0, 8192.0]
 # %% [markdown]
 # ## The files
 #
-# The folder holds one text file for each list, with the reason next to each name; `tune.json` holds everything that was measured, and
-# the same call of `hmp.tune` would go on from there. Names that this model never calls stay as the preset has them.
+# The folder has one text file for each list, with the reason next to each name. `tune.json` has all measurements; if you repeat the call
+# of `hmp.tune`, it continues from there. Names of ops that this model never calls stay on the preset's lists.
 
 # %%
 print(sorted(path.name for path in Path("tuned").iterdir()))
@@ -151,8 +152,8 @@ policy = hmp.Policy.load("tuned")
 assert policy == result.policy
 
 # %% [markdown]
-# `hmp check` explains each entry and reports what is wrong with a file; exit status 0 means that nothing is. Run it after an edit by
-# hand, also in CI.
+# `hmp check` explains each entry and reports errors in the files; exit status 0 means that it found none. Run it after you edit lists by
+# hand, and in CI.
 
 # %%
 checked = subprocess.run([sys.executable, "-m", "hmp", "check", "tuned"], capture_output=True, text=True)
@@ -162,8 +163,8 @@ assert checked.returncode == 0, checked.stdout
 # %% [markdown]
 # ## Is it true?
 #
-# Verified is what tune ran: those batches, that many steps, one seed. So here is a training that it did not run, with another seed,
-# twice as long, and judged on digits that it never saw.
+# tune has verified the lists only for those batches, that many steps and one seed. So here is a training that tune did not run: with
+# another seed, twice as long, and measured on digits that it never saw.
 
 
 # %%
@@ -192,7 +193,7 @@ assert found["habana"] < 0.2
 assert abs(found["tuned"] - found["float32"]) < 0.03
 
 # %% [markdown]
-# And `hmp.record()` shows that the lists do what they say:
+# And `hmp.record()` shows that the ops follow the lists:
 
 # %%
 model = hmp.apply(new_model(), "tuned")
@@ -204,19 +205,19 @@ report.assert_dtype("linear", torch.bfloat16)
 # %% [markdown]
 # ## From the shell, and other goals
 #
-# `hmp tune recipe.py --tolerance 0.01 --seconds 600 --out tuned` is the same search, where `recipe.py` defines `model()`, `batches()`,
-# `loss`, `optimizer` and `metric`; `hmp init` writes one to begin with. `hmp run --policy tuned train.py` runs a script under the lists.
+# `hmp tune recipe.py --tolerance 0.01 --seconds 600 --out tuned` runs such a search from the shell. `recipe.py` defines `model()`,
+# `batches()`, `loss`, `optimizer` and `metric`; `hmp init` writes one to start from. `hmp run --policy tuned train.py` runs a script under the lists.
 #
 # | argument | what it does |
 # |---|---|
-# | `objective="time"` (default), `"memory"` | make a step faster, or the memory for backward smaller |
+# | `objective="time"` (default), `"memory"` | make a step faster, or reduce the memory kept for backward |
 # | `objective="bytes"` | also write `saved.txt`: activations in 8 bits, as far as the tolerance allows |
 # | `levels=("fp8", "bf16", "fp32")` | also move as many matrix multiplication FLOPs to `fp8.txt` as the tolerance allows |
 # | `tolerance=0.01` | how much worse than float32's the loss may be, or the metric if there is one (0.01 is 1 %) |
-# | `per_module=True` | decide every op in each module by itself, in entries such as `softmax @ decoder.0` |
+# | `per_module=True` | decide each op separately in each module, with entries such as `softmax @ decoder.0` |
 # | `seconds=`, `max_trials=`, `steps=` | bound the search, and how long each trial trains |
 # | `start=` | the lists to begin with |
 #
-# Ops are added to the low-precision list in one order, those first that change the loss least for what they gain. If all together leave
-# the tolerance, bisection finds how many are too many; then single ops are moved as long as that gains something. At any time, also after
-# Ctrl-C, the folder holds the best lists that were verified, and the same call goes on from there.
+# tune adds ops to the low-precision list in a fixed order: first those that change the loss least for what they save. If all of them
+# together exceed the tolerance, bisection finds how many can be added. Then tune moves single ops as long as that saves something. At any
+# time, even after Ctrl-C, the folder has the best lists verified so far, and the same call continues from there.

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Fix a NaN in float16 training
 #
-# A network learns in float32 and gives NaN in float16. Which op is it, and how little must change? With hmp the answer is the name of an
-# op on a list. This tutorial goes the whole way: the NaN, the op that made it, the repaired list, and a comparison with float32. It takes
-# less than a minute on a CPU, and needs `pip install scikit-learn`.
+# A network learns in float32 but gives NaN in float16. Which op makes the NaN, and what is the smallest change that repairs it? With hmp
+# you move one op to another list. This tutorial shows all steps: the NaN, the op that made it, the repaired list, and a comparison with
+# float32. It takes less than a minute on a CPU, and needs `pip install scikit-learn`.
 
 # %%
 import torch
@@ -63,8 +63,8 @@ class Model(nn.Module):
 
 
 # %% [markdown]
-# Training is a plain loop. `hmp.apply(model, policy)` is the only line of hmp in it: from then on every call of the model is cast as the
-# lists say, and nothing else is. Parameters stay float32.
+# Training is a plain loop. `hmp.apply(model, policy)` is the only call of hmp in it. From then on hmp casts inside each call of the model,
+# as the policy's lists say, and nowhere else. Parameters stay float32.
 
 
 # %%
@@ -109,8 +109,8 @@ assert loss != loss  # NaN, the only number that differs from itself
 # %% [markdown]
 # ## The finding
 #
-# After a step everything is NaN, which says nothing of where it began. `hmp.detect_nonfinite()` stops at the first op that makes NaN
-# or Inf out of finite inputs, in forward or backward.
+# After one step everything is NaN, so you can't see where it began. `hmp.detect_nonfinite()` stops at the first op that makes NaN or Inf
+# out of finite inputs, in forward or backward.
 
 # %%
 try:
@@ -121,9 +121,9 @@ except hmp.NonFiniteError as error:
 print(finding)
 
 # %% [markdown]
-# Read it from the top. No op made the NaN directly: `matmul` made Inf, in the module `likeness`, at the line of the `@`. Its inputs are
-# harmless, at most 255, but a sum of eight products of them reaches 8 x 255 x 255 = 520,200, and float16 ends at 65,504. Inf divided
-# by Inf was the NaN, one line later.
+# Read it from the top. The first op to fail made Inf and not NaN: `matmul`, in the module `likeness`, at the line of the `@`. Its inputs
+# are at most 255. But a sum of eight products of them reaches 8 x 255 x 255 = 520,200, and the largest number in float16 is 65,504. Two
+# lines later, Inf divided by Inf gave NaN.
 
 # %%
 assert (finding.op, finding.made, finding.module) == ("matmul", "Inf", "likeness")
@@ -132,8 +132,8 @@ assert torch.finfo(torch.float16).max < 8 * 255 * 255
 # %% [markdown]
 # ## The repaired list
 #
-# The last line of the finding is code to paste. It takes `matmul` off the low-precision list and puts it on the float32 list;
-# every other op keeps its precision. (The list is called `bf16` also where the low dtype is float16.)
+# You can paste the last line of the finding. It moves `matmul` from the low-precision list to the float32 list; every other op keeps its
+# precision. (The low-precision list is called `bf16` even if its dtype is float16.)
 
 # %%
 policy = hmp.Policy.load("torch-cuda@2.13")
@@ -144,7 +144,7 @@ assert '.move("matmul", "fp32")' in finding.remedy
 print(policy.diff(repaired))
 
 # %% [markdown]
-# The detector stays on for the first epoch under the repaired list: one repair can uncover the next overflow. Here it finds nothing.
+# Run the detector again for one epoch under the repaired list, because one repair can uncover the next overflow. Here it finds nothing.
 
 # %%
 with hmp.detect_nonfinite():
@@ -158,7 +158,7 @@ assert abs(accuracy(in_float16) - accuracy(in_float32)) < 0.02
 # %% [markdown]
 # ## What runs in float16 now
 #
-# `hmp.record()` records what every op computed in. The layers with the parameters, which are most of the work, are still in float16.
+# `hmp.record()` records the dtype that each op computed in. The layers with parameters, which do most of the work, still run in float16.
 
 # %%
 with hmp.record() as report:
@@ -169,9 +169,9 @@ report.assert_dtype("linear", torch.float16)
 # %% [markdown]
 # ## The comparison with float32
 #
-# The loss is finite; is it right? `hmp.compare` runs forward and backward once more and compares each op with float32: `isolated` is the
-# error of the op on its own inputs, `accumulated` includes the rounding of earlier ops, and `share` says which ops the error comes from.
-# First the lists as they were:
+# The loss is finite, but is it right? `hmp.compare` runs forward and backward once more and compares each op with float32. `isolated` is
+# the error that the op itself adds, `accumulated` includes the rounding of earlier ops, and `share` shows which ops the error comes from.
+# First the original lists:
 
 
 # %%
@@ -183,14 +183,14 @@ before = hmp.compare(in_float32, images[:100], policy, loss=loss_of)
 print(before)
 
 # %% [markdown]
-# `matmul` is all of the error. And now the repaired ones, with the same weights and the same batch:
+# All of the error comes from `matmul`. Now the repaired lists, with the same weights and the same batch:
 
 # %%
 after = hmp.compare(in_float32, images[:100], repaired, loss=loss_of)
 print(after)
 
 # %% [markdown]
-# What is left is the rounding of float16 in the two linear layers, less than a thousandth of the output.
+# What remains is the rounding to float16 in the two linear layers. It changes the output by less than a thousandth.
 
 # %%
 assert not before.output < float("inf")
@@ -199,13 +199,13 @@ assert after.output < 0.001
 # %% [markdown]
 # ## Keep it
 #
-# A policy is a folder of text files. `hmp.apply(model, "repaired")` and `hmp run --policy repaired train.py` take it from there.
+# Save the policy as a folder of text files. `hmp.apply(model, "repaired")` and `hmp run --policy repaired train.py` load it.
 
 # %%
 repaired.save("repaired")
 assert hmp.Policy.load("repaired") == repaired
 
 # %% [markdown]
-# Two remarks. bfloat16 has the range of float32, so `policy.replace(dtype="bfloat16")` would have ended this overflow as well, with
-# fewer digits everywhere; the finding says that too. And small gradients can vanish in float16: with it, longer trainings scale the
-# loss with `torch.amp.GradScaler`, under hmp as without.
+# Two remarks. First, bfloat16 has the range of float32, so `policy.replace(dtype="bfloat16")` would have avoided this overflow too, with
+# fewer digits everywhere; the finding also says so. Second, small gradients can underflow in float16, so for longer training scale the
+# loss with `torch.amp.GradScaler`, with hmp as without it.
