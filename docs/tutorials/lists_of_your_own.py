@@ -206,7 +206,8 @@ report.assert_dtype("linear", torch.bfloat16)
 # ## From the shell, and other goals
 #
 # `hmp tune recipe.py --tolerance 0.01 --seconds 600 --out tuned` runs such a search from the shell. `recipe.py` defines `model()`,
-# `batches()`, `loss`, `optimizer` and `metric`; `hmp init` writes one to start from. `hmp run --policy tuned train.py` runs a script under the lists.
+# `batches()`, `loss`, `optimizer` and `metric`; `hmp init` writes one to start from.
+# `hmp run --policy tuned train.py` runs a script under the lists.
 #
 # | argument | what it does |
 # |---|---|
