@@ -408,7 +408,7 @@ def set_low_kernels(choice: str) -> str:
         The choice that was in effect before.
 
     Raises:
-        HmpError: `choice` is none of the three.
+        HmpError: `choice` isn't one of the three.
 
     Example:
         >>> before = hmp.set_low_kernels("native")

@@ -297,7 +297,7 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
         op: Torch's own function.
         rule: The op under its rule.
         told: Those that are told of each call.
-        around_cast: Gives a function that is called in the place of the one that casts.
+        around_cast: Gives a function that is called instead of the one that casts.
     """
     caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or torchs)(op, rule)

@@ -88,7 +88,7 @@ class RuledOp:
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call in float32 after it raised `error` in the low dtype (R11).
 
-        GIVEN_UP if there is none: the caller, who caught `error`, then re-raises it by a bare `raise`.
+        GIVEN_UP without one: the caller, who caught `error`, then re-raises it by a bare `raise`.
         """
         tensors = survey(args, kwargs, self.rule)
         if not tensors:
