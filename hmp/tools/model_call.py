@@ -81,7 +81,7 @@ def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) ->
     return chosen
 
 
-def region(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
+def policy_context(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
     """What the run is in, with scoped lines for the modules of `scopes`: an applied model knows them itself, and the loss that is outside
     of it follows the others."""
     return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=scopes)
