@@ -397,9 +397,7 @@ class Report:
         if not isinstance(values, Mapping):
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
-            raise HmpError(
-                f"expected a report of hmp with hmp_report {FORMAT}, got {values.get('hmp_report')!r}: another kind of file, or another version"
-            )
+            raise HmpError(f"expected a report of hmp with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; give what this hmp wrote")
         if not isinstance(values.get("rows"), list):
             raise HmpError("is a report without rows: it was cut off, or is part of one; give all that Report.to_dict() gave")
         kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
