@@ -107,10 +107,10 @@ def misfit(function: Callable[..., Any], arguments: int) -> str:
 
 def _check_numbers(seconds: float, **counts: int | None) -> None:
     if not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
-        raise HmpError(f"seconds={seconds!r} is no time; give a positive number")
+        raise HmpError(f"invalid seconds={seconds!r}: expected a positive number")
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise HmpError(f"{name}={count!r} is no count; give 1 or more")
+            raise HmpError(f"invalid {name}={count!r}: expected a whole number, 1 or more")
 
 
 def _check_surroundings() -> None:
