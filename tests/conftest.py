@@ -59,10 +59,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests of a file: torch is patched and reverted once for them."""
+    """One process runs all tests of a file, for which torch is patched once, and one all of tests/compat, which imports Lightning."""
     from xdist.scheduler import LoadFileScheduling
 
-    return LoadFileScheduling(config, log)
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/compat" if nodeid.startswith("tests/compat/") else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False  # files of few tests are not the quick ones
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

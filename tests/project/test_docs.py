@@ -51,14 +51,15 @@ def commands() -> list[str]:
 
 
 def test_every_command_is_one_with_the_options_that_it_has() -> None:
+    helps = command_line.helps()
     for line in commands():
         words = shlex.split(line.removeprefix("python -m "), comments=True)[1:]
         if words[0] == "COMMAND":
             continue
-        assert words[0] in command_line.helps(), line
+        assert words[0] in helps, line
         own = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))  # the rest is the script's
         for option in (word.partition("=")[0] for word in words[:own] if word.startswith("--")):
-            assert re.search(rf"^  (-\w, )?{option}\b", command_line.helps()[words[0]], re.MULTILINE), line
+            assert re.search(rf"^  (-\w, )?{option}\b", helps[words[0]], re.MULTILINE), line
 
 
 def test_the_page_of_the_commands_has_each() -> None:
