@@ -22,7 +22,7 @@ from oracle import BF16, F32
 from process_kit import run_in_another_process
 from trap_kit import policy
 
-pytestmark = pytest.mark.searches_references
+pytestmark = pytest.mark.usefixtures("libraries_are_searched")
 
 NUMBERS = itertools.count()
 LISTS = policy(bf16=["matmul", "mm", "relu", "tanh", "sigmoid", "gelu", "linear", "softmax"])

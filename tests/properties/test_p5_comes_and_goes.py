@@ -12,7 +12,6 @@ import inspect
 import warnings
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 
 import hmp
 
-pytestmark = pytest.mark.searches_references
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 X = torch.ones(2, 2)
 # what matmul, tanh and softmax of a float32 tensor give under each

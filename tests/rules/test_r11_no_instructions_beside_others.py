@@ -61,6 +61,7 @@ def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
         same(F.linear(x, w), by_hand(F.linear)(x, w))
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = torch.mm, torch.Tensor.matmul, F.linear
     monkeypatch.setenv("HMP_LOW_KERNELS", "fast")

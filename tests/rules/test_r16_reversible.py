@@ -165,7 +165,6 @@ def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
 
 
 @pytest.mark.slow
-@pytest.mark.searches_references
 def test_r16_users_modules_are_as_before(torch_differences):
     class Before(torch.nn.Module):
         def __init__(self):

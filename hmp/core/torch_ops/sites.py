@@ -140,7 +140,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
-    return None if found is None or not callable(found) or isinstance(found, type) else outermost.inside(found)
+    return None if found is None or not callable(found) or isinstance(found, type) else unpatched_op(outermost.inside(found))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import hmp
 from hmp.core.patching import heap
 from process_kit import run_in_another_process
 
-pytestmark = pytest.mark.searches_references
+pytestmark = pytest.mark.usefixtures("libraries_are_searched")
 
 
 @pytest.mark.slow
