@@ -39,9 +39,7 @@ FAKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-OLD_KERNELS = pytest.mark.skipif(
-    torch.__version__ < (2, 9), reason="a kernel of this torch takes float32 gradients alone, and raises for others"
-)
+OLD_KERNELS = pytest.mark.skipif(torch.__version__ < (2, 9), reason="a kernel of this torch refuses gradients in low dtypes")
 
 
 @pytest.mark.parametrize(
