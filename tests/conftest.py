@@ -156,7 +156,7 @@ def end_policies() -> None:
     """As hmp.revert(), but torch stays patched until the file ends: to patch it anew takes longer than most tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hmp.core.patching.patches.restore", lambda: None)
-        patch.setattr("hmp.core.patching.references.restore_names", lambda ops: None)
+        patch.setattr("hmp.core.patching.references.give_back", lambda taken, originals: None)
         hmp.revert()
     hmp.clear_cache()
 

@@ -16,7 +16,7 @@ from ..active import PolicyTable, state
 from ..cast_cache import cast_cache
 from ..compile import bridge
 from ..dispatch import deciding, fx_interpreter, placement
-from ..patching import cache, patches
+from ..patching import cache, patches, references
 from ..policy import Policy
 from ..rules import copied_views, jit_trace
 from ..saved import check_torch
@@ -183,6 +183,8 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         autocast.install()
         if is_first:
             bridge.put_in_place()
+        references.follow()
+        if is_first:
             for call in when_patched:
                 call()
     except BaseException:

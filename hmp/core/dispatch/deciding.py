@@ -51,7 +51,7 @@ class Decision:
         remembers what failed (R11)."""
         made, slow = self._made, low_kernels.computed_in_float32()
         if made is None or made[0] is not patches.installation() or made[1] != slow:
-            made = self._made = patches.installation(), slow, op_wrap(patches.unpatched(self.original), self.rule)
+            made = self._made = patches.installation(), slow, op_wrap(self.original, self.rule)
         return made[2]
 
 
@@ -174,7 +174,7 @@ def replacements(decisions: Mapping[Any, Decision], told: Sequence[Listener] = (
 
     def make(original: Any) -> Callable[..., Any]:
         decision = decisions[original]
-        return op_wrap(patches.unpatched(original), decision.rule, told) if told else decision.wrapper
+        return op_wrap(original, decision.rule, told) if told else decision.wrapper
 
     return Replacements(decisions.keys(), make)
 

@@ -13,10 +13,8 @@ from . import placement
 
 def follow() -> None:
     """Until patches.restore() graphs are traced with torch's own functions in them, and an Interpreter calls what replaces them."""
-    call_function = torch.fx.Interpreter.call_function
-    handler: Any = torch.fx.Proxy.__torch_function__
-    patches.swap(call_function, _with_patched(patches.unpatched(call_function)))
-    patches.swap(handler.__func__, _with_own(patches.unpatched(handler.__func__)))
+    patches.wrap(torch.fx.Interpreter, "call_function", _with_patched)
+    patches.wrap(torch.fx.Proxy, "__torch_function__", _with_own)
 
 
 def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,37 +1,59 @@
-"""Follows names of torch's builtins that other code took: `from torch import matmul`, a dict {"tanh": torch.tanh}, a class attribute, a
+"""Follows names of torch's functions that other code took: `from torch import matmul`, a dict {"tanh": torch.tanh}, a class attribute, a
 default argument, a module's `self.activation`, a partial (transformers' FNet has `partial(torch.fft.fftn, dim=(1, 2))`).
 
-A function of torch that is written in Python stays the same object (see patches). A builtin does not: who holds it from before it was
-patched calls torch without hmp.
+Who holds a function from before it was replaced calls torch without hmp.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import heap, patches
 from .holders import CELL, CLASS, DICT, FUNCTION, LIST, Kind, Slot, unwrapped
-from .patched_op import PatchedOp
 
-# Packages whose names are left alone: torch's code looks its functions up at each call, and the standard library has none of them.
-SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
+_TORCH = frozenset({"torch", "torchgen", "functorch"})
+# Packages whose names are left alone, but for functions in Python that torch's modules take from each other: torch's code looks its other
+# functions up at each call, and the standard library has none of them.
+SKIPPED = sys.stdlib_module_names | _TORCH | {"hmp"}
+
+_followed: set[int] = set()  # the ids of the functions whose names have been searched for
 
 
-def patch_names(ops: Mapping[int, PatchedOp]) -> None:
-    """Put PatchedOps where names hold the builtins that they replace, until patches.restore(), which leaves alone what others wrote since.
+def follow() -> None:
+    """Puts what replaces functions (see `patches.replaces`) where names hold them, until patches.restore(), which leaves alone what others
+    wrote since. Names of functions that were searched for before are not again.
 
     Searched are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
-    every nn.Module, and the lists and dicts among them; and partials.
-
-    Args:
-        ops: The PatchedOps, by the id of their builtin.
+    every nn.Module, and the lists and dicts among them; partials; and for functions written in Python the globals of torch's modules.
     """
+    fresh = _not_followed(patches.replacements())
+    if fresh:
+        if not _followed:
+            patches.on_restore(_followed.clear)
+        _followed.update(fresh)
+        _put(fresh, _slots(fresh))
+
+
+def follow_in(modules: Sequence[types.ModuleType]) -> None:
+    """Follows names of functions written in Python after the import of these modules of torch's: in their globals, and in those of all of
+    torch the names of functions that were replaced at that import."""
+    functions = _in_python(patches.replacements())
+    fresh = _not_followed(functions)
+    _put(functions, itertools.chain(_in_globals(modules, functions), _in_globals(_modules_of_torch(), fresh) if fresh else ()))
+
+
+def _not_followed(replaced: Mapping[int, Any]) -> dict[int, Any]:
+    return {number: new for number, new in replaced.items() if number not in _followed}
+
+
+def _put(replaced: Mapping[int, Any], slots: Iterable[Slot]) -> None:
     patched: list[tuple[Callable[[], Any], Any, Any, Any]] = []
 
     def undo() -> None:
@@ -41,20 +63,20 @@ def patch_names(ops: Mapping[int, PatchedOp]) -> None:
                 Slot(holder, key).put(before)
 
     patches.on_restore(undo)  # first, so that what is replaced when something fails is put back too
-    for slot in _slots(ops):
+    for slot in slots:
         before = slot.value()
-        new = _like(before, ops[id(unwrapped(before))])
+        new = _like(before, replaced[id(unwrapped(before))])
         patched.append((_reference(slot.holder), slot.key, new, before))  # first, as what is put may be interrupted
         slot.put(new)
 
 
-def restore_names(ops: Sequence[PatchedOp]) -> None:
-    """Put torch's builtins back where names, taken while torch was patched, hold one of these PatchedOps. Call it after patches.restore().
+def give_back(taken: Sequence[Any], originals: Sequence[Any]) -> None:
+    """Puts each of the `originals` where names, taken while torch was patched, hold what replaced it. Call it after patches.restore().
 
-    A PatchedOp that is held elsewhere does what torch's function does, and equals it.
+    What is held elsewhere does what torch's function does; a PatchedOp equals it, too.
     """
-    counts = list(map(sys.getrefcount, ops))
-    held = {id(op): op.original for op, count in zip(ops, counts, strict=True) if count > _UNREFERENCED}
+    counts = map(sys.getrefcount, taken)
+    held = {id(new): function for new, function, count in zip(taken, originals, counts, strict=True) if count > _UNREFERENCED}
     for slot in _slots(held) if held else ():
         value = slot.value()
         slot.put(_like(value, held[id(unwrapped(value))]))
@@ -64,10 +86,15 @@ def _like(value: Any, function: Any) -> Any:
     return staticmethod(function) if isinstance(value, staticmethod) else function
 
 
-_UNREFERENCED = next(map(sys.getrefcount, [PatchedOp(len, len, "", "len")]))
+_UNREFERENCED = next(map(sys.getrefcount, [object()]))
+
+
+def _in_python(replaced: Mapping[int, Any]) -> dict[int, Any]:
+    return {number: new for number, new in replaced.items() if isinstance(new, types.FunctionType)}
 
 
 def _slots(replaced: Mapping[int, Any]) -> Iterator[Slot]:
+    yield from _in_globals(_modules_of_torch(), _in_python(replaced))
     alive = heap.partials_and_modules()
     yield from (Slot(partial, None) for partial in alive.partials if id(partial.func) in replaced)
     yield from _in_python_modules(replaced)
@@ -77,6 +104,18 @@ def _slots(replaced: Mapping[int, Any]) -> Iterator[Slot]:
                 yield from _in_attribute(Slot(cls, name), attribute, replaced)
     for module in alive.modules:
         yield from _in_attributes(module, replaced)
+
+
+def _modules_of_torch() -> list[types.ModuleType]:
+    found = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] in _TORCH]
+    return [each for each in found if isinstance(each, types.ModuleType)]
+
+
+def _in_globals(modules: Sequence[types.ModuleType], replaced: Mapping[int, Any]) -> Iterator[Slot]:
+    for module in modules:
+        names = vars(module)
+        if not replaced.keys().isdisjoint(map(id, list(names.values()))):
+            yield from _in(DICT, names, replaced)
 
 
 def _reference(holder: Any) -> Callable[[], Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from ..patching import patches
 from ..torch_private import schemas_of
 from .sites import PYTHON_OPS
 
@@ -27,7 +26,7 @@ def _declared_in_functional() -> dict[str, tuple[str, ...]]:
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
     """The names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
     if isinstance(original, types.FunctionType):
-        code = patches.code_of(original)
+        code = original.__code__
         if code.co_argcount:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():

@@ -303,7 +303,7 @@ def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | Non
     if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
         found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
-    return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
+    return Site(owner, attribute, unpatched_op(found), where, op) if callable(found) and not isinstance(found, type) else None
 
 
 def stands() -> list[Any]:

@@ -12,7 +12,7 @@ from ..active import UnderCapturedState, call_without_casts, state, without_cast
 from ..cast_cache import weight_cache
 from ..patching import patches
 from ..rules import outside
-from .torchs_functions import replace, swap
+from .torchs_functions import wrap
 
 
 def install() -> None:
@@ -48,14 +48,14 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
-    swap(torch_private.run_backward, _keeping_callers)
+    patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
-    replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    wrap("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
-        replace("torch.autograd.functional", name, of_users_function)
+        wrap("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
-        replace("torch.func", name, transform)
+        wrap("torch.func", name, transform)
 
 
 def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:

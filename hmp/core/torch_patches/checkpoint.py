@@ -10,8 +10,9 @@ from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts
 from ..cast_cache import weight_cache
 from ..observe import tell_checkpoint
+from ..patching import patches
 from . import late_imports
-from .torchs_functions import python_function_at, replace, swap
+from .torchs_functions import wrap
 
 
 def install() -> None:
@@ -31,7 +32,7 @@ def install() -> None:
         # it asks whether torch.autocast is enabled for CUDA, to enable it again in backward
         return lambda ctx, run_function, *args: call_without_casts(forward(original), ctx, UnderCapturedState(run_function), *args)
 
-    replace("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
+    wrap("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
     xlas = "torch_xla.utils.checkpoint"  # torch's own knows no XLA
-    late_imports.after({xlas: functools.partial(replace, xlas, "CheckpointFunction.forward", unasked)})
-    swap(python_function_at(torch_private.checkpoint_generator()), generator)
+    late_imports.after({xlas: functools.partial(wrap, xlas, "CheckpointFunction.forward", unasked)})
+    patches.wrap(*torch_private.checkpoint_generator(), generator)

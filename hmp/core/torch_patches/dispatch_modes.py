@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ from .. import torch_private
 from ..active import without_casts
 from ..patching import patches, subclasses
 from ..rules import outside
-from .torchs_functions import python_function_at, swap
 
 
 def install() -> None:
@@ -26,7 +23,7 @@ def install() -> None:
 
         return entered
 
-    swap(python_function_at(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
+    patches.wrap(torch_private.TorchDispatchMode, "__enter__", enter)
     fake_tensor_mode = torch_private.fake_tensor_mode()
     if fake_tensor_mode is not None:
         _patch_dispatch(fake_tensor_mode)  # one may be entered already
@@ -41,10 +38,12 @@ def install() -> None:
 
 
 def _patch_dispatch(cls: type) -> None:
-    handlers = [inspect.getattr_static(cls, "__torch_dispatch__", None)]
+    patches.wrap(cls, "__torch_dispatch__", _outside)
     # torch calls a DTensor's dispatcher from C++, which calls its methods
-    handlers += vars(type(vars(cls).get("_op_dispatcher"))).values() if "_op_dispatcher" in vars(cls) else ()
-    for handler in handlers:
-        function = getattr(handler, "__func__", handler)
-        if isinstance(function, types.FunctionType) and not patches.swapped(function) and function.__name__ != "__init__":
-            patches.swap(function, outside(without_casts(patches.unpatched(function))))
+    dispatcher = type(vars(cls).get("_op_dispatcher"))
+    for name in vars(dispatcher).keys() - {"__init__"} if "_op_dispatcher" in vars(cls) else ():
+        patches.wrap(dispatcher, name, _outside)
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    return outside(without_casts(function))

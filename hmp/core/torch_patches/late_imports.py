@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..active import state
-from ..patching import holders, patches
+from ..patching import holders, patches, references
 
 _ROOTS = frozenset({"torch", "torchgen", "functorch", "torch_xla"})
 
@@ -70,6 +70,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 execute(module)
             if name in _then and self in sys.meta_path:
                 _then[name]()
+                references.follow_in([module] if is_torchs else [])
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -84,6 +85,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if not _imports.depth:
                 modules, _imports.modules = _imports.modules, []
                 _ObjectsOf(self._own, modules).put_back()
+                references.follow_in(modules)
 
 
 class _ObjectsOf:

@@ -136,8 +136,7 @@ def _follow_marks(module: torch.nn.Module) -> None:
             patches.rebind(owner, "__call__", _following_marks(own_call, own_call=True))
         else:
             raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
-    set_state = torch.nn.Module.__setstate__
-    patches.swap(set_state, _without_loaded_mark(patches.unpatched(set_state)))
+    patches.wrap(torch.nn.Module, "__setstate__", _without_loaded_mark)
 
 
 def _take_marks_along(cls: Any) -> None:

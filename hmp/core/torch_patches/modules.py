@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from .. import casting
 from ..active import UnderCapturedState, disable_casts, state
 from ..patching import patches
 from ..torch_private import function_mode_stack, without_torch_function
-from .torchs_functions import replace
+from .torchs_functions import wrap
 
 # torch's own, taken before anything is patched
 _compiling = torch.compiler.is_compiling
@@ -24,10 +23,10 @@ _new_zeros, _to = torch.Tensor.new_zeros, torch.Tensor.to
 
 def install() -> None:
     """Patches those modules of torch until patches.restore()."""
-    replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
-    replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
-    replace("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
-    replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+    wrap("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
+    wrap("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
+    wrap("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
+    wrap("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
     _install_quantized()
 
 
@@ -38,9 +37,8 @@ def _install_quantized() -> None:
     """Makes dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
     for module in filter(None, map(sys.modules.get, _DYNAMIC)):
         for cls in vars(module).values():
-            forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == module.__name__ else None
-            if isinstance(forward, types.FunctionType):
-                patches.swap(forward, _in_float32(patches.unpatched(forward)))
+            if inspect.isclass(cls) and cls.__module__ == module.__name__ and "forward" in vars(cls):
+                patches.wrap(cls, "forward", _in_float32)
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:

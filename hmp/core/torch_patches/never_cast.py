@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
 
 import torch
 import torch.nn.utils.prune
@@ -15,7 +14,7 @@ import torch.nn.utils.prune
 from .. import torch_private
 from ..active import without_casts
 from ..patching import patches
-from .torchs_functions import find, python_function_at
+from .torchs_functions import wrap
 
 # module → its functions; "Class.method" for methods
 _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
@@ -37,33 +36,28 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 
 def install() -> None:
     """Makes these functions run with casts off, until patches.restore()."""
-    for function in _functions():
-        patches.swap(function, without_casts(patches.unpatched(function)))
-
-
-def _functions() -> Iterator[types.FunctionType]:
     for module_name, names in _WITHOUT_CASTS.items():
         for name in names:
-            function = find(module_name, name)
-            if function is not None:
-                yield function
-    yield from filter(None, map(python_function_at, torch_private.AROUND_A_MODEL))
-    for name, function in vars(torch.nn.init).items():
-        if isinstance(function, types.FunctionType) and not name.startswith("_"):
-            yield function
-    for function in (*vars(torch.nn.utils.prune).values(), *vars(torch.nn.utils.fusion).values()):
-        if isinstance(function, types.FunctionType) and function.__module__.startswith("torch.nn.utils."):
-            yield function
-    for scheduler in vars(torch.optim.lr_scheduler).values():
-        step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None
-        if isinstance(step, types.FunctionType):
-            yield step
+            wrap(module_name, name, without_casts)
+    for place in torch_private.AROUND_A_MODEL:
+        patches.wrap(*place, without_casts)
+    for name in [*vars(torch.nn.init)]:
+        if not name.startswith("_"):
+            patches.wrap(torch.nn.init, name, without_casts)
+    for module in (torch.nn.utils.prune, torch.nn.utils.fusion):
+        for name, function in [*vars(module).items()]:
+            if str(getattr(function, "__module__", "")).startswith("torch.nn.utils."):
+                patches.wrap(module, name, without_casts)
+    for scheduler in [*vars(torch.optim.lr_scheduler).values()]:
+        if inspect.isclass(scheduler) and "step" in vars(scheduler):
+            patches.wrap(scheduler, "step", without_casts)
 
 
 def codes() -> set[types.CodeType]:
-    """The code objects of all functions that are swapped, such as those above, and of backward: calls of them that began before install()
+    """The code objects of all functions that are wrapped, such as those above, and of backward: calls of them that began before install()
     must end before a policy becomes active.
 
     Not of data loading, in which a thread may wait for any time.
     """
-    return {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}
+    wrapped = patches.wrapped_functions()
+    return {function.__code__ for function in wrapped if not str(function.__module__).startswith("torch.utils.data")}

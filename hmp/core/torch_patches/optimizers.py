@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import types
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import torch_private
-from ..active import UnderCapturedState, call_without_casts
+from ..active import UnderCapturedState, call_without_casts, state
 from ..cast_cache import weight_cache
 from ..patching import patches, subclasses
-from .torchs_functions import python_function_at, swap
+from .module_construction import UntilReturn
 
 
 def install() -> None:
@@ -28,14 +29,16 @@ def install() -> None:
 
         return patched
 
-    swap(python_function_at(torch_private.STEP_HOOKER), patch_step_function)
+    patches.wrap(*torch_private.STEP_HOOKER, patch_step_function)
+    # an optimizer may hold the step that its class had before: learning rate schedulers have it do so
+    patches.on_restore(register_optimizer_step_pre_hook(_off_in_step).remove)
 
 
 def _patch_step(cls: type) -> None:
     step = vars(cls).get("step")
     # torch hooks a class's step when its first instance is made: only that one is what users call
-    if isinstance(step, types.FunctionType) and getattr(step, "hooked", False):
-        patches.swap(step, _step(patches.unpatched(step)))
+    if getattr(step, "hooked", False):
+        patches.wrap(cls, "step", _step)
 
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +54,16 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
                 _free_copies(self)
 
     return step
+
+
+def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hook that turns casts off until the step returns, where they are on: it was called past the class."""
+    if not state.casts_enabled():
+        return None
+    closures = {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
+    given = args[0], *(UnderCapturedState(each) if callable(each) else each for each in args[1:])
+    state.put(UntilReturn(state.get(), sys._getframe(1)))
+    return given, closures
 
 
 def _free_copies(optimizer: Any) -> None:

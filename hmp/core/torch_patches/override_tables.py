@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import overrides
 
-from ..patching import patches
 from ..torch_private import device_mode
 
 _CACHED: Any = type(functools.lru_cache(lambda: None))
@@ -25,12 +24,6 @@ def fill() -> None:
         table()
 
 
-def answer(own: Callable[[Any], Any]) -> None:
-    """Makes torch.overrides know what is patched by the functions that `own` returns for them, until patches.restore()."""
-    for asked in (overrides.resolve_name, overrides.is_tensor_method_or_property):
-        patches.swap(asked, _of_own(patches.unpatched(asked), own))
-
-
 def _tables() -> Iterator[Callable[[], Any]]:
     """The functions of these modules of torch's that take no argument and cache their result."""
     for module in (overrides, device_mode):
@@ -38,7 +31,3 @@ def _tables() -> Iterator[Callable[[], Any]]:
             function = getattr(value, "__wrapped__", None)
             if isinstance(value, _CACHED) and isinstance(function, types.FunctionType) and not inspect.signature(function).parameters:
                 yield value
-
-
-def _of_own(original: Callable[..., Any], own: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda function, *rest: original(own(function), *rest)
