@@ -13,8 +13,8 @@ from ..core.active import current_state
 from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
-from ..core.torch_private import current_node as _node
 from ..core.torch_private import RUN_BACKWARD
+from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number
 
 Direction = Literal["forward", "backward"]

@@ -12,7 +12,7 @@ import torch
 from .. import low_kernels
 from ..active import Replacements
 from ..observe import Listener
-from ..patching import cache, patches
+from ..patching import patches
 from ..policy import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
 from ..rules import CastRule, OpRule, op_wrap, rules
 from ..saved import KEEPS
@@ -87,7 +87,7 @@ def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
             yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
 
 
-@functools.partial(cache.cached, most=16)  # some hundred kilobytes each
+@functools.partial(sites.cached, most=16)  # some hundred kilobytes each
 def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
     """What the policy does with torch's own functions."""
     return _with_composites(_of_ops(policy).copy(), policy)
@@ -100,7 +100,7 @@ def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, De
     return found
 
 
-@functools.partial(cache.cached, most=16)
+@functools.partial(sites.cached, most=16)
 def _of_ops(policy: Policy) -> dict[Any, Decision]:
     """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
     listed = Listed(policy)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.fx
 
 from ..patching import PatchedOp, patches, unpatched_op
 from ..torch_ops import Site
@@ -80,6 +81,21 @@ def _finding_patched(original: Callable[[Any], str | None]) -> Callable[[Any], s
 def _compiling_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """A compiler of torch.jit.script's that compiles torch's own function for what stands in its place."""
     return lambda *args, **kwargs: original(*map(own, args), **{name: own(each) for name, each in kwargs.items()})
+
+
+def follow_graphs() -> None:
+    """Until patches.restore() graphs of torch.fx are traced with torch's own functions in them, and an Interpreter calls what replaces
+    these: a graph is cast under the policy that is active where it runs, as its generated code is."""
+    patches.wrap(torch.fx.Interpreter, "call_function", _with_patched)
+    patches.wrap(torch.fx.Proxy, "__torch_function__", _with_own)
+
+
+def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cls, function, *rest: original(cls, unpatched_op(function), *rest)
+
+
+def _with_patched(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, target, args, kwargs: original(self, patched(target), args, kwargs)
 
 
 def _forget() -> None:

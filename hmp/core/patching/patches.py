@@ -6,6 +6,8 @@ A place is an attribute of a module or a class. Under what other names a functio
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -73,6 +75,16 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
         replaces(wrapper, function)
     _wrapped.append(function)
     rebind(owner, name, wrapper if function is found else type(found)(wrapper))
+
+
+def wrap_by_name(module_name: str, path: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Does the same with the function `path` of a module, "Class.method" for a method; nothing where this release of torch has none."""
+    owner: Any = importlib.import_module(module_name)
+    *owners, name = path.split(".")
+    for each in owners:
+        owner = inspect.getattr_static(owner, each, None)
+    if owner is not None:
+        wrap(owner, name, make)
 
 
 def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any]) -> Callable[..., Any]:

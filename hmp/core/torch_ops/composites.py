@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from .. import outermost
-from ..patching import cache, unpatched_op
+from ..patching import unpatched_op
 from . import op_facts, sites
 from .sites import Site
 
@@ -25,7 +25,7 @@ def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site
             yield site
 
 
-@cache.cached
+@sites.cached
 def _python_ops() -> tuple[Site, ...]:
     """The sites of all ops that torch implements in Python."""
     found = []
@@ -47,7 +47,7 @@ def _python_ops() -> tuple[Site, ...]:
     return tuple(found)
 
 
-@cache.cached
+@sites.cached
 def names_called(function: types.FunctionType) -> frozenset[str]:
     """The names of functions and attributes that a call of `function` may look up, with the dunders of its operators: a superset.
 
@@ -66,7 +66,7 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
     return frozenset(names)
 
 
-@cache.cached
+@sites.cached
 def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
     """The names in the code of `function`, and the functions of its own module and its closure that it may call."""
     names = _names_in(function.__code__)

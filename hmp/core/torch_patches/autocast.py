@@ -133,7 +133,7 @@ class Paused(Off):
 def install() -> None:
     """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
-    To be called after override_tables.fill(), so that torch's tables that are keyed by function have torch's own functions as keys.
+    To be called after late_imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
     global _installation
     if _installation is not None:

@@ -13,7 +13,6 @@ import torch
 from ..active import ContextValue, loading, state
 from ..patching import patches, subclasses
 from . import late_imports
-from .torchs_functions import wrap
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
@@ -72,7 +71,7 @@ def install_in_classes() -> None:
 
 def _patch_loading(module_name: str, names: tuple[str, ...]) -> None:
     for name in names:
-        wrap(module_name, name, loading.while_loading)
+        patches.wrap_by_name(module_name, name, loading.while_loading)
 
 
 class InitWithoutCasts:
