@@ -113,8 +113,8 @@ def replaces(new: Any, function: Any) -> None:
 
 def replacing() -> tuple[list[Any], list[Any]]:
     """What replaces functions, and in the same order the functions."""
-    pairs = [(new, function) for function, new in _replacements.values()]
-    return [new for new, _ in pairs], [function for _, function in pairs]
+    pairs = _replacements.values()
+    return [new for _, new in pairs], [function for function, _ in pairs]
 
 
 def replacements() -> dict[int, Any]:

@@ -78,7 +78,7 @@ def give_back(taken: Sequence[Any], originals: Sequence[Any]) -> None:
 
     What is held elsewhere does what torch's function does; a PatchedOp equals it, too.
     """
-    counts = map(sys.getrefcount, taken)
+    counts = list(map(sys.getrefcount, taken))
     held = {id(new): function for new, function, count in zip(taken, originals, counts, strict=True) if count > _UNREFERENCED}
     for slot in _slots(held) if held else ():
         value = slot.value()
