@@ -88,14 +88,14 @@ def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:
     module.fill, module.maybe = fill, maybe
     monkeypatch.setitem(sys.modules, "hmp_test_ops", module)
     with hmp.casts(hmp.Policy(bf16={"hmp_test_ops.fill", "hmp_test_ops.maybe"})):
-        for call in (lambda out: fill(ONE, out=out), lambda out: fill(ONE, out)):
+        for call in (lambda out: module.fill(ONE, out=out), lambda out: module.fill(ONE, out)):
             out = torch.zeros(1)
             assert call(out) is out
             assert out.item() == 1
         x = torch.zeros(1)
-        assert maybe(x, inplace=True) is x
+        assert module.maybe(x, inplace=True) is x
         assert x.item() == 1
-        assert maybe(x).dtype is LOW
+        assert module.maybe(x).dtype is LOW
 
 
 def test_coroutines_and_generators_are_one_op_until_they_end() -> None:

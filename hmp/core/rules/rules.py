@@ -17,7 +17,6 @@ from ..cast_cache import cast_cache
 from ..casting import Caster
 from ..fp8 import PRODUCTS
 from ..observe import Listener, clock_of
-from ..patching import cache
 from ..policy import ListEntry, ListName
 from ..saved import keeping, noting
 from ..torch_ops import Site, op_facts, sites
@@ -272,7 +271,7 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
     return None
 
 
-@cache.cached
+@sites.cached
 def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
     """Return the op of `site` under a rule."""
     alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
