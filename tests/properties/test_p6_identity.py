@@ -52,6 +52,7 @@ def facts(value: Any) -> dict[str, Any]:
 
 # in tuples: what modules hold by name, hmp exchanges, as it exchanges a user's
 PLAIN = {(where, name): (value,) for where, owner in OWNERS.items() for name, value in found_at(owner).items()}
+del PLAIN["torch", "compile"]  # Lightning puts its own there when it is imported, and leaves it
 FACTS = {key: facts(value) for key, (value,) in PLAIN.items()}
 
 
