@@ -195,5 +195,5 @@ def test_scope_fabric_speaks_of_the_module_that_it_sets_up():
     model = Net()
     run.setup(model)(X)
     assert model.seen == (LOW, WIDE)
-    with pytest.raises(hmp.HmpError, match=r"and this is the second that is set up; give the plugin policy.unscoped"):
+    with pytest.raises(hmp.HmpError, match=r"pass policy.unscoped to the plugin"):
         run.setup(Net())
