@@ -125,7 +125,6 @@ def _leave_libraries_out(patch: pytest.MonkeyPatch) -> None:
     libraries = {name for name, file in files.items() if not file.startswith(TESTS)}
     for module in (references, unreachable_names):
         patch.setattr(module, "SKIPPED", module.SKIPPED | libraries)
-    for module in (references, unreachable_names):
         patch.setattr(module, "unfrozen", contextlib.nullcontext)
 
 
@@ -206,34 +205,6 @@ def no_instructions() -> Iterator[None]:
     """As on a processor that has none for bfloat16 and float16."""
     with low_kernels("float32"):
         yield
-
-
-@pytest.fixture
-def hpu_on_cpu() -> Iterator[Any]:
-    """Habana's names, with the CPU for "hpu"."""
-    from hmp.compat import habana
-
-    with habana.install("cpu") as shim:
-        yield shim
-
-
-@pytest.fixture
-def accelerates_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, and none is left: earlier releases of transformers write it into the environment."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-
-
-@pytest.fixture
-def forget_accelerator() -> Iterator[Callable[[], None]]:
-    """Forgets an Accelerator's settings, which are the process's, for good; at the end it is done too."""
-    state = pytest.importorskip("accelerate.state")
-
-    def forget() -> None:
-        for each in (state.AcceleratorState, state.GradientState, state.PartialState):
-            each._reset_state()
-
-    yield forget
-    forget()
 
 
 @pytest.fixture(scope="session")
