@@ -115,7 +115,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
-        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
+        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'torch.autocast' is a row")
     if any_applied():
         raise HmpError(
             "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
