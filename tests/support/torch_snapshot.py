@@ -98,15 +98,9 @@ class Snapshot:
                 continue  # most owners, most of the time
             for name in before.keys() | now.keys():
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
-<<<<<<< HEAD
-                # a strict export leaves its graphs among the globals of a module of torch's, with hmp and without
-                is_kept = (_is_data(old) and _is_data(new)) or _is_foreign(old, new) or name.startswith("__compiled_fn_")
-                if old is not new and not is_kept:
-=======
                 if name.startswith("__compiled_fn_"):
                     continue  # a strict export leaves its graphs among the globals of a module of torch's, with hmp and without
                 if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
->>>>>>> refs/heads/tests
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
         for at in sorted(self._changed_functions()):
             function = self._functions[at]
