@@ -17,7 +17,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "benchmark",
-        example="hmp benchmark recipe.py --policies float32,autocast,habana --seconds 10",
+        example="hmp benchmark recipe.py --policies float32,torch.autocast,autocast --seconds 10",
         help="time your own step in several precisions",
         description="Runs the step of a recipe under each policy, interleaved, and prints time, spread, memory and loss as one table. "
         "A recipe is a Python file that defines model() -> a torch.nn.Module, batches() -> an iterable (the first 16 are used), "
@@ -28,8 +28,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--policies",
         metavar="A,B,...",
-        help="float32, autocast (torch.autocast), presets, folders of list files (default: float32, autocast and hmp with the lists of the "
-        "same, such as torch-cpu)",
+        help="float32, torch.autocast, presets, folders of list files (default: float32, torch.autocast and hmp with the same lists, "
+        "such as torch-cpu)",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, metavar="S", help="time for all of it, at least three rounds (default 30)"

@@ -98,4 +98,4 @@ def _load(model: torch.nn.Module, file: str) -> None:
                 for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: where stderr is no terminal
                     found[name].copy_(weights.get_tensor(name))
     except (FileNotFoundError, SafetensorError) as error:
-        raise hmp.HmpError(f"{file} is no safetensors file that can be read: {error}") from None
+        raise hmp.HmpError(f"{file} cannot be read as a safetensors file: {error}") from None

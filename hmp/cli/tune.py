@@ -173,7 +173,7 @@ def _tolerance(text: str) -> float | dict[str, float]:
             return float(text)
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
+        raise argparse.ArgumentTypeError(f"invalid tolerance {text!r}: write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
 
 
 def _names(text: str) -> list[str]:

@@ -210,7 +210,7 @@ def cast_call(
 def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
     """Return the dtype that torch promotes `tensors`, at least one, to: bfloat16 with float16 gives float32.
 
-    Unless `count_0dim` is given, 0-dim tensors do not count beside tensors that have dimensions (R3, torch's own rule).
+    Unless `count_0dim` is given, 0-dim tensors do not count if others have dimensions (R3, torch's own rule).
     """
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors
@@ -266,5 +266,5 @@ def with_exponent(exponent: Tensor) -> Tensor:
 
 
 def _has_bits(tensor: Tensor) -> bool:
-    """Return True if the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
+    """Return True if the tensor can be read as another dtype; one that is several, as `is_grads_batched` has gradients, cannot."""
     return _compiling() or has_storage(tensor)

@@ -256,7 +256,7 @@ sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr"
 functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
 is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
 # What backward() and autograd.grad() call, the engine behind it, and the class that callbacks are attached to.
-run_backward: types.FunctionType = _required("torch.autograd.graph._engine_run_backward")
+RUN_BACKWARD = _place("torch.autograd.graph._engine_run_backward")
 ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
 # Returns the (pack, unpack) hooks active in this thread or None; with the argument True inside a trace as well. The function itself is
@@ -330,6 +330,8 @@ _builtins: Any = _required("torch.jit._builtins")
 # Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
 _required("torch.jit._builtins._builtin_table")
+# The functions that compile a Python object which torch.jit.script was given, and one that scripted code calls.
+SCRIPT_COMPILERS = _places("torch.jit._script._script_impl", "torch.jit._recursive.try_compile_fn")
 
 
 def builtin_table() -> dict[int, str]:

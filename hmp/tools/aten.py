@@ -107,14 +107,14 @@ def storage_address(tensor: Tensor) -> int:
 
 
 # `c10d` writes into its first argument, and `_c10d_functional` returns new memory.
-NAMESPACES = frozenset({"c10d", "_c10d_functional"})
+COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Two processes send to each other: each would wait for the other to receive.
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 
 
 def is_collective(func: Any) -> bool:
     """Whether processes take part in the op together."""
-    return func.namespace in NAMESPACES
+    return func.namespace in COLLECTIVES
 
 
 def is_point_to_point(func: Any) -> bool:
@@ -122,12 +122,12 @@ def is_point_to_point(func: Any) -> bool:
     return func._schema.name.partition("::")[2] in _POINT_TO_POINT
 
 
-def written(func: Any, args: Any) -> list[torch.Tensor]:
+def written_by_collective(func: Any, args: Any) -> list[torch.Tensor]:
     """Which of the collective's arguments it writes."""
     return list(each_tensor(args[:1])) if func.namespace == "c10d" else []
 
 
-def run(func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
+def run_collective(func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
     """What the collective returns, once the values are there. One to one other process is not waited for."""
     out = (call or func)(*args, **kwargs)
     if is_point_to_point(func):

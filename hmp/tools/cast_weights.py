@@ -22,7 +22,7 @@ from ..core.policy import Policy
 from ..core.torch_private import memory_of, storage_of
 from ..core.uncompiled import running_uncompiled
 from ..errors import HmpError
-from . import model_call as calling
+from . import model_call
 from .aten import Facts, argument, facts
 from .model_state import preserve_state, same_bytes
 
@@ -135,8 +135,8 @@ def cast_weights(
         >>> result = hmp.cast_weights(net.eval(), x, "habana")
         >>> net = hmp.apply(net, "habana")
     """
-    calling.check_module(model, "cast_weights()")
-    chosen = calling.chosen_policy(model, policy)
+    model_call.check_module(model, "cast_weights()")
+    chosen = model_call.chosen_policy(model, policy)
     _refuse_without_low(chosen)
     found = _weights_of(model)
     _refuse(model, found)
@@ -320,10 +320,10 @@ def _outputs(model: torch.nn.Module, batch: Any, chosen: Policy, frozen: bool, u
         preserve_state(model, model.parameters()),
         running_uncompiled(),
         torch.set_grad_enabled(frozen),
-        calling.region(model, chosen, model),
+        model_call.policy_context(model, chosen, model),
         watching,
     ):
-        return [tensor.detach() for tensor in each_tensor((calling.call(model, batch),))]
+        return [tensor.detach() for tensor in each_tensor((model_call.call(model, batch),))]
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -62,7 +62,7 @@ def own_loss(output: Any) -> torch.Tensor | None:
 def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:
     """HmpError, which begins with the `call`, for what is no module, and for a scripted one."""
     if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"{call} takes {takes}; {type(model).__name__} is no module")
+        raise HmpError(f"{call}: expected {takes}, got {type(model).__name__}; pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
         raise HmpError(f"{call} sees nothing inside a scripted module, which is compiled; give the module that it was made of")
 
@@ -81,7 +81,7 @@ def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) ->
     return chosen
 
 
-def region(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
+def policy_context(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
     """What the run is in, with scoped lines for the modules of `scopes`: an applied model knows them itself, and the loss that is outside
     of it follows the others."""
     return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=scopes)

@@ -44,7 +44,7 @@ def preserve_state(
         for table, found in tables:
             table.clear()
             table.update(found)
-        with aside():
+        with untracked():
             for tensor, values in written:
                 tensor.copy_(values)
         for leaf, gradient in gradients:
@@ -55,7 +55,7 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of the tensors that have other values when this is gone through than they have now, with what they have now: into what nobody
     wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing. What torch's own
     kernels cannot compare counts as written."""
-    with aside():
+    with untracked():
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     return ((tensor, values) for tensor, values in before if not _comparable(tensor) or not _equal(tensor, values))
 
@@ -63,7 +63,7 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
 def _equal(one: Tensor, other: Tensor) -> bool:
     try:
         return torch.equal(one, other)
-    except NotImplementedError:  # complex32, float4: torch compares no two of them
+    except RuntimeError:  # complex32, float4: torch has no kernel that compares them
         return same_bytes(one, other)
 
 
@@ -77,7 +77,7 @@ def _comparable(tensor: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def aside() -> Iterator[None]:
+def untracked() -> Iterator[None]:
     """A stretch whose ops are no part of the model's: no policy rounds their results, and no recording and no mode is told of them."""
     with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
         yield

@@ -13,13 +13,13 @@ from ..core.active import current_state
 from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
+from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
-from ..core.torch_private import run_backward
 from ..core.torch_private import sequence_number as _sequence_number
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.
-_ENGINE = run_backward.__code__.co_name
+_ENGINE = RUN_BACKWARD.attribute
 # How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
 REMEMBERED = 500_000
 

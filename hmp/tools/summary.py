@@ -16,7 +16,7 @@ from ..core.formatting import NOTHING, aligned, size, versioned
 from ..core.observe import listen, modules
 from ..core.policy import Policy
 from .benchmark.memory import SavedBytes
-from .model_call import call, check_module, chosen_policy, region
+from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import Snapshot, random_state_kept
 from .record.record import record
 
@@ -124,7 +124,7 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
     try:
         with (
             random_state_kept(torch.device("cpu") if first is None else first.device),
-            region(model, chosen, model),
+            policy_context(model, chosen, model),
             record() as report,
             listen(seen),
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from ..core.casting import each_tensor
 from ..core.policy import Policy
-from . import model_call as calling
+from . import model_call
 from .model_state import preserve_state
 from .record.record import record
 from .record.report import Report
@@ -51,12 +51,12 @@ def verify(
     Example:
         >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")
     """
-    calling.check_module(model, "verify()")
+    model_call.check_module(model, "verify()")
     check_allowed(allow)
-    region: Any = nullcontext() if policy is None else calling.region(model, calling.chosen_policy(model, policy), model)
+    region: Any = nullcontext() if policy is None else model_call.policy_context(model, model_call.chosen_policy(model, policy), model)
     with record() as report, preserve_state(model, model.parameters()):
         with region:
-            output = calling.call(model, batch)
+            output = model_call.call(model, batch)
             value = _loss_of(output, loss) if torch.is_grad_enabled() else None
         if value is not None and value.requires_grad:
             value.backward()
@@ -64,10 +64,8 @@ def verify(
 
 
 def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:
-    if loss is not None:
-        return loss(output)
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(found, torch.Tensor):
+    found = loss(output) if loss is not None else model_call.own_loss(output)
+    if found is not None:
         return found
     sums = [tensor.sum() for tensor in each_tensor((output,)) if tensor.requires_grad]
     return sum(sums[1:], sums[0]) if sums else None

@@ -28,14 +28,14 @@ def seen() -> tuple[torch.dtype, torch.dtype]:
 
 
 def test_rounds_take_every_policy_once_in_an_order_that_rotates() -> None:
-    names = {(FP32, FP32): "float32", (BF16, FP32): "autocast", (BF16, BF16): "both"}
+    names = {(FP32, FP32): "float32", (BF16, FP32): "torch.autocast", (BF16, BF16): "both"}
     ran: list[str] = []
-    result = hmp.benchmark(lambda: ran.append(names[seen()]), ["float32", "autocast", BOTH], rounds=3, steps=2, warmup=1)
-    f, a, h = (3 * [name] for name in ("float32", "autocast", "both"))  # one untimed step, two timed ones
+    result = hmp.benchmark(lambda: ran.append(names[seen()]), ["float32", "torch.autocast", BOTH], rounds=3, steps=2, warmup=1)
+    f, a, h = (3 * [name] for name in ("float32", "torch.autocast", "both"))  # one untimed step, two timed ones
     assert ran[-27:] == [*f, *a, *h, *a, *h, *f, *h, *f, *a]
     preparing = ran[:-27]
-    assert preparing == sorted(preparing, key=["float32", "autocast", "both"].index)
-    assert [row.name for row in result] == ["float32", "autocast", "both"]
+    assert preparing == sorted(preparing, key=["float32", "torch.autocast", "both"].index)
+    assert [row.name for row in result] == ["float32", "torch.autocast", "both"]
     assert [len(row.samples) for row in result] == [3, 3, 3]
     assert (result.rounds, result.untimed_steps, result.steps) == (3, 1, 2)
 
@@ -52,13 +52,13 @@ def test_rows_without_hmp_run_on_torch_itself(torch_differences: Callable[[], li
     rows: set[str] = set()
 
     def step() -> None:
-        name = "autocast" if torch._C._is_any_autocast_enabled() else "mine" if hmp.casts_enabled() else "float32"
+        name = "torch.autocast" if torch._C._is_any_autocast_enabled() else "mine" if hmp.casts_enabled() else "float32"
         if name not in rows:
             rows.add(name)
             assert (torch_differences() == []) is (name != "mine")
 
-    hmp.benchmark(step, ["float32", "autocast", LINEAR], **ONCE)
-    assert rows == {"float32", "autocast", "mine"}
+    hmp.benchmark(step, ["float32", "torch.autocast", LINEAR], **ONCE)
+    assert rows == {"float32", "torch.autocast", "mine"}
 
 
 def test_a_policy_is_in_force_in_backward_and_not_in_the_optimizer() -> None:
@@ -95,12 +95,12 @@ def plain_losses(training: Training, steps: int, seed: int, around: Callable[[],
 
 
 def test_losses_are_those_of_plain_loops_from_the_same_state_and_seed() -> None:
-    result = Training().benchmark(["float32", "autocast", LINEAR], rounds=1, steps=4, warmup=2, seed=7)
+    result = Training().benchmark(["float32", "torch.autocast", LINEAR], rounds=1, steps=4, warmup=2, seed=7)
     with_hand_casts = Training()
     with_hand_casts.linear = lambda x, weight, bias: F.linear(x.to(BF16), weight.to(BF16), bias.to(BF16))
     for name, training, around in (
         ("float32", Training(), torch.enable_grad),
-        ("autocast", Training(), lambda: torch.autocast("cpu", dtype=BF16)),
+        ("torch.autocast", Training(), lambda: torch.autocast("cpu", dtype=BF16)),
         ("only linear", with_hand_casts, torch.enable_grad),
     ):
         expected = plain_losses(training, 6, 7, around)
@@ -133,7 +133,7 @@ def test_every_policy_draws_the_same_random_numbers() -> None:
     def step() -> float:
         return torch.rand(()).item() + random.random() + numpy.random.rand()
 
-    result = hmp.benchmark(step, ["float32", "autocast"], rounds=2, steps=3)
+    result = hmp.benchmark(step, ["float32", "torch.autocast"], rounds=2, steps=3)
     assert len({(row.first_loss, row.last_loss, row.loss_change) for row in result}) == 1
 
 
@@ -149,7 +149,7 @@ def test_other_state_and_reset_are_put_back_before_each_sample() -> None:
         return batches.pop() + scheduler.last_epoch
 
     reset = lambda: batches.__setitem__(slice(None), [5.0] * 99)  # noqa: E731
-    result = hmp.benchmark(step, ["float32", "autocast"], optimizer=optimizer, state=scheduler, reset=reset, **ONCE)
+    result = hmp.benchmark(step, ["float32", "torch.autocast"], optimizer=optimizer, state=scheduler, reset=reset, **ONCE)
     assert [(row.first_loss, row.last_loss) for row in result] == 2 * [(6.0, 7.0)]
     assert scheduler.last_epoch == 0
     assert len(batches) == 99

@@ -37,14 +37,14 @@ def failing_under_casts(error: BaseException, times: int = 0) -> Callable[[], fl
 @pytest.mark.parametrize("times", [1, 4], ids=["while memory is measured", "in a later round"])
 def test_an_error_is_in_its_row_and_the_others_go_on(times: int) -> None:
     step = failing_under_casts(ValueError("no casts,\nplease"), times)
-    result = hmp.benchmark(step, [LINEAR, "autocast", "float32"], rounds=3, steps=1)
+    result = hmp.benchmark(step, [LINEAR, "torch.autocast", "float32"], rounds=3, steps=1)
     assert result["only linear"].error == "ValueError: no casts,"
-    assert [len(result[name].samples) for name in ("float32", "autocast")] == [3, 3]
+    assert [len(result[name].samples) for name in ("float32", "torch.autocast")] == [3, 3]
     assert len(result["only linear"].samples) < 3
     assert result.baseline == "float32"
     assert "ValueError: no casts," in str(result)
-    without = hmp.benchmark(failing_under_casts(ValueError("no")), [LINEAR, "autocast"], **ONCE)  # the first that ran is the baseline
-    assert without.baseline == "autocast" and without["autocast"].ratio == 1.0
+    without = hmp.benchmark(failing_under_casts(ValueError("no")), [LINEAR, "torch.autocast"], **ONCE)  # the first that ran is the baseline
+    assert without.baseline == "torch.autocast" and without["torch.autocast"].ratio == 1.0
 
 
 def test_a_step_that_failed_holds_no_memory() -> None:
@@ -146,7 +146,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policies": []}, "policies is empty"),
     ({"policies": ["habana", "float32", "habana"]}, "'habana' twice"),
     ({"policies": ["fp32"]}, "unknown policy 'fp32'"),
-    ({"policies": [hmp.Policy("autocast", bf16={"mm"})]}, "'autocast'"),
+    ({"policies": [hmp.Policy("torch.autocast", bf16={"mm"})]}, "'torch.autocast'"),
     ({"seconds": 0}, "seconds=0"),
     ({"rounds": 0}, "rounds=0"),
     ({"steps": 1.5}, "steps=1.5"),
@@ -155,7 +155,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": 3}, "int"),
     ({"state": [nn.ReLU(), "x"]}, "str"),
     ({"reset": 3}, "int"),
-    ({"device": "meta", "policies": ["autocast"]}, "'meta'"),
+    ({"device": "meta", "policies": ["torch.autocast"]}, "'meta'"),
     ({"device": "gpu"}, "device='gpu'"),
     ({"device": 2.5}, "device=2.5"),
     ({"device": "xpu"}, "XPU"),

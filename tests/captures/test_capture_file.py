@@ -108,7 +108,7 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
     whole = captured(tmp_path / "a.capture").read_bytes()
     for length in (0, 5, 100, len(whole) - 1):
         (cut := tmp_path / "cut.capture").write_bytes(whole[:length])
-        with pytest.raises(hmp.HmpError, match=r"cut\.capture is no capture, or is cut off"):
+        with pytest.raises(hmp.HmpError, match=r"cut\.capture is not a capture, or is cut off"):
             hmp.Capture.load(cut)
     save_file({"a": torch.ones(1)}, other := tmp_path / "weights.safetensors")
     for path, told in ((tmp_path / "none.capture", "there is no such file"), (other, "no capture"), (tmp_path, "is a folder")):
@@ -125,7 +125,7 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
     refused = [
         (tmp_path / "none" / "a.capture", model, {}, "there is no folder"),
         (tmp_path, model, {}, "is a folder"),
-        (file, 3, {}, "int is no module"),
+        (file, 3, {}, "got int"),
         (file, torch.jit.script(model), {}, "give the module that it was made of"),
         (file, model, {"mask": torch.ones(3)}, "1 where one counts"),
         (file, model, {"calls": 0}, "calls=0"),

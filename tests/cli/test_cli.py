@@ -122,7 +122,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
         (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
         (["HERE/good.py", "--policies", "fp32"], "unknown policy 'fp32'"),
         (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder"),
-        (["HERE/good.py", "--device", "gpu"], "device='gpu' is none: "),
+        (["HERE/good.py", "--device", "gpu"], "invalid device='gpu': "),
     ],
 )
 def test_benchmark_that_cannot_be_run_is_wrong_use(

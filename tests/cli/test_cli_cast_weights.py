@@ -53,8 +53,8 @@ def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent.safetensors"], "no safetensors file that can be read"),
-        (["weights_cli_model.py"], "no safetensors file that can be read"),
+        (["absent.safetensors"], "cannot be read as a safetensors file"),
+        (["weights_cli_model.py"], "cannot be read as a safetensors file"),
         (["wide.safetensors", "-o", "wide.safetensors"], "is the file that is read"),
         (["wide.safetensors", "--model", "weights_cli_model"], "a module and a function"),
         (["wide.safetensors", "--model", "nowhere_at_all:make"], "no module 'nowhere_at_all'"),

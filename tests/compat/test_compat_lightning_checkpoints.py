@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import hmp
-from lightning_kit import HOMES, DeviceStats, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
+from lightning_kit import HOMES, both_homes, fit, module, plugin, quiet, trainer
 from oracle import tensors
+from training_by_hand import assert_same_weights, batches
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
@@ -78,6 +79,8 @@ def logged(folder: Path) -> list[dict[str, str]]:
 
 @both_homes
 def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
+    from hmp.compat.lightning import DeviceStats
+
     run = trainer(home, plugin(), callbacks=[DeviceStats()], logger=logger(home, tmp_path), log_every_n_steps=3)
     run.fit(module(home), batches())
     rows = logged(tmp_path)

@@ -14,7 +14,8 @@ import torch
 
 import hmp
 from hmp.compat import habana
-from lightning_kit import HOMES, Steps, assert_same_weights, batches, both_homes, fit, module, quiet, train_by_hand
+from lightning_kit import HOMES, Steps, both_homes, fit, module, quiet
+from training_by_hand import assert_same_weights, batches, train_by_hand
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32

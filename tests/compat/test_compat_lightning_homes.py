@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from hmp.compat.lightning_packages import PACKAGES as HOMES
 from hmp.compat.lightning_packages import has_gaudi, installed, preferred, release
 from process_kit import to_install
 
-pytest.importorskip("lightning")
+if importlib.util.find_spec("lightning") is None:
+    pytest.skip("Lightning is not installed", allow_module_level=True)
 PACKAGES = ("lightning", "pytorch_lightning")
 
 

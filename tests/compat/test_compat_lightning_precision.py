@@ -12,22 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
-from lightning_kit import (
-    FABRICS,
-    HOMES,
-    HMPPrecision,
-    assert_same_weights,
-    batches,
-    both_homes,
-    fit,
-    module,
-    net,
-    plugin,
-    quiet,
-    sgd,
-    train_by_hand,
-    trainer,
-)
+from lightning_kit import FABRICS, HOMES, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
+from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -61,7 +47,7 @@ def test_one_plugin_serves_trainers_of_both_packages():
         model = fit(home, shared)
         assert model.losses == losses
         assert_same_weights(model.net, network)
-    assert all(isinstance(shared, home.plugins.Precision) for home in HOMES.values())
+    assert all(isinstance(shared, home.plugins.Precision) for home in map(HOMES.__getitem__, HOMES))
 
 
 def write(folder: Path, **lists: str) -> dict[str, str]:
@@ -78,11 +64,11 @@ def no_lists_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_argument_wins_over_the_environment_and_without_either_it_is_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     autocast = hmp.Policy.load("autocast")
-    assert HMPPrecision().policy == autocast and HMPPrecision().policy.name == autocast.name
+    assert hmp_precision()().policy == autocast and hmp_precision()().policy.name == autocast.name
     monkeypatch.setenv("LOWER_LIST", write(tmp_path, low="softmax\n")["low"])
-    assert HMPPrecision().policy.bf16 == {"softmax"}
-    assert HMPPrecision("bert").policy == hmp.Policy.load("bert")
-    assert HMPPrecision(hmp.Policy(bf16={"mm"})).policy.bf16 == {"mm"}
+    assert hmp_precision()().policy.bf16 == {"softmax"}
+    assert plugin("bert").policy == hmp.Policy.load("bert")
+    assert plugin(hmp.Policy(bf16={"mm"})).policy.bf16 == {"mm"}
 
 
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)

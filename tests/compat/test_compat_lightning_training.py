@@ -10,20 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
-from lightning_kit import (
-    HOMES,
-    Steps,
-    assert_same_weights,
-    batches,
-    both_homes,
-    fit,
-    forward_by_hand,
-    module,
-    net,
-    plugin,
-    quiet,
-    train_by_hand,
-)
+from lightning_kit import HOMES, Steps, both_homes, fit, module, plugin, quiet
+from training_by_hand import assert_same_weights, batches, forward_by_hand, net, train_by_hand
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)

@@ -131,6 +131,7 @@ def test_r7_a_custom_op_with_register_autocast(library: Library) -> None:
         assert custom(low().detach()).dtype is WIDE
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r7_ops_of_libraries_are_their_own_after_revert_and_all_others_throughout(library: Library) -> None:
     library.define("with_kernel")
     library.define("without")

@@ -71,11 +71,12 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, natively: bool
 ) -> None:
     """On a machine with CUDA: a model on the CPU has the CPU's lists, and float16 is for cards without bfloat16 alone."""
+    given = _linear_on(device)  # first: a torch made for CUDA would start CUDA
     _pretend_cuda(monkeypatch, natively)
     low = torch.bfloat16 if natively or device == "cpu" else torch.float16
     lists = hmp.Policy.load(f"torch-{device}").replace(dtype=low)
     with caplog.at_level(logging.INFO, logger="hmp"):
-        model = hmp.apply(_linear_on(device), verbose=True)
+        model = hmp.apply(given, verbose=True)
     said = next(each for each in caplog.messages if each.startswith("policy "))
     assert said == str(lists) and f"'torch-{device}@" in said and f"low dtype {str(low).removeprefix('torch.')}" in said
     assert f"policy {lists.name!r}" in repr(model)

@@ -11,8 +11,6 @@ import torch
 from model_zoo.kit import Model, build, converted
 from model_zoo.selection import POLICIES, each
 
-pytestmark = pytest.mark.searches_references
-
 
 def held(built: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every tensor that the model holds: parameters, buffers, saved or not, and plain attributes of its modules."""

@@ -209,7 +209,7 @@ class Counts(nn.Linear):
         (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "no op on a low list"),
         (nn.Linear(4, 4), {"only": "lm_head.*"}, "matches no weight"),
         (Counts(4, 4), {}, "other numbers at each call"),
-        ("model", {}, "takes a torch.nn.Module"),
+        ("model", {}, "expected a torch.nn.Module"),
         (Fails(4, 4), {}, "mine"),
     ],
 )

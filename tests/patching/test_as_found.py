@@ -103,7 +103,6 @@ def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.searches_references
 def test_partials_that_are_made_between_conversions() -> None:
     assert dtypes(functools.partial(torch.matmul, X)) == [torch.bfloat16]
     for collect in (gc.collect, lambda: None):

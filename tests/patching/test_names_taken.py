@@ -1,4 +1,4 @@
-"""Names that took a builtin of torch before convert() cast too, and are given back; what cannot be reached is listed."""
+"""Names that took a function of torch before convert() cast too, and are given back; what cannot be reached is listed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from oracle import BF16, F32
 from process_kit import run_in_another_process
 from trap_kit import policy
 
-pytestmark = pytest.mark.searches_references
+pytestmark = pytest.mark.usefixtures("libraries_are_searched")
 
 NUMBERS = itertools.count()
-LISTS = policy(bf16=["matmul", "mm", "relu", "tanh", "sigmoid", "gelu", "linear", "softmax"])
+LISTS = policy(bf16=["matmul", "mm", "relu", "tanh", "sigmoid", "gelu", "linear", "softmax", "normalize"])
 X = torch.eye(4)
 
 SOURCE = """
@@ -33,15 +33,17 @@ import collections, dataclasses, functools, types
 import torch
 import torch.nn.functional as F
 from torch import matmul, relu as rectified
-from torch.nn.functional import linear, softmax, gelu
+from torch.nn.functional import linear, normalize, softmax, gelu
+from torch.nn.utils import clip_grad_norm_
 
-ACT2FN = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
+ACT2FN = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu, "normalize": F.normalize}
 ORDERED = collections.OrderedDict(tanh=torch.tanh)
 STAGES = [torch.tanh, torch.sigmoid]
 
 class Acts:
     plain = torch.tanh
     static = staticmethod(torch.tanh)
+    normal = staticmethod(F.normalize)
     table = {"tanh": torch.tanh}
 
     def method(self, x, act=torch.tanh, *, other=torch.sigmoid):
@@ -49,6 +51,11 @@ class Acts:
 
 def default(x, act=torch.tanh, *, other=torch.sigmoid):
     return act(x), other(x)
+
+def normal_default(x, function=F.normalize):
+    return function(x)
+
+halved = functools.partial(F.normalize, dim=0)
 
 def making(act):
     def made(x):
@@ -101,6 +108,11 @@ REACHED = {
     "from functional import, builtin": lambda m: m.linear(X, X),
     "from functional import, builtin gelu": lambda m: m.gelu(X),
     "from functional import, Python": lambda m: m.softmax(X, -1),
+    "from functional import, an op in Python": lambda m: m.normalize(X),
+    "table, an op in Python": lambda m: m.ACT2FN["normalize"](X),
+    "static method, an op in Python": lambda m: m.Acts().normal(X),
+    "default, an op in Python": lambda m: m.normal_default(X),
+    "partial, an op in Python": lambda m: m.halved(X),
     "table": lambda m: m.ACT2FN["tanh"](X),
     "table, functional": lambda m: m.ACT2FN["gelu"](X),
     "table, Python": lambda m: m.ACT2FN["relu"](X),
@@ -168,6 +180,21 @@ def test_names_taken_before_convert_cast_and_are_given_back(users):
         assert {call(users).dtype for call in REACHED.values()} == {BF16}
     hmp.revert()
     assert fast_paths(vars(users)) == before
+
+
+def test_r15_a_function_that_is_no_op_is_followed_by_name(users):
+    weight = torch.nn.Parameter(torch.full((3,), 1000.0))
+    plain = users.clip_grad_norm_
+    grad = torch.tensor([1.0, 2.0, 3.0]) / 3
+    weight.grad = grad.clone()
+    want = plain([weight], 0.5), weight.grad.clone()
+    for _ in range(2):
+        with hmp.convert(policy=policy(bf16=["linalg.vector_norm", "mul", "mul_", "div", "stack", "clamp", "add"])):
+            weight.grad = grad.clone()
+            norm = users.clip_grad_norm_([weight], 0.5)
+            assert users.clip_grad_norm_ is torch.nn.utils.clip_grad_norm_
+            assert torch.equal(norm, want[0]) and torch.equal(weight.grad, want[1])
+        assert users.clip_grad_norm_ is plain
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from torch_has import release
 README = FILES[0].read_text(encoding="utf-8")
 # What takes more than a few seconds: it imports transformers or Lightning, starts a search, times, compares, or exports.
 SLOW = ("transformers", "lightning", "optimum", "accelerate", "hmp.tune(", "hmp.benchmark(", "hmp.compare(", "torch.export.")
-HELP = command_line.helps()
 ALL = {
     f"{page.relative_to(PAGES).with_suffix('')}-{number}".replace("/", "."): block
     for page in FILES[1:]
@@ -52,19 +51,20 @@ def commands() -> list[str]:
 
 
 def test_every_command_is_one_with_the_options_that_it_has() -> None:
+    helps = command_line.helps()
     for line in commands():
         words = shlex.split(line.removeprefix("python -m "), comments=True)[1:]
         if words[0] == "COMMAND":
             continue
-        assert words[0] in HELP, line
+        assert words[0] in helps, line
         own = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))  # the rest is the script's
         for option in (word.partition("=")[0] for word in words[:own] if word.startswith("--")):
-            assert re.search(rf"^  (-\w, )?{option}\b", HELP[words[0]], re.MULTILINE), line
+            assert re.search(rf"^  (-\w, )?{option}\b", helps[words[0]], re.MULTILINE), line
 
 
 def test_the_page_of_the_commands_has_each() -> None:
     page = (PAGES / "reference" / "cli.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `hmp ([\w-]+)", page, re.MULTILINE)) == HELP.keys() - {""}
+    assert set(re.findall(r"^\| `hmp ([\w-]+)", page, re.MULTILINE)) == command_line.helps().keys() - {""}
 
 
 def test_the_lists_of_the_readme_are_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

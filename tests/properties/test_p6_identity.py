@@ -30,8 +30,8 @@ OWNERS: dict[str, Any] = {
     "fft": torch.fft,
 }
 HOME = {"torch": "torch", "F": F.__name__, "_C._nn": F.__name__, "special": "torch.special", "linalg": "torch.linalg", "fft": "torch.fft"}
-# Functions written in Python, which equal themselves alone.
-ANSWERS = {("torch", name) for name in dir(torch) if "autocast" in name}
+# No ops: functions written in Python stand there, which equal themselves alone.
+ANSWERS = {("torch", name) for name in dir(torch) if "autocast" in name or name in ("load", "save")}
 EVERYTHING = hmp.Policy("everything", bf16={"*"})
 
 
@@ -52,6 +52,7 @@ def facts(value: Any) -> dict[str, Any]:
 
 # in tuples: what modules hold by name, hmp exchanges, as it exchanges a user's
 PLAIN = {(where, name): (value,) for where, owner in OWNERS.items() for name, value in found_at(owner).items()}
+del PLAIN["torch", "compile"]  # Lightning puts its own there when it is imported, and leaves it
 FACTS = {key: facts(value) for key, (value,) in PLAIN.items()}
 
 

@@ -122,6 +122,7 @@ def test_what_a_module_returns_may_be_a_view_that_torch_refuses_to_differentiate
     assert report.models[0].kept is not None
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -86,7 +86,7 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
     assert head[:2] == ["head", "13"]  # tanh, on no list, is left out
     assert first[:6] == ["encoder.0", "10", "30", "0", "120.0", "KiB"] and second[:6] == ["encoder.1", "10", "20", "10", "80.0", "KiB"]
     for wrong in (("colour",), ("op", "colour")):
-        with pytest.raises(hmp.HmpError, match="'colour' is n"):
+        with pytest.raises(hmp.HmpError, match=r"invalid .*'colour'"):
             by_hand().table(*wrong)
 
 

@@ -41,6 +41,7 @@ from no_instructions_kit import (
     weights_of,
 )
 from oracle import BF16, F16, F32, castable, distinct
+from saved_oracle import packs
 from thread_kit import in_threads
 from trap_kit import policy, refused, same
 
@@ -287,6 +288,7 @@ def test_r11_random_numbers_drawn_after_backward_are_those_after_forward() -> No
 WRITTEN = ["attention", "gru", "linear", "sliced", "heads", "convolution", "chain", "lstm"]
 
 
+@packs
 def test_r11_a_write_before_backward_raises_where_torchs_own_kernel_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any input of a low dtype, changed in place; of float32 ones copies were kept."""
     found: dict[tuple[str, str], list[bool]] = {}
@@ -377,6 +379,7 @@ BY_GRAPH = {
 }
 
 
+@packs
 @pytest.mark.parametrize("count", [kept_by_hooks, pytest.param(kept_by_graph, marks=pytest.mark.slow)])
 def test_r11_no_more_bytes_are_kept_for_backward_than_by_torch_autocast(count: Callable[[Call, list[torch.Tensor]], int]) -> None:
     for name, (call, shapes) in (BY_HOOKS if count is kept_by_hooks else BY_GRAPH).items():

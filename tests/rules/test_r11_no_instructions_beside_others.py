@@ -15,6 +15,7 @@ import hmp
 from no_instructions_kit import Kernels, all_same, attention, by_hand, gradients, listed, random
 from oracle import BF16, F16, F32
 from process_kit import run_in_another_process
+from saved_oracle import packs
 from strategies import Tagged
 from trap_kit import policy, same
 
@@ -61,6 +62,7 @@ def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
         same(F.linear(x, w), by_hand(F.linear)(x, w))
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = torch.mm, torch.Tensor.matmul, F.linear
     monkeypatch.setenv("HMP_LOW_KERNELS", "fast")
@@ -136,6 +138,7 @@ def test_r11_nested_tensors_compute_in_float32() -> None:
         all_same(gradients(found, [w]), gradients(expected, [w], retain_graph=True))
 
 
+@packs  # else no call that needs a gradient is tried again in float32
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_r11_sparse_operands() -> None:
     """COO computes in float32 and is rounded; for CSR the CPU has no low-precision kernel: R11's first half."""

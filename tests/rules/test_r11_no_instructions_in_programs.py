@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 import hmp
 from no_instructions_kit import Call, all_same, attention, by_hand, gradients, linear, listed, random
 from oracle import BF16, F32, assert_identical
+from saved_oracle import packs
 from trap_kit import same
 
 pytestmark = pytest.mark.usefixtures("no_instructions")
@@ -192,6 +193,7 @@ def test_r11_what_stands_around_the_products_changes_no_bit(dtype: torch.dtype) 
             assert_identical(one, other, name)
 
 
+@packs
 def test_r11_a_users_hooks_get_the_inputs_in_the_low_dtype() -> None:
     """As from torch's own kernel."""
     args = [random(2, 36, 64), random(64, 64)]
@@ -205,6 +207,7 @@ def test_r11_a_users_hooks_get_the_inputs_in_the_low_dtype() -> None:
 # --- training
 
 
+@packs
 def test_r11_a_saved_list_packs_what_a_float32_product_keeps() -> None:
     """R22: forward has the same bits, what is packed is as near to it as the recipe is, in bfloat16 the same bits."""
     args = [random(64, 128), random(64, 128, scale=0.1), random(1, 2, 80, 32)]

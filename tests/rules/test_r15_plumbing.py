@@ -89,6 +89,33 @@ def _assert_same_tree(ours, theirs) -> None:
         assert ours == theirs
 
 
+@pytest.mark.parametrize("name", ["Adadelta", "RAdam-foreach", "SGD-tensor-lr"])
+def test_r15_an_optimizer_keeps_the_step_that_its_class_had_before(name):
+    """A learning rate scheduler puts it on the optimizer itself."""
+
+    def trained(policy):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = OPTIMIZERS[name]([parameter])
+        torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        seen = []
+
+        def closure():
+            seen.append(F.silu(parameter).dtype)
+            return parameter.sum()
+
+        with hmp.disable_casts() if policy is None else hmp.convert(policy=policy):
+            for step in range(5):
+                parameter.grad = _gradient(parameter, step)
+                optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+                seen.append((parameter.detach() * 1.0).dtype)
+        return parameter, optimizer.state_dict(), seen
+
+    *ours, seen = trained(everything().replace(bf16={*HOSTILE, "silu"}))
+    *theirs, _ = trained(None)
+    _assert_same_tree(ours, theirs)
+    assert seen == [LOW] * 10
+
+
 def test_r15_every_optimizer_of_torch_is_in_this_file():
     classes = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
     assert classes - {"Optimizer", "LBFGS", "SparseAdam"} == {name.partition("-")[0] for name in OPTIMIZERS}

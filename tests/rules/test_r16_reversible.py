@@ -124,27 +124,35 @@ def _foreign_method():
     return (lambda: vars(torch.Tensor).get("__mul__")), lambda: torch.ones(1) * torch.ones(1)
 
 
-def _foreign_code():
-    F.dropout2d.__code__ = (lambda input, p=0.5, training=True, inplace=False: torch.relu(input)).__code__
-    return (lambda: F.dropout2d.__code__), lambda: F.dropout2d(torch.ones(1))
+def _foreign_function():
+    inner = F.dropout2d
+    F.dropout2d = lambda input: torch.relu(inner(input, training=False))
+    return (lambda: F.dropout2d), lambda: F.dropout2d(torch.ones(1, 1, 1))
 
 
-@pytest.mark.parametrize("patch", [_foreign_method, _foreign_code])
+def _foreign_step():
+    """Of no op."""
+    inner = torch.optim.lr_scheduler.LRScheduler.step
+    torch.optim.lr_scheduler.LRScheduler.step = lambda self: inner(self)
+    return (lambda: torch.optim.lr_scheduler.LRScheduler.step), lambda: torch.relu(torch.ones(1))
+
+
+@pytest.mark.parametrize("patch", [_foreign_method, _foreign_function, _foreign_step])
 def test_r16_a_foreign_patch_on_top_is_left_standing_with_a_warning(patch, torch_differences):
     """Of a function of torch's own, P5 asks."""
-    original, code = vars(torch.Tensor).get("__mul__"), F.dropout2d.__code__
+    original, dropout, step = vars(torch.Tensor).get("__mul__"), F.dropout2d, torch.optim.lr_scheduler.LRScheduler.step
     try:
         hmp.convert()
         what, call = patch()
         foreign = what()
         assert call().dtype == LOW
-        with pytest.warns(match=r"mul|dropout2d"):
+        with pytest.warns(match=r"mul|dropout2d|step"):
             hmp.revert()
         assert what() is foreign
         assert call().dtype == torch.float32
         assert len(torch_differences()) == 1
     finally:
-        F.dropout2d.__code__ = code
+        F.dropout2d, torch.optim.lr_scheduler.LRScheduler.step = dropout, step
         if original is not None:
             torch.Tensor.__mul__ = original
         elif "__mul__" in vars(torch.Tensor):
@@ -165,7 +173,6 @@ def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
 
 
 @pytest.mark.slow
-@pytest.mark.searches_references
 def test_r16_users_modules_are_as_before(torch_differences):
     class Before(torch.nn.Module):
         def __init__(self):
@@ -262,10 +269,10 @@ for lists in ("habana", "torch-cpu"):
 
 
 def test_r16_a_list_of_one_op_patches_what_it_can_need_and_removing_it_gives_everything_back(torch_differences):
-    """A bfloat16 tensor may meet what torch refuses or rounds wrongly: some 480 attributes, most of them names of the same functions."""
+    """A bfloat16 tensor may meet what torch refuses or rounds wrongly: some 830 names, most of them of the same functions."""
     model = hmp.apply(torch.nn.Linear(4, 4), hmp.Policy("one op", bf16={"linear"}))
     attributes = [line for line in torch_differences() if " became " in line]
-    assert 300 < len(attributes) <= 480, len(attributes)
+    assert 300 < len(attributes) <= 850, len(attributes)
     other = hmp.apply(torch.nn.ReLU(), "autocast")
     hmp.remove(model)
     assert torch_differences() and torch.get_autocast_dtype("cpu") is LOW

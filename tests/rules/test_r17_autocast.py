@@ -105,6 +105,7 @@ def _said(caplog):
     return [record for record in caplog.records if record.name == "hmp" and "last word" in record.getMessage()]
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r17_the_log_says_so_once_until_revert(caplog):
     caplog.set_level(logging.INFO, logger="hmp")
     with hmp.casts(LOW):

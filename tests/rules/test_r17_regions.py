@@ -91,6 +91,7 @@ def test_r17_torchs_warning_points_where_it_does_without_hmp():
     assert places[0] == places[1] != []
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r17_a_disabled_region_counts_as_long_as_it_lasts():
     with torch.autocast("cpu", enabled=False):
         hmp.convert(policy=LOW)  # the region began unseen
@@ -200,6 +201,7 @@ def _in_region(run):
         return run(X)
 
 
+@pytest.mark.usefixtures("unpatched")
 @pytest.mark.parametrize(
     ("how", "around"),
     [("convert", "script"), ("apply", "script"), ("apply", "engine"), pytest.param("convert", "compiled", marks=pytest.mark.slow)],

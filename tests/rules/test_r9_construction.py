@@ -259,6 +259,7 @@ def test_r9_threads_that_outlive_a_constructor_cast_again_and_a_pool_of_the_user
         assert pool.submit(product).result() is LOW
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r9_starting_threads_is_pythons_own_after_revert():
     before = threading.Thread.start.__code__, concurrent.futures.ThreadPoolExecutor.submit.__code__
     hmp.convert()

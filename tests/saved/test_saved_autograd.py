@@ -134,6 +134,7 @@ def test_r22_an_applied_model_is_copied() -> None:
     assert same(grads(copy.deepcopy(model), x), grads(model, x))
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_r22_transforms_keep_what_torch_keeps() -> None:
     x = torch.randn(64, 128)
     with hmp.casts(PACKED):

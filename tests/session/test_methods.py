@@ -60,6 +60,7 @@ def test_the_methods_that_are_named_run_under_the_policy_and_no_others() -> None
         assert model.encode(X).dtype is F32
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_remove_and_revert_undo_it() -> None:
     own = Coder.__dict__["encode"]
     model = hmp.apply(Coder(), LISTS, methods=("encode", "decode"))

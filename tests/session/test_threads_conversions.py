@@ -126,7 +126,6 @@ def _race(seconds: float, torch_differences: Callable[[], list[str]]) -> None:
     assert len(seen["matmul"]) >= 2 and len(seen["F.relu"]) >= 2, seen
 
 
-@pytest.mark.searches_references
 @pytest.mark.slow
 def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_differences: Callable[[], list[str]]) -> None:
     _race(4, torch_differences)

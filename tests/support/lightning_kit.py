@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import warnings
 from collections.abc import Callable
@@ -13,25 +14,28 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from training_by_hand import assert_same_weights, batches, forward_by_hand, net, sgd, train_by_hand
+from training_by_hand import batches, net, sgd
 
-pytest.importorskip("lightning", reason="these tests run real Trainers")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    HOMES = {name: importlib.import_module(name) for name in ("lightning.pytorch", "pytorch_lightning")}
-    FABRICS = {name: importlib.import_module(name) for name in ("lightning.fabric", "lightning_fabric")}
-    from hmp.compat.lightning import DeviceStats, HMPPrecision
+if importlib.util.find_spec("lightning") is None:
+    pytest.skip("these tests run real Trainers", allow_module_level=True)
 
-__all__ = [
-    "DeviceStats",
-    "HMPPrecision",
-    "assert_same_weights",
-    "forward_by_hand",
-    "train_by_hand",
-]  # from here, because where Lightning is missing this file skips the tests
 
-for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
+class _Packages(dict[str, Any]):
+    """Imported when a test asks for one, which takes seconds: every process collects all tests, and few run these."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(dict.fromkeys(names))
+
+    def __getitem__(self, name: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            package = importlib.import_module(name)
+        logging.getLogger(name).setLevel(logging.ERROR)
+        return package
+
+
+HOMES = _Packages("lightning.pytorch", "pytorch_lightning")
+FABRICS = _Packages("lightning.fabric", "lightning_fabric")
 
 
 def both_homes(test: Callable[..., Any]) -> Any:
@@ -104,5 +108,13 @@ def fit(home: str, *plugins: Any, model: Any = None, size: int = 8, **kwargs: An
     return model
 
 
-def plugin(policy: Any = "habana", **kwargs: Any) -> HMPPrecision:
-    return HMPPrecision(policy, **kwargs)
+def plugin(policy: Any = "habana", **kwargs: Any) -> Any:
+    return hmp_precision()(policy, **kwargs)
+
+
+def hmp_precision() -> Any:
+    """The class, whose module imports both packages."""
+    for packages in (HOMES, FABRICS):
+        for name in packages:
+            packages[name]
+    return importlib.import_module("hmp.compat.lightning").HMPPrecision

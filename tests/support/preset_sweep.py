@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,13 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ops import op_db
 from oracle import F32, flat
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_methods_invocations import op_db
-
-OPS = [info for info in op_db if F32 in info.supported_dtypes("cpu")]
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 MIXTURES = ("fp32", "low", "first fp32", "first low")
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -132,4 +127,4 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def shard(number: int, count: int) -> list[Any]:
     """Every count-th op of op_db that takes float32."""
-    return OPS[number::count]
+    return [info for info in op_db() if F32 in info.supported_dtypes("cpu")][number::count]

@@ -115,15 +115,3 @@ ROUGH = {"linalg.lstsq": 1e-5}
 def unexplained(findings: Iterable[Any]) -> list[Any]:
     """The findings that no entry covers."""
     return [f for f in findings if not any(entry.covers(f) for entry in EXCEPTIONS)]
-
-
-def summary() -> list[str]:
-    """The lines for a terminal: how many exceptions there are, and which."""
-    others = {
-        "entries that no CPU runs": NOT_ON_CPU,
-        "that are out of reach and must do as plain torch does": OUT_OF_REACH - NOT_ON_CPU,
-        "whose values are not compared": UNINITIALISED,
-        "compared roughly": STRUCTURE | ROUGH.keys(),
-    }
-    counts = ", ".join(f"{len(names)} {what}" for what, names in others.items())
-    return [f"op_db sweep: {len(EXCEPTIONS)} exceptions; {counts}", *(f"  {entry}" for entry in EXCEPTIONS)]

@@ -12,29 +12,20 @@ import inspect
 import operator
 import sys
 import types
+import warnings
 from typing import Any
 
 import torch
 
 _SCALAR = torch.ones(())
-MODULES = ["torch"] + [
-    f"torch.{name}"
-    for name in """
-    _C._nn _VF _tensor _tensor_str amp amp.autocast_mode amp.grad_scaler autograd autograd.function autograd.gradcheck autograd.graph
-    backends.mha fft functional linalg masked nn nn.functional nn.init nn.modules.activation nn.modules.module nn.modules.rnn
-    nn.modules.transformer nn.parallel nn.parallel.data_parallel nn.parallel.parallel_apply nn.parallel.replicate nn.utils
-    nn.utils.clip_grad nn.utils.rnn optim optim.optimizer optim.swa_utils overrides sparse special testing testing._comparison
-    utils._device utils.checkpoint utils.data utils.data._utils.collate utils.data._utils.fetch utils.data._utils.worker
-    utils.data.dataloader
-    """.split()
-]
 MISSING = object()
-_code_of = operator.attrgetter("__code__")
+_PARTS = ("__code__", "__defaults__", "__kwdefaults__")  # of a function
 
 
 def settle_torch() -> None:
     """Let torch do what it does lazily: it patches its own optimizers' step when the first one is built."""
-    importlib.import_module("torch._dynamo")
+    for name in ("torch._dynamo", "torch.nn.parallel", "torch.optim.swa_utils", "torch.testing", "torch.utils.checkpoint"):
+        importlib.import_module(name)
     with contextlib.suppress(ModuleNotFoundError):  # expecttest, which it needs in some releases
         importlib.import_module("torch.testing._internal.common_utils")  # replaces ScriptFunction.__call__ when it is imported
     for cls in vars(torch.optim).values():
@@ -47,28 +38,17 @@ def settle_torch() -> None:
             isinstance(0, type("Opaque", (base,), {}))
 
 
-def torch_owners() -> dict[str, Any]:
-    """The modules and classes whose attributes are compared after every test."""
-    owners: dict[str, Any] = {name: _module(name) for name in MODULES}
-    classes = [torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.amp.GradScaler, torch.amp.autocast, torch.Generator]
-    classes += [torch._C._VariableFunctionsClass, torch._C.TensorBase, torch.autograd.Function]
-    classes += [torch.utils.data.DataLoader, torch.utils.data.Dataset]
-    for name in ("torch.optim", "torch.optim.optimizer", "torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data.dataloader"):
-        classes += [value for value in vars(_module(name)).values() if isinstance(value, type) and value.__module__.startswith("torch")]
-    classes += [torch.nn.Module, *(cls for cls in subclasses(torch.nn.Module) if cls.__module__.startswith("torch"))]
-    owners.update({f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes})
-    return owners
-
-
 def all_of_torch() -> dict[str, Any]:
-    """Every loaded module of torch and every class in one: compared once, at the end of the session."""
+    """Every loaded module of torch and every class in one."""
     owners: dict[str, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "torch" and isinstance(module, types.ModuleType):
-            owners[name] = module
-            for value in list(vars(module).values()):
-                if isinstance(value, type) and (value.__module__ or "").split(".")[0] == "torch":
-                    owners[f"{value.__module__}.{value.__qualname__}"] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch.distributed.reduce_op warns when it is looked at
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] == "torch" and isinstance(module, types.ModuleType):
+                owners[name] = module
+                for value in list(vars(module).values()):
+                    if isinstance(value, type) and (value.__module__ or "").split(".")[0] == "torch":
+                        owners[f"{value.__module__}.{value.__qualname__}"] = value
     owners.pop("torch.compiler._cache.CacheInfo", None)  # modules of torch.compile's leave something there when they are imported
     return owners
 
@@ -86,43 +66,81 @@ def subclasses(cls: type) -> list[type]:
 
 
 class Snapshot:
-    """The attributes of some owners by identity, their functions by body, and torch's process-wide dispatchers."""
+    """The attributes of some owners by identity, and the functions among them by what they are made of."""
 
     def __init__(self, owners: dict[str, Any]) -> None:
         self.owners = owners
-        self.types = {label: type(owner) for label, owner in owners.items()}
-        self.attributes = {label: dict(vars(owner)) for label, owner in owners.items()}
-        self.bodies: dict[int, tuple[str, types.FunctionType, tuple[Any, ...]]] = {}
-        for label, attributes in self.attributes.items():
-            for name, value in attributes.items():
-                for function in _functions_in(value):
-                    if id(function) not in self.bodies:
-                        self.bodies[id(function)] = (f"{label}.{name}", function, _body(function))
-        self._functions = [function for _, function, _ in self.bodies.values()]
-        self._codes = [function.__code__ for function in self._functions]
-        self.dispatchers = dispatchers()
+        self.accepted: set[str] = set()
+        self._types = {label: type(owner) for label, owner in owners.items()}
+        self._attributes = {label: dict(vars(owner)) for label, owner in owners.items()}
+        named: dict[int, tuple[str, types.FunctionType]] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            for label, attributes in self._attributes.items():
+                for name, value in attributes.items():
+                    for function in _functions_in(value):
+                        named.setdefault(id(function), (f"{label}.{name}", function))
+        self._names = [name for name, _ in named.values()]
+        self._functions = [function for _, function in named.values()]
+        self._keywords = [(at, f.__kwdefaults__) for at, f in enumerate(self._functions) if f.__kwdefaults__]
+        self._cells = [(at, cell) for at, f in enumerate(self._functions) for cell in f.__closure__ or ()]
+        self._parts = self._look_at_functions()
+        self._settings = torch_settings() | _hooks()
 
-    def differences(self, whole_bodies: bool = True) -> list[str]:
-        """Say what is not as it was, one line each; empty when torch is untouched. Of bodies the code alone where not `whole_bodies`."""
+    def differences(self) -> list[str]:
+        """Say what is not as it was, one line each; empty when torch is untouched."""
         found = []
-        for label, before in self.attributes.items():
+        for label, before in self._attributes.items():
             now = vars(self.owners[label])
-            if type(self.owners[label]) is not self.types[label]:
+            if type(self.owners[label]) is not self._types[label]:
                 found.append(f"{label} is a {type(self.owners[label])} now")
-            if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())) and all(map(operator.eq, before, now)):
+            if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())):
                 continue  # most owners, most of the time
             for name in before.keys() | now.keys():
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
+                if name.startswith("__compiled_fn_"):
+                    continue  # a strict export leaves its graphs among the globals of a module of torch's, with hmp and without
                 if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
-        have_their_code = all(map(operator.is_, map(_code_of, self._functions), self._codes))
-        for name, function, body in () if have_their_code and not whole_bodies else self.bodies.values():
-            if function.__code__ is not body[1][0] or (whole_bodies and not _same_body(body, _body(function))):
-                found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
-        for name, value in dispatchers().items():
-            if value != self.dispatchers[name]:
-                found.append(f"dispatcher {name}: {self.dispatchers[name]} became {value}")
-        return found
+        for at in sorted(self._changed_functions()):
+            function = self._functions[at]
+            found.append(f"{self._names[at]}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
+        for name, value in (torch_settings() | _hooks()).items():
+            if value != self._settings[name]:
+                found.append(f"{name}: {self._settings[name]} became {value}")
+        return [line for line in found if line not in self.accepted]
+
+    def accept(self) -> None:
+        """What differs now is not told again."""
+        self.accepted.update(self.differences())
+
+    def _look_at_functions(self) -> list[tuple[list[int] | range, list[Any]]]:
+        """Columns: the numbers of functions, and a part of each."""
+        everywhere = range(len(self._functions))
+        columns: list[tuple[list[int] | range, list[Any]]] = []
+        columns += ((everywhere, list(map(operator.attrgetter(part), self._functions))) for part in _PARTS)
+        keywords = [(at, value) for at, held in self._keywords for value in held.values()]
+        columns.append(([at for at, _ in keywords], [value for _, value in keywords]))
+        columns.append(([at for at, _ in self._cells], [_content(cell) for _, cell in self._cells]))
+        return columns
+
+    def _changed_functions(self) -> set[int]:
+        changed: set[int] = set()
+        for (numbers, before), (_, now) in zip(self._parts, self._look_at_functions(), strict=True):
+            if len(before) != len(now) or not all(map(operator.is_, before, now)):
+                changed.update(at for at, old, new in zip(numbers, before, now, strict=False) if not _is_the_same(old, new))
+        return changed
+
+
+def _is_the_same(old: Any, new: Any) -> bool:
+    return old is new or (_is_data(old) and _is_data(new) and type(old) is type(new) and not isinstance(old, (types.CodeType, tuple, str)))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return MISSING
 
 
 def residue_on_modules(package_folder: str) -> list[str]:
@@ -138,34 +156,29 @@ def residue_on_modules(package_folder: str) -> list[str]:
     return found
 
 
-def dispatchers() -> dict[str, Any]:
-    """Process-wide and thread-wide settings that a test, or hmp, could leave changed."""
-    optimizer, module = _module("torch.optim.optimizer"), _module("torch.nn.modules.module")
+def torch_settings() -> dict[str, Any]:
+    """Settings of the process and the thread that a test could leave changed."""
     return {
         "default dtype": torch.get_default_dtype(),
-        "a tensor is a sequence": ctypes.pythonapi.PySequence_Check(ctypes.py_object(_SCALAR)),
         "grad": torch.is_grad_enabled(),
-        "mha fast path": torch.backends.mha.get_fastpath_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "autocast dtype": torch.get_autocast_dtype("cpu"),
         "autocast cache": torch.is_autocast_cache_enabled(),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "optimizer hooks": [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)],
-        "module hooks": [len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")],
         "saved tensor hooks": getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(True) is None,
     }
 
 
-def _module(name: str) -> Any:
-    # torch._VF, and parallel_apply behind the function of its name, are found in sys.modules only
-    if name not in sys.modules:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            parent, _, child = name.rpartition(".")
-            return getattr(_module(parent), child)
-    return sys.modules[name]
+def _hooks() -> dict[str, Any]:
+    """What is called, or asked, besides attributes."""
+    optimizer, module = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
+    return {
+        "a tensor is a sequence": ctypes.pythonapi.PySequence_Check(ctypes.py_object(_SCALAR)),
+        "mha fast path": torch.backends.mha.get_fastpath_enabled(),
+        "optimizer hooks": [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)],
+        "module hooks": [len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")],
+    }
 
 
 def _is_data(value: Any) -> bool:
@@ -197,35 +210,8 @@ def _functions_in(value: Any) -> list[types.FunctionType]:
         elif isinstance(each, types.FunctionType) and id(each) not in found:
             found[id(each)] = each
             waiting.append(each.__dict__.get("__wrapped__"))
-            waiting += [content for content in _cells(each) if isinstance(content, types.FunctionType)]
+            waiting += [content for content in map(_content, each.__closure__ or ()) if isinstance(content, types.FunctionType)]
     return list(found.values())
-
-
-def _cells(function: types.FunctionType) -> tuple[Any, ...]:
-    if function.__closure__ is None:
-        return ()
-    contents = []
-    for cell in function.__closure__:
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:  # not filled yet
-            contents.append(MISSING)
-    return tuple(contents)
-
-
-def _body(function: types.FunctionType) -> tuple[Any, ...]:
-    named = function.__kwdefaults__ or {}
-    facts = (function.__name__, function.__qualname__, function.__module__, function.__doc__, tuple(named))
-    # torch keeps caches in the dictionary of a function
-    holds = (function.__code__, function.__globals__, function.__dict__.get("__wrapped__"), *(function.__defaults__ or ()), *named.values())
-    return facts, holds, _cells(function)
-
-
-def _same_body(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    (facts, holds, cells), (facts_now, holds_now, cells_now) = before, now
-    if facts != facts_now or len(holds) != len(holds_now) or not all(map(operator.is_, holds, holds_now)):
-        return False
-    return all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(cells, cells_now, strict=True))
 
 
 def _show(value: Any) -> str:

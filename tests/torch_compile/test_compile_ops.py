@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import types
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -196,7 +197,7 @@ def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_i
 
     hmp.convert(policy=policy(fp32=["tanh"]))
     run = torch.compile(lambda history: append(history, X), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="append wrote into `history`, which hmp had cast to bfloat16"):
+    with pytest.raises(Exception, match="append wrote into its argument `history`, which was cast from float32 to bfloat16"):
         run(torch.zeros(2))
     history = low(torch.zeros(2))
     assert torch.equal(run(history), low(X) * 2)
@@ -351,3 +352,23 @@ def test_r14_compiled_checkpoint_holds_its_casts():
             out.float().sum().backward()
         grads.append((out.detach(), x.grad))
     same_results(grads[1], grads[0])
+
+
+def test_code_compiled_for_one_patched_function_is_not_run_for_another(fresh_compiler) -> None:
+    """Guards of Dynamo's tell them apart, where a variable holds one, and where one is compiled itself."""
+
+    def called(function, x):
+        return function(x)
+
+    own = types.ModuleType("own")
+    own.product = lambda x: (x @ x.T).relu()
+    hmp.register(own, "product", "bf16")
+    x = torch.randn(3, 4)
+    with hmp.convert(policy=hmp.Policy("some", bf16={"normalize", "relu", "tanh", "softsign"})):
+        compiled = torch.compile(called, backend="eager", fullgraph=True)
+        for function in (F.normalize, F.softsign, torch.tanh, torch.relu, torch.Tensor.tanh, torch.Tensor.relu, F.normalize, torch.tanh):
+            want = function(x)
+            assert want.dtype is torch.bfloat16 and torch.equal(compiled(function, x), want)
+        for function in (F.normalize, own.product, torch.nn.Linear(4, 4), F.softsign, torch.tanh):
+            want, found = function(x), torch.compile(function, backend="eager", fullgraph=True)(x)
+            assert found.dtype is want.dtype and torch.equal(found, want)

@@ -165,5 +165,5 @@ def test_a_write_of_code_of_torch_jit_into_an_input_that_was_cast_for_it_is_an_e
 
     first, writes = torch.nn.Linear(4, 4), torch.jit.script(Writes(4, 4))
     for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode, hmp.casts(LISTS), pytest.raises(hmp.HmpError, match=r"Writes of torch\.jit wrote into `argument 1`"):
+        with mode, hmp.casts(LISTS), pytest.raises(hmp.HmpError, match=r"Writes of torch\.jit wrote into its argument `argument 1`"):
             writes(first(X))

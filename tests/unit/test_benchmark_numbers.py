@@ -153,7 +153,7 @@ def test_an_accelerators_memory_is_its_allocators_peak_without_the_copies(monkey
 RESULT = Benchmark(
     rows=(
         BenchmarkRow("float32", "torch without casts", 0.25, 0.025, 1.0, 3 * 2**20, 2.0, 1.25, 0.0, None, (0.25, 0.5)),
-        BenchmarkRow("autocast", "torch.autocast('cpu'), bfloat16", error="ValueError: no"),
+        BenchmarkRow("torch.autocast", "torch.autocast('cpu'), bfloat16", error="ValueError: no"),
         BenchmarkRow("habana", "policy 'habana'", 12.5e-6, None, 0.5, 512, 2.0, math.nan, 0.0, None, (12.5e-6,)),
     ),
     baseline="float32", rounds=1, untimed_steps=1, steps=20, seed=0, losses_compare=True,
@@ -166,7 +166,7 @@ def test_the_table_has_the_numbers() -> None:
     lines = {line.split()[0]: line.split() for line in str(RESULT).splitlines() if line}
     assert lines["float32"] == "float32 250 ms 10.0 % 1.00 3.0 MiB 2 1.25".split()
     assert lines["habana"] == "habana 12.5 us - 0.50 512 B 2 nan".split()
-    assert lines["autocast"][1] == "ValueError:" and lines["A"] == ["A", "note."]
+    assert lines["torch.autocast"][1] == "ValueError:" and lines["A"] == ["A", "note."]
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_without_policies_those_of_the_documentation_are_compared() -> None:
-    assert [row.name for row in hmp.benchmark(nothing, **ONCE)] == ["float32", "autocast", "torch-cpu"]
+    assert [row.name for row in hmp.benchmark(nothing, **ONCE)] == ["float32", "torch.autocast", "torch-cpu"]
 
 
 def test_counting_what_is_kept_for_backward_makes_no_copy_anew() -> None:

@@ -198,6 +198,7 @@ def test_a_dynamically_quantized_recurrent_net_takes_a_packed_low_input() -> Non
     assert torch.equal(result, expected)
 
 
+@pytest.mark.usefixtures("unpatched")
 def test_revert_leaves_quantized_modules_as_they_were() -> None:
     before = torch.ao.nn.quantized.dynamic.Linear.forward.__code__
     with hmp.convert():

@@ -107,7 +107,7 @@ def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
         )
 
     result = hmp.benchmark(
-        training.step, ["float32", "autocast", POLICY], model=training.model, optimizer=training.optimizer, rounds=3, steps=1
+        training.step, ["float32", "torch.autocast", POLICY], model=training.model, optimizer=training.optimizer, rounds=3, steps=1
     )
     print(f"\n{result}")
     if (result[POLICY].ratio or 0) >= 1:

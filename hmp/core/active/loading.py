@@ -49,9 +49,8 @@ class OffWhileLoading(state.OffUntil):
 
 def install() -> None:
     """Have threads and tasks inherit a load, until patches.restore()."""
-    patches.swap(threading.Thread.start, _starting(patches.unpatched(threading.Thread.start)))
-    submit = concurrent.futures.thread.ThreadPoolExecutor.submit
-    patches.swap(submit, _submitting(patches.unpatched(submit)))
+    patches.wrap(threading.Thread, "start", _starting)
+    patches.wrap(concurrent.futures.thread.ThreadPoolExecutor, "submit", _submitting)
 
 
 def is_needed() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -103,7 +104,8 @@ def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callab
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return (yield from _Steps(region, function(*args, **kwargs)))
 
-    return wrapped
+    is_awaitable = function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
+    return types.coroutine(wrapped) if is_awaitable else wrapped
 
 
 def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:

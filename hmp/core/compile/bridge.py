@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
-import types
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ import torch
 
 from ...errors import HmpError
 from ..active import Region, state, without_casts
-from ..dispatch import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator, placement
+from ..dispatch import active_ops, placement
 from ..fp8 import fused_kernels
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
@@ -63,9 +63,8 @@ def _reach_dynamo() -> None:
 def _reach_export() -> None:
     export = importlib.import_module("torch.export._trace")
     for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
-        function = getattr(export, name, None)
-        if function is not None:
-            patches.swap(function, _strictly_exporting(patches.unpatched(function)))
+        if name in vars(export):
+            patches.wrap(export, name, _strictly_exporting)
 
 
 def _strictly_exporting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,28 +86,28 @@ def _patch_dynamo() -> None:
     traced_functions.fill_functions()
     patches.on_restore(_forget)
     patches.rebind(torch.nn.Module, module_calls.MARK, None)  # for guards, which are not to ask a `__getattr__` of the user's
-    for function, make in (
-        (dynamo.CatchErrorsWrapper.__call__, _skipping_own_code),
-        (dynamo.trace_frame, compiling),
-        (dynamo.innermost_fn, _compiling_model),
-        (dynamo.OutputGraph.call_user_compiler, _graph_without_casts),
-        (dynamo.InstructionTranslatorBase.run, _with_trace),
-        (dynamo.InstructionTranslatorBase._load_const, _with_functions),
-        (dynamo.BaseTorchVariable.__init__, lambda original: lambda self, value, **named: original(self, placement.own(value), **named)),
-        (dynamo.BuiltinVariable.call_abs, _calling_abs),
-        (dynamo.AutocastModeVariable.enter, traced_functions.autocast_entered),
-        (dynamo.AutocastModeVariable.exit, traced_functions.autocast_left),
-        (dynamo.AutogradFunctionApplyVariable.trace_backward_graph, traced_functions.in_backward),
-        (dynamo.SuperVariable._resolved_getattr_and_source, _constructing),
-        (dynamo.UserDefinedClassVariable._call_cross_entropy_loss, _calling_cross_entropy),
-        (dynamo.TorchInGraphFunctionVariable.call_function, traced_functions.in_graph),
+    for owner, name, make in (
+        (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
+        (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),
+        (sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model),
+        (sys.modules[dynamo.check.__module__], "check", _checking_torchs),
+        (dynamo.OutputGraph, "call_user_compiler", _graph_without_casts),
+        (dynamo.InstructionTranslatorBase, "run", _with_trace),
+        (dynamo.BaseTorchVariable, "__init__", _of_torchs_own),
+        (dynamo.BuiltinVariable, "call_abs", _calling_abs),
+        (dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered),
+        (dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left),
+        (dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward),
+        (dynamo.SuperVariable, "_resolved_getattr_and_source", _constructing),
+        (dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy),
+        (dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph),
     ):
-        patches.swap(function, make(patches.unpatched(function)))
+        patches.wrap(owner, name, make)
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
     types_known[Region] = lambda builder, value: variables().Region(value, source=builder.source)
-    for kind in _OPS:  # to Dynamo a patched op is torch's own function
-        types_known[kind] = lambda builder, value: dynamo.TorchInGraphFunctionVariable.create_with_source(value, builder.source)
-        sourceless[kind] = lambda tx, value: dynamo.TorchInGraphFunctionVariable(value)
+    for kind in active_ops.KINDS:
+        types_known[kind] = lambda builder, value: traced_functions.op_variable(value, builder.source)
+        sourceless[kind] = lambda tx, value: traced_functions.op_variable(value)
 
 
 def _fill_tables() -> None:
@@ -123,13 +122,10 @@ def _fill_tables() -> None:
             table[innermost(key)] = innermost(value)
 
 
-_OPS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator
-
-
 def _forget() -> None:
     """Take hmp's entries out of Dynamo's tables; those of functions are discarded where the patches are (reset_dynamo)."""
     functions.clear()
-    for kind in (Region, *_OPS):
+    for kind in (Region, *active_ops.KINDS):
         dynamo.VariableBuilder._type_dispatch().pop(kind, None)
         dynamo.SourcelessBuilder._type_handlers.pop(kind, None)
 
@@ -145,13 +141,26 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have torch.compile compile, for what was compiled before, the model where one is applied, not its `forward`, which has no policy."""
+    """Have torch.compile compile, for what was compiled before, the model where one is applied, not its `forward`, which has no policy; and
+    a call of a PatchedOp, whose own code Dynamo skips."""
 
     def innermost_fn(fn: Any, *rest: Any) -> Any:
+        if isinstance(fn, PatchedOp):
+            return dynamo.wrap_inline(fn)
         model = module_calls.inside_compiled(fn)
         return model if model is not fn and module_calls.is_applied(model) else original(fn, *rest)
 
     return innermost_fn
+
+
+def _checking_torchs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo see where a function of torch's comes from, of a method too, in whose place hmp has put another."""
+
+    def check(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = patches.inside(getattr(obj, "__func__", obj))
+        return original(inside.__get__(obj.__self__) if hasattr(obj, "__func__") else inside, *args, **kwargs)
+
+    return check
 
 
 def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,17 +175,9 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo take functions among the constants of code: hmp puts them into the code that stands in place of torch's."""
-
-    def _load_const(self: Any, inst: Any) -> Any:
-        value = inst.argval
-        if not isinstance(value, (types.FunctionType, PatchedOp)):
-            return original(self, inst)
-        handler = traced_functions.handler(value)
-        return dynamo.UserFunctionVariable(value) if handler is None else variables().Function(value, handler)
-
-    return _load_const
+def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what stands in torch's places be torch's own functions to Dynamo."""
+    return lambda self, value, **named: original(self, placement.own(value), **named)
 
 
 def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,15 +13,18 @@ convert_frame:CatchErrorsWrapper.__call__ self frame
 convert_frame:ConvertFrameReturn
 convert_frame:trace_frame code globals locals
 eval_frame:innermost_fn fn
+external_utils:wrap_inline fn
+guards:GuardBuilder.ID_MATCH self guard
+guards:install_guard
 exc:TorchRuntimeError
 exc:UnspecializeRestartAnalysis
 output_graph:OutputGraph.call_user_compiler self gm example_inputs
 output_graph:OutputGraph.install_global_by_id self prefix value
 side_effects:SideEffects.load_cell self cellvar
 source:AttrSource
-symbolic_convert:InstructionTranslatorBase._load_const self inst
 symbolic_convert:InstructionTranslatorBase.import_source self module_name
 symbolic_convert:InstructionTranslatorBase.run self
+trace_rules:check obj
 trace_rules:get_torch_obj_rule_map
 variables.base:VariableTracker.build tx value source
 variables.builder:SourcelessBuilder._type_handlers

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from ..active import InBackward
 from ..dispatch import deciding, user_functions
-from ..patching import patches
+from ..patching import patches, unpatched_op
 from ..policy import Policy
 from ..rules import autocast_entries, op_wrap
 from ..torch_private import without_torch_function
@@ -205,7 +205,7 @@ _METADATA = frozenset("__get__ dim is_floating_point is_complex is_inference num
 
 def plain_function(function: Callable[..., Any]) -> Any:
     """Return the variable of an unpatched Python function, which Dynamo traces like one of the user's."""
-    return dynamo.UserFunctionVariable(patches.unpatched(function))
+    return dynamo.UserFunctionVariable(patches.original(unpatched_op(function)))
 
 
 def _with_items(holder: Any, items: Any) -> Any:

@@ -23,7 +23,7 @@ import torch
 from .. import outermost
 from ..active import Region, regions, state, suspensions, without_casts
 from ..dispatch import placement, user_functions
-from ..patching import PatchedOp, patches
+from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts
 from ..torch_patches import around_models, autocast, library_ops, module_calls
@@ -143,28 +143,26 @@ def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
     return call_function
 
 
-def handler(function: Any) -> Handler | None:
-    """Return the handler of `function`, which hmp has put in place of a function of torch's body; None where Dynamo may trace it."""
-    if isinstance(function, PatchedOp):
-        original = function.original
+def op_variable(value: PatchedOp, source: Any = None) -> Any:
+    """Return the variable of a PatchedOp: torch's own function to Dynamo, or one that Dynamo traces like the user's, which is one op."""
+    original, in_graph = value.original, dynamo.TorchInGraphFunctionVariable
+    if source is not None:
+        dynamo.install_guard(source.make_guard(dynamo.GuardBuilder.ID_MATCH))
+    if not isinstance(original, types.FunctionType) or dynamo.get_torch_obj_rule_map().get(original) is in_graph:
+        return in_graph(value, source=source)
 
-        def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-            found = traced_call.wrapper(trace_of(tx).here, original)
-            return traced_call.call_composite(tx, build(tx, patches.unpatched(original)), found, args, kwargs)
+    def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        found = traced_call.wrapper(trace_of(tx).here, original)
+        return traced_call.call_composite(tx, traced_call.plain_function(original), found, args, kwargs)
 
-        return call_op
-    if function.__code__ is _WITHOUT_CASTS:
-        inner = inspect.getclosurevars(function).nonlocals["function"]
-        return lambda tx, args, kwargs, source: under(tx, trace_of(tx).here.off, build(tx, inner), args, kwargs)
-    return None
+    return variables().Function(value, call_op, source=source)
 
 
-_WITHOUT_CASTS = without_casts(lambda: None).__code__
-_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, "<hmp")
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def is_own(code: types.CodeType) -> bool:
-    """Return True if `code` belongs to hmp, generated code included."""
+    """Return True if `code` belongs to hmp."""
     return code.co_filename.startswith(_OWN_FILES)
 
 
@@ -290,10 +288,11 @@ def update_tables() -> None:
     originals = [op.original for op in placement.patched_ops()]
     # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
     forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
-    dynamo.get_overridable_functions().update(originals, placement.patched_bodies(), forwarders)
+    dynamo.get_overridable_functions().update(originals, forwarders)
     known = dynamo.get_torch_obj_rule_map()
     for each in originals:
-        known.setdefault(each, dynamo.TorchInGraphFunctionVariable)
+        if not isinstance(each, types.FunctionType):
+            known.setdefault(each, dynamo.TorchInGraphFunctionVariable)
     known.update(dict.fromkeys(functions, variables().Function))
 
 

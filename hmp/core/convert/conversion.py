@@ -16,7 +16,7 @@ from ...errors import HmpError
 from .. import low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
-from ..dispatch import deciding, placement, user_functions
+from ..dispatch import deciding, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..torch_ops import sites
@@ -197,9 +197,9 @@ def revert() -> None:
         policy_tables.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
-        replaced_by = placement.patched_ops()
+        taken, originals = patches.replacing()
         patches.restore()
-        references.restore_names(replaced_by)
+        references.give_back(taken, originals)
 
 
 def revert_if_unused() -> bool:
@@ -408,7 +408,7 @@ def set_low_kernels(choice: str) -> str:
         The choice that was in effect before.
 
     Raises:
-        HmpError: `choice` is none of the three.
+        HmpError: `choice` isn't one of the three.
 
     Example:
         >>> before = hmp.set_low_kernels("native")

@@ -15,8 +15,8 @@ from .. import fork_safe, low_kernels, observe
 from ..active import PolicyTable, state
 from ..cast_cache import cast_cache
 from ..compile import bridge
-from ..dispatch import deciding, fx_interpreter, placement
-from ..patching import cache, patches
+from ..dispatch import deciding, placement
+from ..patching import patches, references
 from ..policy import Policy
 from ..rules import copied_views, jit_trace
 from ..saved import check_torch
@@ -24,18 +24,13 @@ from ..torch_ops import Site, sites
 from ..torch_patches import (
     autocast,
     backward,
-    captures,
-    checkpoint,
-    dispatch_modes,
+    late_imports,
     library_ops,
+    marked_memory,
     module_construction,
     module_state,
     modules,
     never_cast,
-    optimizers,
-    override_tables,
-    resizing,
-    scripted,
 )
 from .verbose import VerboseLog
 
@@ -140,8 +135,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
-    resizing, captures, scripted, library_ops,
+    never_cast, backward, modules, module_state, module_construction, copied_views, jit_trace, marked_memory, library_ops,
 )  # fmt: skip
 
 
@@ -152,7 +146,7 @@ def _forget_replacements() -> None:
 
 def _forget_others() -> None:
     if not sites.are_torchs():
-        cache.forget()
+        sites.forget()
 
 
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
@@ -162,18 +156,18 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     _was_used = True
     is_first = not patches.installed()
     if is_first:
-        cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
+        sites.forget_changed()
     decisions = deciding.to_patch(deciding.decide(policy))
     sites_to_patch: list[Site] = []
     told = (_logs.setdefault(policy, VerboseLog()), *observe.listeners) if is_verbose else observe.listeners
     casts = PolicyTable(deciding.replacements(decisions, told), policy)
     try:
         if is_first:
-            override_tables.fill()
+            late_imports.fill_tables()
             for hooks in _HOOKS:
                 hooks.install()
             patches.on_restore(cast_cache.revert)
-            fx_interpreter.follow()
+            placement.follow_graphs()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_forget_replacements)
             patches.on_restore(_forget_others)
@@ -183,6 +177,8 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         autocast.install()
         if is_first:
             bridge.put_in_place()
+        references.follow()
+        if is_first:
             for call in when_patched:
                 call()
     except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..active import PROCESS, PolicyTable, Replacements, without_casts
 from ..dispatch import active_ops
-from ..patching import alone, patches
+from ..patching import alone
 
 # The most seconds that a conversion waits for other threads: one of them may be waiting for the thread that converts.
 PATIENCE = 5.0
@@ -29,7 +29,7 @@ def switch_to(table: PolicyTable) -> None:
         single = _as_single_ops(table.replacements.functions - old.replacements.functions)
         if single:
             _set_process_policy(_and(old, single))
-            wait_for_calls({patches.code_of(function) for function in single})
+            wait_for_calls({function.__code__ for function in single})
         single = _as_single_ops(old.replacements.functions - table.replacements.functions)
         if single:
             _set_process_policy(_and(table, single))
@@ -45,7 +45,7 @@ def _and(table: PolicyTable, single: Mapping[Any, Callable[..., Any]]) -> Policy
 
 def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     """Return a replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
-    return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
+    return {f: without_casts(f) for f in functions if isinstance(f, types.FunctionType)}
 
 
 def _set_process_policy(table: PolicyTable) -> None:

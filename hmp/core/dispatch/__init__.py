@@ -1,6 +1,6 @@
 """Turns a policy into wrappers, one for each torch function that it changes, and replaces it by a PatchedOp that calls the wrapper."""
 
-from . import active_ops, deciding, fx_interpreter, placement, user_functions
+from . import active_ops, deciding, placement, user_functions
 from .active_ops import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
 from .user_functions import bf16_function, fp32_function, promote_function
 
@@ -13,7 +13,6 @@ __all__ = [
     "bf16_function",
     "deciding",
     "fp32_function",
-    "fx_interpreter",
     "placement",
     "promote_function",
     "user_functions",

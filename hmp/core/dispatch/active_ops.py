@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from .. import torch_private
 from ..active import state
 from ..patching import PatchedMethod, PatchedOp
+from ..torch_ops import Site
 
 _get, _active_state = state.get, state.active_state
 _SEQUENCES = frozenset({list, tuple})
@@ -42,7 +44,7 @@ class ActiveOp(PatchedOp):
 
 
 class ActiveFunction(ActiveOp):
-    """Replaces a function that torch's C++ code looks up in a class written in C, where it finds its own, which does not cast."""
+    """Replaces a function that hands out itself, not what stands in its place: torch's C++ code looks some up in a class written in C."""
 
     def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
@@ -50,7 +52,7 @@ class ActiveFunction(ActiveOp):
 
 
 class ActiveMethod(ActiveOp, PatchedMethod):
-    """Replaces a method of torch.Tensor."""
+    """Replaces a method of torch.Tensor, or a function that is written in Python, which hands out what torch has under its name."""
 
 
 class ActiveOperator(ActiveMethod):
@@ -71,8 +73,12 @@ class ActiveOperator(ActiveMethod):
 _INHERITED: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
-class ActiveBody(PatchedOp):
-    """Is called by a function that torch has written in Python, in the place of its code, which asks each `__torch_function__` itself."""
+class ActiveClosure(ActiveFunction, PatchedMethod):
+    """Replaces a function that is written in Python and hands out itself, for it closes over itself."""
+
+
+class ActiveComposite(PatchedMethod):
+    """Replaces a function that is written in Python and asks no `__torch_function__`: what it calls does."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         value = _get()
@@ -80,8 +86,21 @@ class ActiveBody(PatchedOp):
         return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 
+def kind_for(site: Site) -> type[PatchedOp]:
+    """The class of what replaces the function of a site."""
+    original: Any = site.original
+    if isinstance(original, types.FunctionType):
+        if "handle_torch_function" not in original.__code__.co_names:
+            return ActiveComposite
+        return ActiveClosure if any(cell.cell_contents is original for cell in original.__closure__ or ()) else ActiveMethod
+    if isinstance(site.owner, type):
+        return ActiveOp if not hasattr(original, "__get__") else ActiveOperator if site.attribute.startswith("__") else ActiveMethod
+    return ActiveFunction if getattr(original, "__name__", "") in torch_private.IN_VARIABLE_FUNCTIONS else ActiveOp
+
+
+KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, ActiveComposite
 # The code of the calls above.
-CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveBody))
+CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveComposite))
 
 
 def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from .. import low_kernels
 from ..active import Replacements
 from ..observe import Listener
-from ..patching import cache, patches
+from ..patching import patches
 from ..policy import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
 from ..rules import CastRule, OpRule, op_wrap, rules
 from ..saved import KEEPS
@@ -51,7 +51,7 @@ class Decision:
         remembers what failed (R11)."""
         made, slow = self._made, low_kernels.computed_in_float32()
         if made is None or made[0] is not patches.installation() or made[1] != slow:
-            made = self._made = patches.installation(), slow, op_wrap(patches.unpatched(self.original), self.rule)
+            made = self._made = patches.installation(), slow, op_wrap(self.original, self.rule)
         return made[2]
 
 
@@ -87,7 +87,7 @@ def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
             yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
 
 
-@functools.partial(cache.cached, most=16)  # some hundred kilobytes each
+@functools.partial(sites.cached, most=16)  # some hundred kilobytes each
 def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
     """What the policy does with torch's own functions."""
     return _with_composites(_of_ops(policy).copy(), policy)
@@ -100,7 +100,7 @@ def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, De
     return found
 
 
-@functools.partial(cache.cached, most=16)
+@functools.partial(sites.cached, most=16)
 def _of_ops(policy: Policy) -> dict[Any, Decision]:
     """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
     listed = Listed(policy)
@@ -174,7 +174,7 @@ def replacements(decisions: Mapping[Any, Decision], told: Sequence[Listener] = (
 
     def make(original: Any) -> Callable[..., Any]:
         decision = decisions[original]
-        return op_wrap(patches.unpatched(original), decision.rule, told) if told else decision.wrapper
+        return op_wrap(original, decision.rule, told) if told else decision.wrapper
 
     return Replacements(decisions.keys(), make)
 

@@ -2,84 +2,100 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..patching import PatchedOp, patches, references, unpatched_op
-from ..torch_ops import Site
-from ..torch_patches import autocast, late_imports, override_tables
-from ..torch_private import BUILTIN_FINDER, IN_VARIABLE_FUNCTIONS, builtin_table, reset_dynamo
-from .active_ops import ActiveBody, ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
+import torch
+import torch.fx
 
-_ops: dict[int, PatchedOp] = {}  # by the id of torch's builtin
-_bodies: dict[types.FunctionType, PatchedOp] = {}
+from ..patching import PatchedOp, patches, unpatched_op
+from ..torch_ops import Site
+from ..torch_patches import autocast, late_imports
+from ..torch_private import BUILTIN_FINDER, SCRIPT_COMPILERS, builtin_table, reset_dynamo
+from .active_ops import kind_for
+
+_ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 
 
 def install(sites: Iterable[Site]) -> None:
     """Put PatchedOps at the `sites` that have none, until patches.restore()."""
-    if not _ops and not _bodies:
-        override_tables.answer(own)
+    if not _ops:
         late_imports.install(own)
         reset_dynamo()
-        find = getattr(*BUILTIN_FINDER)
-        patches.swap(find, _finding_patched(patches.unpatched(find)))
+        patches.wrap(*BUILTIN_FINDER, _finding_patched)
+        for place in SCRIPT_COMPILERS:
+            patches.wrap(*place, _compiling_own)
         patches.on_restore(_forget)
-    fresh: dict[int, PatchedOp] = {}
     for site in sites:
-        original = site.original
-        if isinstance(original, types.FunctionType):
-            if original not in _bodies:
-                body = ActiveBody(original, patches.unpatched(original), site.where, site.attribute)
-                patches.swap(original, body)
-                _bodies[original] = body
-            continue
-        if id(original) not in _ops:
-            _ops[id(original)] = fresh[id(original)] = _made(site)
-        patches.rebind(site.owner, site.attribute, _ops[id(original)])
-    if fresh:
-        references.patch_names(fresh)
+        op = _ops.get(id(site.original))
+        if op is None:
+            op = _ops[id(site.original)] = _made(site)
+            patches.replaces(op, site.original)
+        patches.rebind(site.owner, site.attribute, _as_held(site, op), over=site.original)
+
+
+def _as_held(site: Site, op: PatchedOp) -> Any:
+    """The PatchedOp as a static or class method where the function is one: of a user's class."""
+    if not isinstance(site.owner, type) or site.owner is torch.Tensor:
+        return op
+    held = inspect.getattr_static(site.owner, site.attribute)
+    return type(held)(op) if isinstance(held, (staticmethod, classmethod)) else op
 
 
 def _made(site: Site) -> PatchedOp:
     original: Any = site.original
-    if isinstance(site.owner, type):
-        is_method = hasattr(original, "__get__")
-        kind = ActiveOp if not is_method else ActiveOperator if site.attribute.startswith("__") else ActiveMethod
-        return kind(original, original, "torch", f"Tensor.{site.attribute}")
-    is_in_class = getattr(original, "__name__", "") in IN_VARIABLE_FUNCTIONS
-    return (ActiveFunction if is_in_class else ActiveOp)(original, original, site.where, site.attribute)
+    where, path = ("torch", f"Tensor.{site.attribute}") if site.owner is torch.Tensor else (site.where, site.attribute)
+    if isinstance(original, types.FunctionType) and not str(original.__module__).startswith("torch."):
+        where, path = original.__module__, original.__qualname__  # the user's
+    return kind_for(site)(original, original, where, path)
 
 
 def own(function: Any) -> Any:
     """Return torch's own function for what hmp has put in its place, and any other object as it is."""
-    return autocast.own(unpatched_op(function))
+    return autocast.own(patches.original(unpatched_op(function)))
 
 
 def patched(function: Any) -> Any:
-    """Return the PatchedOp that replaces torch's builtin `function`, or `function` itself where none does."""
+    """Return the PatchedOp that replaces torch's `function`, or `function` itself where none does."""
     op = _ops.get(id(function))
     return op if op is not None and op.original is function else function
 
 
 def originals() -> dict[int, Any]:
-    """The builtins of torch's that are replaced, by id."""
+    """The functions of torch's that are replaced, by id."""
     return {id(op.original): op.original for op in _ops.values()}
 
 
 def patched_ops() -> list[PatchedOp]:
-    """All PatchedOps that replace builtins."""
+    """All PatchedOps that replace functions of torch's."""
     return list(_ops.values())
-
-
-def patched_bodies() -> list[types.FunctionType]:
-    """The functions that torch has written in Python whose bodies are replaced."""
-    return list(_bodies)
 
 
 def _finding_patched(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     """A `_find_builtin` of torch.jit.script's that finds the op of a PatchedOp, too: scripted code runs without casts."""
     return lambda function: original(function) or original(own(function))
+
+
+def _compiling_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler of torch.jit.script's that compiles torch's own function for what stands in its place."""
+    return lambda *args, **kwargs: original(*map(own, args), **{name: own(each) for name, each in kwargs.items()})
+
+
+def follow_graphs() -> None:
+    """Until patches.restore() graphs of torch.fx are traced with torch's own functions in them, and an Interpreter calls what replaces
+    these: a graph is cast under the policy that is active where it runs, as its generated code is."""
+    patches.wrap(torch.fx.Interpreter, "call_function", _with_patched)
+    patches.wrap(torch.fx.Proxy, "__torch_function__", _with_own)
+
+
+def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cls, function, *rest: original(cls, unpatched_op(function), *rest)
+
+
+def _with_patched(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, target, args, kwargs: original(self, patched(target), args, kwargs)
 
 
 def _forget() -> None:
@@ -90,5 +106,4 @@ def _forget() -> None:
         if op is not None:
             table.setdefault(id(patched_op.original), op)
     _ops.clear()
-    _bodies.clear()
     reset_dynamo()

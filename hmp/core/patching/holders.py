@@ -87,6 +87,7 @@ _PARTIAL = Kind(lambda h: [(None, h.func)], lambda h, _: h.func, _put_func, lamb
 _SET = Kind(lambda h: [(each, each) for each in h], lambda h, key: key if key in h else None, _put_member, list)
 _TUPLE = Kind(_no_items, lambda h, key: None, _no_put, list)  # another one has to be put in its place
 _METHOD = Kind(_no_items, lambda h, key: None, _no_put, lambda h: [h.__func__])
+_VIEW = Kind(_no_items, lambda h, key: None, _no_put, lambda h: [each for item in h.items() for each in item])
 OBJECT = Kind(
     lambda h: list(_attributes(h).items()),
     lambda h, name: _attributes(h).get(name),
@@ -96,7 +97,7 @@ OBJECT = Kind(
 # The first row that fits is an object's kind. Asked of type(object), and by `is` and issubclass(), which call nothing of a user's class.
 _SUBCLASSES_TOO: tuple[tuple[type, Kind], ...] = (
     (dict, DICT), (list, LIST), (set, _SET), (tuple, _TUPLE), (frozenset, _TUPLE), (type, CLASS),
-    (staticmethod, _METHOD), (classmethod, _METHOD),
+    (staticmethod, _METHOD), (classmethod, _METHOD), (collections.deque, LIST), (types.MappingProxyType, _VIEW),
 )  # fmt: skip
 _THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (functools.partial, _PARTIAL))
 

@@ -1,4 +1,4 @@
-"""PatchedOp: the object that replaces one of torch's builtins under all its names."""
+"""PatchedOp: the object that replaces one of torch's functions under all its names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class PatchedOp:
-    """Replaces one function of torch, and equals and hashes as that function (R19), so that tables keyed by either find both.
+    """Replaces one function of torch, in C or in Python, and passes for it.
+
+    It equals and hashes as that function (R19), so that tables keyed by either find both, has its attributes, and is an instance of its
+    class to all but `type()`: `inspect.isfunction(F.softmax)` holds, and torch.jit compiles what it stands for.
 
     Args:
         original: torch's function.
@@ -20,21 +23,29 @@ class PatchedOp:
         path: Its name there, "matmul" or "Tensor.mul"; pickle finds it again by these two.
     """
 
+    # functools.wraps copies what is in the `__dict__`
+    __slots__ = ("__dict__", "__weakref__", "_found_at", "call", "original")
+
     def __init__(self, original: Any, call: Callable[..., Any], module: str, path: str) -> None:
+        vars(self).update(getattr(original, "__dict__", {}))
         self.original = self.__wrapped__ = original
         self.call = call
         self._found_at = module, path
         for name in ("__module__", "__doc__"):  # which it would have of its class
             setattr(self, name, getattr(original, name, None))
-        for name in ("__name__", "__qualname__", "__self__", "__objclass__", "__text_signature__"):
-            if hasattr(original, name):
-                setattr(self, name, getattr(original, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    @property  # type: ignore[misc]  # mypy has it writable
+    def __class__(self) -> type:
+        return type(self.original)
+
     def __eq__(self, other: object) -> Any:
-        return self.original == (other.original if isinstance(other, PatchedOp) else other)
+        return self.original == unpatched_op(other)
 
     def __hash__(self) -> int:
         return hash(self.original)
@@ -59,7 +70,7 @@ _bound = types.MethodType
 
 
 class PatchedMethod(PatchedOp):
-    """A PatchedOp that replaces a method: read from an instance, it is bound to it."""
+    """A PatchedOp that replaces a method or a Python function: read from an instance, it is bound to it."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _bound(self, instance)

@@ -1,115 +1,141 @@
-"""Replaces functions, of torch's as a rule, and puts the old ones back in reverse order.
+"""Puts functions in the places of others, of torch's as a rule, and the old ones back in reverse order.
 
-A function written in Python stays the same object: only its `__code__` is exchanged, so that `from torch import f`, pickles and tables
-keyed by function go on working. A builtin is rebound: its name on its owner gets another object.
+A place is an attribute of a module or a class. Under what other names a function is known is found by `references`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
-from ...errors import HmpError
 from ..outermost import read, write
 
-_TARGET = "the function in place"  # a constant in compiled code, which `_calling` replaces by a function
-
-_swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
-_rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+_rebound: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there and what is
+_places: set[tuple[int, str]] = set()
 _undo: list[Callable[[], None]] = []
-_unpatched: dict[types.FunctionType, types.FunctionType] = {}
+# Those that are replaced for all who know them, each with what replaces it: by the id of the one, and of the other.
+_replacements: dict[int, tuple[Any, Any]] = {}
+_originals: dict[int, tuple[Any, Any]] = {}
+_wrapped: list[types.FunctionType] = []
 _installation = object()
 
 
 def installed() -> bool:
     """Whether anything is patched."""
-    return bool(_swapped or _rebound or _undo)
+    return bool(_rebound or _undo)
 
 
 def installation() -> object:
-    """One object from one `restore()` to the next: for who keeps what was made of `unpatched` functions."""
+    """One object from one `restore()` to the next."""
     return _installation
 
 
-def unpatched(function: Any) -> Any:
-    """What `function` is without hmp's patches: of a Python function a copy with its original code, anything else itself."""
-    if not isinstance(function, types.FunctionType):
-        return function
-    if function not in _unpatched:
-        copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-        copy.__kwdefaults__ = function.__kwdefaults__
-        _unpatched[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
-    return _unpatched[function]
-
-
-def code_of(function: types.FunctionType) -> types.CodeType:
-    """The code of `function` without hmp's patches."""
-    return _swapped[function][0] if function in _swapped else function.__code__
-
-
-def swap(function: Any, target: Callable[..., Any]) -> None:
-    """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing.
-
-    HmpError where one code is a generator's or a coroutine's and the other is not: Python 3.13 deprecates that.
-    """
-    if function in _swapped:
-        return
-    unpatched(function)
-    old = function.__code__
-    new = _calling(old, target)
-    if (old.co_flags ^ new.co_flags) & _KINDS:
-        raise HmpError(
-            f"{_name(function)}: a {_kind(old)} function cannot be given the code of a {_kind(new)} function; torch is left as it "
-            "was. Please report it with the versions of Python and torch"
-        )
-    _swapped[function] = (old, new)  # first, so that restore() undoes it whenever this is interrupted
-    try:
-        function.__code__ = new
-    except BaseException:
-        if function.__code__ is not new:  # an interrupt may come right after it was set
-            del _swapped[function]
-        raise
-
-
-def swapped_functions() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
-    """The functions that are swapped, each with its original code."""
-    for function, (old, _) in _swapped.items():
-        yield function, old
-
-
-def swapped(function: Any) -> bool:
-    """Whether `function` is swapped."""
-    return function in _swapped
-
-
-def rebind(owner: Any, name: str, value: Any) -> None:
-    """Sets `owner.name` to `value` until `restore()`. A second rebinding of the same name does nothing."""
+def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
+    """Sets `owner.name` to `value` until `restore()`. A second rebinding of the same name does nothing, unless other code has put `over`
+    there since."""
     place = (id(owner), name)
-    if place in _rebound:
-        return
     # the owner's own: restore() deletes a name that the owner inherited
     old = read(owner, name)
-    _rebound[place] = (owner, name, old, value)
+    if place in _places and (over is None or old is not over):
+        return
+    _rebound.append((owner, name, old, value))
+    _places.add(place)
     try:
         write(owner, name, value)
     except BaseException:
         if read(owner, name) is not value:  # an interrupt may come right after it was set
-            del _rebound[place]
+            _rebound.pop()
+            _places.discard(place)
         raise
 
 
 def rebound(owner: Any, name: str) -> bool:
     """Whether `owner.name` is rebound."""
-    return (id(owner), name) in _rebound
+    return (id(owner), name) in _places
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts `make(function)` in the place of the Python function `owner.name`, until `restore()`; of one that a class inherits, in the place
+    where that has it. Does nothing where no Python function is there, or it is wrapped.
+
+    After `restore()` what was put there calls the function alone: somebody may have kept it.
+    """
+    owner = next((each for each in getattr(owner, "__mro__", ()) if name in vars(each)), owner)
+    found = read(owner, name)
+    function = getattr(found, "__func__", found)  # of a static or class method
+    if type(function) is not types.FunctionType or rebound(owner, name):
+        return
+    wrapper = _inert_after_restore(function, make(function))
+    if isinstance(owner, types.ModuleType):
+        replaces(wrapper, function)
+    _wrapped.append(function)
+    rebind(owner, name, wrapper if function is found else type(found)(wrapper))
+
+
+def wrap_by_name(module_name: str, path: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Does the same with the function `path` of a module, "Class.method" for a method; nothing where this release of torch has none."""
+    owner: Any = importlib.import_module(module_name)
+    *owners, name = path.split(".")
+    for each in owners:
+        owner = inspect.getattr_static(owner, each, None)
+    if owner is not None:
+        wrap(owner, name, make)
+
+
+def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any]) -> Callable[..., Any]:
+    installation = _installation
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return (target if installation is _installation else function)(*args, **kwargs)
+
+    return wrapped
+
+
+def inside(function: Any) -> Any:
+    """The function inside what `wrap` put in its place; any other object itself."""
+    return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
+
+
+_CODE = _inert_after_restore(installed, inside).__code__
+
+
+def replaces(new: Any, function: Any) -> None:
+    """Notes that `new` replaces `function`, in all places, until `restore()`."""
+    _replacements[id(function)] = function, new
+    _originals[id(new)] = new, function
+
+
+def replacing() -> tuple[list[Any], list[Any]]:
+    """What replaces functions, and in the same order the functions."""
+    pairs = _replacements.values()
+    return [new for _, new in pairs], [function for function, _ in pairs]
+
+
+def replacements() -> dict[int, Any]:
+    """What replaces functions in all places, by the id of the function."""
+    return {number: new for number, (_, new) in _replacements.items()}
+
+
+def original(function: Any) -> Any:
+    """The function that `function` replaces in all places; any other object itself."""
+    found = _originals.get(id(function))
+    return function if found is None else found[1]
+
+
+def wrapped_functions() -> Iterator[types.FunctionType]:
+    """The Python functions that something was put in the places of."""
+    yield from tuple(_wrapped)
+    yield from (function for function, _ in list(_replacements.values()) if type(function) is types.FunctionType)
 
 
 def on_restore(undo: Callable[[], None]) -> None:
-    """Has `restore()` call `undo`: for what is neither a swap nor a rebinding. It may be called again, after an interrupt."""
+    """Has `restore()` call `undo`: for what is no rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)
 
 
@@ -124,28 +150,31 @@ def restore() -> None:
         _undo[-1]()
         _undo.pop()
     while _rebound:
-        owner, name, old, value = next(reversed(_rebound.values()))
+        owner, name, old, value = _rebound[-1]
         found = read(owner, name)
         if found is value:
             write(owner, name, old)
-        elif found is not old:  # else other code has put it back
+        elif found is not old and not _taken_out(value, old, found):  # else other code has put it back
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
-        _rebound.popitem()
-    while _swapped:
-        function, (old_code, new_code) = next(reversed(_swapped.items()))
-        if function.__code__ is new_code:
-            function.__code__ = old_code
-        elif function.__code__ is not old_code:
-            foreign.append(_name(function))
-        _swapped.popitem()
-    _unpatched.clear()
+        _rebound.pop()
+    _places.clear()
+    _replacements.clear()
+    _originals.clear()
+    _wrapped.clear()
     _installation = object()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
 
 
-def _name(function: types.FunctionType) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _taken_out(value: Any, old: Any, around: Any) -> bool:
+    """Whether `old` could be put in the place of `value` inside of what torch itself has put around that: torch.compile does that to
+    nn.Module.__init__, for good."""
+    if type(around) is not types.FunctionType or not str(around.__module__).startswith("torch."):
+        return False
+    cells = [cell for cell in around.__closure__ or () if cell.cell_contents is value]
+    for cell in cells:
+        cell.cell_contents = old
+    return bool(cells)
 
 
 def _warn_foreign(where: str) -> None:
@@ -154,114 +183,4 @@ def _warn_foreign(where: str) -> None:
         "nothing any more. Undo patches in the reverse order of their making",
         RuntimeWarning,
         stacklevel=4,
-    )
-
-
-_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-_Kind = Literal["plain", "generator", "coroutine", "asynchronous generator"]
-# How a function of that kind is defined, and its body, in which CALL stands for the call of the target.
-_BODIES: dict[_Kind, tuple[str, str]] = {
-    "plain": ("def", "return CALL"),
-    "generator": ("def", "return (yield from CALL)"),
-    "coroutine": ("async def", "return await CALL"),
-    "asynchronous generator": (
-        "async def",
-        """
-        hmp_steps = CALL
-        hmp_step = hmp_steps.__anext__()
-        try:
-            while True:
-                try:
-                    hmp_item = await hmp_step
-                except StopAsyncIteration:
-                    return
-                try:
-                    hmp_step = hmp_steps.asend((yield hmp_item))
-                except GeneratorExit:
-                    raise
-                except BaseException as hmp_error:
-                    hmp_step = hmp_steps.athrow(hmp_error)
-        finally:
-            await hmp_steps.aclose()""",
-    ),
-}
-
-
-def _kind(code: types.CodeType) -> _Kind:
-    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
-        return "asynchronous generator"
-    if code.co_flags & inspect.CO_COROUTINE:
-        return "coroutine"
-    return "generator" if code.co_flags & inspect.CO_GENERATOR else "plain"
-
-
-_Shape = tuple[int, int, int, str, int, _Kind]
-
-
-@functools.cache
-def _template(shape: _Shape) -> types.CodeType:
-    """The code of a function of that shape, in which the string _TARGET is called: how many parameters it has by position, how many of
-    these by position only, how many by keyword only, its `*args` and `**kwargs`, how many names it closes over, and its kind."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": `_calling` replaces the string
-        code = compile(_source(*shape), "<hmp>", "exec")
-    for _ in ("outer", "function"):
-        code = next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return code
-
-
-def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind: _Kind) -> str:
-    """Source of a function whose parameters are p0, p1, k0, args, kwargs, and which closes over f000, f001: few templates serve all.
-
-    The names are closed over in the source: free variables that are only written into a code object have no cells in its frames, and a
-    debugger or a traceback that reads the locals of such a frame crashes the interpreter.
-    """
-    arguments = [f"p{i}" for i in range(positional)]
-    call = list(arguments)
-    if only:
-        arguments.insert(only, "/")
-    if "*args" in rest.split():
-        arguments.append("*args")
-        call.append("*args")
-    elif keyword:
-        arguments.append("*")
-    arguments += [f"k{i}" for i in range(keyword)]
-    call += [f"k{i}=k{i}" for i in range(keyword)]
-    if "**kwargs" in rest.split():
-        arguments.append("**kwargs")
-        call.append("**kwargs")
-    names = [f"f{i:03}" for i in range(free)]  # a code object has them sorted
-    outer = "".join(f"    {variable} = None\n" for variable in names)
-    closing = f"        if 0: {', '.join(names)}\n" if names else ""
-    define, body = _BODIES[kind]
-    body = body.replace("CALL", f"{_TARGET!r}({', '.join(call)})")
-    return f"def outer():\n{outer}    {define} function({', '.join(arguments)}):\n{closing}        {body}\n"
-
-
-def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
-    """A code object with the parameters and of the kind of `code`, which calls `target` with its arguments and returns the result."""
-    rest = ("*args " if code.co_flags & inspect.CO_VARARGS else "") + ("**kwargs" if code.co_flags & inspect.CO_VARKEYWORDS else "")
-    positional, keyword = code.co_argcount, code.co_kwonlyargcount
-    template = _template((positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars), _kind(code)))
-    parameters = positional + keyword + len(rest.split())
-    keywords = {f"k{i}": name for i, name in enumerate(code.co_varnames[positional : positional + keyword])}
-
-    def constant(value: Any) -> Any:
-        if isinstance(value, tuple):  # the keywords of a call
-            return tuple(map(constant, value))
-        return target if value == _TARGET else keywords.get(value, value)
-
-    named: dict[str, Any] = {}
-    if sys.version_info >= (3, 11):
-        named["co_qualname"] = code.co_qualname
-    return template.replace(
-        **named,
-        co_consts=tuple(map(constant, template.co_consts)),
-        co_flags=template.co_flags | code.co_flags & inspect.CO_ITERABLE_COROUTINE,
-        co_varnames=code.co_varnames[:parameters] + template.co_varnames[parameters:],
-        co_freevars=code.co_freevars,
-        # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
-        co_filename=code.co_filename,
-        co_firstlineno=code.co_firstlineno,
-        co_name=code.co_name,
     )

@@ -39,7 +39,7 @@ from .precedence import Listed
 from .presets import meaning, policies
 
 DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
-HABANA = "habana"  # what convert() makes active, and what stands in for list files that are not given
+HABANA = "habana"  # what convert() makes active, and the default for list files that are not given
 
 
 @dataclass(frozen=True)
@@ -604,7 +604,7 @@ def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
 
 @functools.cache
 def _named(name: str, device: torch.device) -> Policy | None:
-    """Return the preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
+    """Return the preset of that name, None if it is missing. Cached, as training loops run `with hmp.casts("habana")` at each step."""
     return Policy._load(name, device) if name in policies() else None
 
 

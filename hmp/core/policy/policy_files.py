@@ -34,7 +34,7 @@ NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
-    """Return the low dtype that is given, or named. HmpError for what is none."""
+    """Return the low dtype that is given, or named. Raises HmpError for another one."""
     for name, low in LOW_DTYPES.items():
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low

@@ -41,7 +41,7 @@ class Listed:
         return None
 
     def entry(self, op: str) -> ListEntry | None:
-        """Return the list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
+        """Return the list entry that decides `op`: what source() gives, else `*` if that includes the op."""
         return self.source(op) or (self.star if op in self._starred else None)
 
     def saves(self, op: str) -> ListEntry | None:

@@ -45,7 +45,7 @@ def names() -> str:
 
 
 def home() -> Path:
-    """Return the folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else beside it."""
+    """Return the folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else by it."""
     inside = Path(__file__).parents[2] / "op_lists"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "op_lists"
 
@@ -146,7 +146,7 @@ def _installed(preset: str) -> str:
 
 @functools.cache
 def _of_another(kind: str) -> str:
-    """Return the preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
+    """Return the preset for an accelerator that isn't in _ACCELERATORS: CUDA's, with a warning if its backend has other lists."""
     theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
     if theirs != cudas:
         log.warning("no autocast lists are known for %s; using those of CUDA, torch-cuda", kind)

@@ -92,7 +92,7 @@ def matched(policy: Policy, model: torch.nn.Module) -> set[ListEntry]:
 def of_user(policy: Policy) -> list[ListEntry]:
     """Return the scoped entries that the user meant some module by.
 
-    A preset's speaks of what some models have, and in a policy that holds all of a preset's, as one that was saved, they are that preset's.
+    A preset's entries name what some models have. In a policy that has all of a preset's, as one that was saved, they are that preset's.
     """
     texts = {(entry.cast, entry.text) for entry in policy.scoped}
     of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]

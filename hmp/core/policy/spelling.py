@@ -13,7 +13,6 @@ import torch
 from ...errors import OpListError
 from ..fp8 import PRODUCTS
 from ..log import log
-from ..patching import cache
 from ..saved import why_never
 from ..torch_ops import (
     NAMESPACES,
@@ -55,7 +54,7 @@ def _user_site(name: str) -> Site | None:
     return None
 
 
-@cache.cached
+@sites.cached
 def _known(name: str) -> tuple[str, ...]:
     """Return the ids of the ops that `name` means; () if only another release or ATen has it. Raises KeyError for an unknown name."""
     for prefix in _PREFIXES:

@@ -153,7 +153,7 @@ def reaches_sparse(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[
 
 
 def _with_low_weights(args: tuple[Any, ...], rule: OpRule, caster: Caster) -> tuple[Any, ...]:
-    """Return the positional arguments of a recurrent op with its weights cast: all behind a cell's state, the last list of other ops."""
+    """Return the positional arguments of a recurrent op with its weights cast: all after a cell's state, the last list of other ops."""
     if rule.op in op_facts.CELLS:
         return *args[:2], *(_cast(each, rule.low_dtype, caster) for each in args[2:])
     at = max((i for i, each in enumerate(args) if isinstance(each, (list, tuple))), default=None)

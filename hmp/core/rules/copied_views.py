@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -382,7 +383,8 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
 def _opaque_refusing(result: Any, mark: Callable[[Any], Any]) -> Any:
     """Return `result`, an iterator, set or object of the user's, with `mark` applied to what comes out of it."""
     if isinstance(result, types.GeneratorType):
-        return _each_marked(result, mark)
+        is_awaitable = result.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE
+        return (_awaitable if is_awaitable else _each_marked)(result, mark)
     if isinstance(result, Iterator):
         return map(mark, result)
     for tensor in list(_held_in(result, {})):
@@ -423,6 +425,11 @@ def _each_marked(generator: Any, mark: Callable[[Any], Any]) -> Any:
             step, sent = generator.throw, error
 
 
+@types.coroutine
+def _awaitable(generator: Any, mark: Callable[[Any], Any]) -> Any:
+    return (yield from _each_marked(generator, mark))
+
+
 def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -> None:
     """Have the cast inputs of the user's function `op` themselves refuse writes from now on: it may have kept them."""
     for copy in copies:
@@ -458,8 +465,7 @@ def _in_make_fx() -> bool:
 
 def install() -> None:
     """Have parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
-    new = torch.nn.Parameter.__new__
-    patches.swap(new, _of_originals(patches.unpatched(new)))
+    patches.wrap(torch.nn.Parameter, "__new__", _of_originals)
     patches.rebind(Tensor, "set_", PatchedMethod(_set, _set_to_original, "torch", "Tensor.set_"))
     to_dlpack = PatchedOp(_dlpack, _to_dlpack, "torch", "to_dlpack")
     for owner in (torch.utils.dlpack, torch):

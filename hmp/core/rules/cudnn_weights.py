@@ -39,7 +39,7 @@ def with_one_buffer(op: Op, name: str) -> Op:
         return op
 
     def with_weights_together(*args: Any, **kwargs: Any) -> Any:
-        at = 3 if len(args) > 3 and isinstance(args[3], (list, tuple)) else 2  # behind the sizes of a packed batch
+        at = 3 if len(args) > 3 and isinstance(args[3], (list, tuple)) else 2  # after the sizes of a packed batch
         weights = args[at] if len(args) == 9 and not kwargs else ()
         if not isinstance(weights, (list, tuple)) or not weights or not _are_for_cudnn(weights):
             return op(*args, **kwargs)

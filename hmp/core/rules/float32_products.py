@@ -67,7 +67,7 @@ def _applies(rule: OpRule) -> bool:
 def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
     """Return a function that calls `op` in float32 for CPU tensors of a low dtype without instructions, and unchanged for others.
 
-    `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state beside its low-precision weights, and the result.
+    `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state next to its low-precision weights, and the result.
     """
     if not _applies(rule):
         return op
@@ -77,7 +77,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         low_dtype = low_dtype_of(args, kwargs)
-        # a region of torch.autocast has the last word (R17), in a dtype of its own
+        # an autocast context inside overrides the policy (R17), in a dtype of its own
         if low_dtype is None or (rule.facts.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
             return op(*args, **kwargs)
         out = kwargs.get("out")
@@ -171,7 +171,7 @@ def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
 def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
     """Return True if torch.autocast computes a call of the op in the low dtype in part.
 
-    Of an LSTM that is a packed batch, whose weights are behind sizes and state.
+    Of an LSTM that is a packed batch, whose weights come after sizes and state.
     """
     return rule.op in op_facts.WIDE_UNDER_AUTOCAST or (rule.op == "lstm" and len(args) > 3 and type(args[3]) in _CONTAINERS)
 
@@ -245,7 +245,7 @@ class _Call:
             return op(*args, **kwargs)
         keeping = _Keeping(self._rule, self._low_dtype, self._pairs)
         pack, unpack = keeping.pack, keeping.unpack
-        try:  # an interrupt may come behind any call
+        try:  # an interrupt may come after any call
             push_saved_tensors_hooks(pack, unpack)
             return op(*args, **kwargs)
         finally:
@@ -274,7 +274,7 @@ class _Keeping:
         self._around = _hooks_around()
 
     def pack(self, tensor: Tensor) -> _Packed:
-        """Return what the graph holds in the place of the tensor."""
+        """Return what the graph holds instead of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             low = _in_low(tensor, self._pairs, self._low_dtype)
         kept, source = (tensor, tensor) if low is None else low
@@ -295,7 +295,7 @@ class _Keeping:
 
 
 class _Packed(NamedTuple):
-    """What the graph holds in the place of a tensor, whether that is to be widened, and the tensor whose version hmp has to look at."""
+    """What the graph holds instead of a tensor, whether that is to be widened, and the tensor whose version hmp has to look at."""
 
     kept: Any
     is_low: bool
@@ -304,7 +304,7 @@ class _Packed(NamedTuple):
 
 
 def _hooks_around() -> Any:
-    """Return the pack and unpack hooks active around an op, None where there are none.
+    """Return the pack and unpack hooks active around an op, None without any.
 
     Where a function mode or a tensor's class hands a call on, its op is decided a second time: those of the first time are passed over.
     """
@@ -392,7 +392,7 @@ class _Plan:
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """Return the gradients of those of the tensors that are needed; differentiable where the caller makes a graph."""
         makes_graph = _grad_enabled()
-        # where a graph is made, nodes of their own: one tensor may stand in the call twice, or be computed from another
+        # where a graph is made, nodes of their own: one tensor may be in the call twice, or be computed from another
         own = [(_view_as(t, t) if n else t) if makes_graph else _detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
         no_region = torch.autocast("cpu", enabled=False) if _is_autocast_enabled("cpu") else contextlib.nullcontext()
         with torch.enable_grad(), no_region, self._as_in_forward():

@@ -21,7 +21,7 @@ _counted = threading.local()  # the ops whose calls, counted as not in FP8, are 
 
 
 def product(op: str, recipe: str, low_dtype: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
-    """Return the product of `op` in FP8, with the op's own arguments behind what it is computed with.
+    """Return the product of `op` in FP8, with the op's own arguments after what it is computed with.
 
     All of that are constants to a compiler.
     """

@@ -50,7 +50,7 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resume() -> None:
-    """Continue the trace that an op's error has just ended, and take that op out of it. Do nothing if there is none."""
+    """Continue the trace that an op's error has just ended, and take that op out of it. Do nothing without a trace."""
     trace = _here.trace
     if trace is None or tracing() is not None:
         return

@@ -40,7 +40,7 @@ class CastRule:
     """One rule. `rules` has them all: whatever asks which rule an op is under compares with an object of that table.
 
     `make(op, rule, caster)` makes the wrapper of `op` under the OpRule `rule`. Where such a wrapper calls more than torch's own function,
-    `calls` makes its functions of that one: `make` is given the first as `op`, and the others behind `caster`.
+    `calls` makes its functions of that one: `make` is given the first as `op`, and the others after `caster`.
     """
 
     name: str

@@ -36,7 +36,7 @@ _dispatch_modes = torch_private.dispatch_modes
 
 
 def is_dtype_refusal(error: Exception) -> bool:
-    """Return True if torch's own code raised `error`, and its text speaks of a dtype."""
+    """Return True if torch's own code raised `error`, and its text names a dtype."""
     return is_torchs_own(error) and _WORDS.search(str(error)) is not None
 
 

@@ -17,7 +17,6 @@ from ..cast_cache import cast_cache
 from ..casting import Caster
 from ..fp8 import PRODUCTS
 from ..observe import Listener, clock_of
-from ..patching import cache
 from ..policy import ListEntry, ListName
 from ..saved import keeping, noting
 from ..torch_ops import Site, op_facts, sites
@@ -272,7 +271,7 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
     return None
 
 
-@cache.cached
+@sites.cached
 def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
     """Return the op of `site` under a rule."""
     alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
@@ -297,7 +296,7 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
         op: Torch's own function.
         rule: The op under its rule.
         told: Those that are told of each call.
-        around_cast: Gives a function that is called in the place of the one that casts.
+        around_cast: Gives a function that is called instead of the one that casts.
     """
     caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or torchs)(op, rule)

@@ -88,7 +88,7 @@ class RuledOp:
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call in float32 after it raised `error` in the low dtype (R11).
 
-        GIVEN_UP if there is none: the caller, who caught `error`, then re-raises it by a bare `raise`.
+        GIVEN_UP without one: the caller, who caught `error`, then re-raises it by a bare `raise`.
         """
         tensors = survey(args, kwargs, self.rule)
         if not tensors:
@@ -147,8 +147,6 @@ class RuledOp:
 
     def refusing_writes(self, result: Any, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
         """Return `result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
-        if not shares_memory(result, each_tensor(cast)):  # most calls of dropout end here
-            return result
         copied = [(new, old) for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
         copies = [new for new, _ in copied]
         if not copies or not shares_memory(result, copies):
@@ -407,7 +405,7 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return call(*args, **kwargs)
         try:
             result = op(*cast_args)
-            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_view and cast_args is not args else result
+            return _refusing_writes(ruled, result, cast_args, args) if is_view and cast_args is not args else result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:
@@ -415,3 +413,8 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return result
 
     return one_dtype
+
+
+def _refusing_writes(ruled: RuledOp, result: Any, cast_args: list[Any], args: tuple[Any, ...]) -> Any:
+    # most calls of dropout end here
+    return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if shares_memory(result, cast_args) else result

@@ -17,9 +17,9 @@ Tensor = torch.Tensor
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128  # elements that share a scale, at most: a block ends where its row does
 SHORTEST = 4  # elements of a row: with a scale for fewer, packing saves next to nothing
-_LONG = 64  # elements of a block from which int8's scale and offset, eight bytes, are few beside them
+_LONG = 64  # elements of a block from which int8's scale and offset, eight bytes, are few compared with them
 LEAST = 4096  # elements; of fewer, packing takes longer than they are worth
-# Elements that are packed at once, so that what is needed beside them is small.
+# Elements that are packed at once, so that what is needed besides is small.
 _AT_ONCE_ON_CPU, _AT_ONCE = 2**18, 2**24
 
 # torch's own, taken before anything is patched
@@ -45,7 +45,7 @@ _Part = tuple[Tensor, ...]
 
 
 class Format(NamedTuple):
-    """How blocks are packed: `pack` takes them as rows and gives tensors, `unpack` writes what these stand for into rows.
+    """How blocks are packed: `pack` takes them as rows and gives tensors, `unpack` writes what these mean into rows.
 
     `takes` are the dtypes of what is packed. NaN and Inf come back as they are, and what is finite stays finite. `pack` is told whether
     the numbers are `usual` (see `_is_usual`), which takes it half of the time, and whether `signs` must come back exactly: then no number
@@ -69,7 +69,7 @@ class Format(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A tensor of one dimension, packed: pieces of it in order, and the elements behind the last whole block as they were.
+    """A tensor of one dimension, packed: pieces of it in order, and the elements after the last whole block as they were.
 
     `row` and `padded` are the elements of a row, and those that it was made up to where blocks of one length do not fill it; else 0.
     """
@@ -214,7 +214,7 @@ def _bf16_unpack(part: _Part, out: Tensor) -> None:
 # --- FP8: e4m3. The scale of a block is the least power of two by which it fits -----------------------------------------------------------
 #
 # Such a scale changes no mantissa: nothing is rounded twice, and the error is e4m3's own, at most 1/16 of each number. It is kept as its
-# exponent, a byte. A block with NaN or Inf is marked: in it the largest code stands for Inf, and its finite numbers use half of the range.
+# exponent, a byte. A block with NaN or Inf is marked: in it the largest code means Inf, and its finite numbers use half of the range.
 
 _MOST = torch.finfo(E4M3).max
 
@@ -259,7 +259,7 @@ def _fp8_unpack(part: _Part, out: Tensor) -> None:
 
 # --- eight-bit integers: 256 steps from the least to the largest number of a block --------------------------------------------------------
 #
-# In a block with NaN or Inf three codes stand for these. FBGEMM's kernel adds 1e-8 to the range, so it is not for small ones.
+# In a block with NaN or Inf three codes mean these. FBGEMM's kernel adds 1e-8 to the range, so it is not for small ones.
 
 _STEPS, _FEWER_STEPS = 255.0, 252.0
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max

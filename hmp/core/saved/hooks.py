@@ -170,7 +170,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             count(name, refusal)
             return op(*args, **kwargs)
         hook = _Keeping(name, how, (*args, *kwargs.values()) if kwargs else args)
-        try:  # an interrupt may come behind any call
+        try:  # an interrupt may come after any call
             push_saved_tensors_hooks(hook.keep, _tensor_of)
             result = op(*args, **kwargs)
         finally:

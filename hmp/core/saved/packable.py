@@ -41,7 +41,7 @@ _REASONS = {op: why for why, ops in _WHY.items() for op in ops.split()}
 _SOLVES = _REASONS["inverse"]
 _OF_LINALG = frozenset({"linalg.cross", "linalg.matmul", "linalg.multi_dot", "linalg.vecdot"})
 
-# The ops that keep numbers for backward which can be packed: `*` stands for them.
+# The ops that keep numbers for backward which can be packed: `*` means them.
 KEEPS = frozenset(
     """abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
     addbmm addcmul addmm addmv addr alpha_dropout atan avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bmm celu conv1d

@@ -1,4 +1,4 @@
-"""What the graph holds in the place of a tensor that an op keeps for backward.
+"""What the graph holds instead of a tensor that an op keeps for backward.
 
 Memory that others still hold is not packed: packs would only add to it. So a tensor stays as it is until the graph is its last holder,
 which `pack_unheld()` looks for at each later call of a listed op. By then nobody can write it any more, and everything that was kept of
@@ -322,7 +322,7 @@ def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -
 def rows_in_memory(tensor: Tensor, by_memory: bool, offset: int) -> int:
     """Return after how many elements of memory, at most, a row of the tensor may begin or end; 0 if its rows do not lie in memory.
 
-    The tensor lies `offset` elements behind the memory's begin. A row lies in memory if its elements are side by side.
+    The tensor lies `offset` elements after the memory's begin. A row lies in memory if its elements are side by side.
     """
     size, stride = _size(tensor), _stride(tensor)
     along = _along(size, stride, by_memory)

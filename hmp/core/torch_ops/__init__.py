@@ -2,8 +2,7 @@
 
 from . import op_facts, sites
 from .composites import calling
-from .function_names import name_of
-from .parameter_names import parameters
+from .names import name_of, parameters
 from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
 
 __all__ = [

@@ -8,7 +8,8 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from ..patching import cache, patches
+from .. import outermost
+from ..patching import unpatched_op
 from . import op_facts, sites
 from .sites import Site
 
@@ -24,7 +25,7 @@ def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site
             yield site
 
 
-@cache.cached
+@sites.cached
 def _python_ops() -> tuple[Site, ...]:
     """The sites of all ops that torch implements in Python."""
     found = []
@@ -39,13 +40,14 @@ def _python_ops() -> tuple[Site, ...]:
         for attribute in names:
             if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
                 continue
-            function = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
+            here = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
+            function = unpatched_op(outermost.inside(here))
             if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)
 
 
-@cache.cached
+@sites.cached
 def names_called(function: types.FunctionType) -> frozenset[str]:
     """The names of functions and attributes that a call of `function` may look up, with the dunders of its operators: a superset.
 
@@ -64,10 +66,10 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
     return frozenset(names)
 
 
-@cache.cached
+@sites.cached
 def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
     """The names in the code of `function`, and the functions of its own module and its closure that it may call."""
-    names = _names_in(patches.code_of(function))
+    names = _names_in(function.__code__)
     found = [function.__globals__[name] for name in names & function.__globals__.keys()]
     helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

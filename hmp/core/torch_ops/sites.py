@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from .. import outermost, torch_private
-from ..patching import cache, holders, unpatched_op
+from ..patching import holders, unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -36,6 +37,41 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
 )
 # The modules of torch whose public Python functions are ops.
 PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES})
+
+
+# --- what is kept from one conversion to the next, while torch stands as it stood: other code may patch torch in between ------------
+
+F_ = TypeVar("F_", bound=Callable[..., Any])
+_clears: list[Callable[[], None]] = []
+_stood: list[Any] = []  # what torch consisted of when the caches were empty last
+
+
+def cached(function: F_, most: int | None = None) -> F_:
+    """`function` with a cache of its results, at most `most` of them, while torch's functions, without hmp's patches, are these."""
+    with_cache = functools.lru_cache(most)(function)
+    _clears.append(with_cache.cache_clear)
+    return with_cache  # type: ignore[return-value]
+
+
+def forget() -> None:
+    """Empties the caches."""
+    global _stood
+    for clear in _clears:
+        clear()
+    _stood = []
+
+
+def forget_changed() -> None:
+    """Empties the caches, before hmp patches torch, unless torch is what it was: somebody else may have patched it since."""
+    global _stood
+    found = stands()
+    still_stand = all(_lookup(site.owner, site.attribute) is site.original for site in _found)
+    if not still_stand or len(found) != len(_stood) or not all(map(operator.is_, found, _stood)):
+        forget()
+        _stood = found
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
@@ -62,7 +98,7 @@ class Site:
         return f"{self.where}.{self.attribute}"
 
 
-@cache.cached
+@cached
 def base_of(op: str) -> str:
     """The op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself where there is none."""
     if op.endswith("_"):
@@ -75,13 +111,13 @@ def base_of(op: str) -> str:
     return op
 
 
-@cache.cached
+@cached
 def writes_first(op: str) -> bool:
     """Whether every call of the op writes into its first argument: add_, iadd and setitem do."""
     return op.endswith("_") or op == "setitem" or (op[:1] == "i" and base_of(op) != op)
 
 
-@cache.cached
+@cached
 def synonyms(op: str) -> tuple[str, ...]:
     """The ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
     namespace, _, name = op.rpartition(".")
@@ -90,14 +126,14 @@ def synonyms(op: str) -> tuple[str, ...]:
     return (*known, twin) if twin in _ids() and twin not in known and sites_of(twin) and sites_of(op) else known
 
 
-@cache.cached
+@cached
 def namesakes(op: str) -> tuple[str, ...]:
     """The synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
     named = {site.original for site in sites_of(op)}
     return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
 
 
-@cache.cached
+@cached
 def ancestry(op: str) -> tuple[str, ...]:
     """`op` and the ops that it follows while unlisted, nearest first: its base, then the synonyms of both."""
     base = base_of(op)
@@ -140,7 +176,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
-    return None if found is None or not callable(found) or isinstance(found, type) else outermost.inside(found)
+    return None if found is None or not callable(found) or isinstance(found, type) else unpatched_op(outermost.inside(found))
 
 
 @functools.cache
@@ -148,7 +184,7 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
     return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
 
 
-@cache.cached
+@cached
 def _names(namespace: str) -> frozenset[str]:
     """Every name that may be an op's in the namespaces with that prefix: most of those that are asked for are none."""
     owners = [owner for _, owner in _namespaces(namespace)]
@@ -158,7 +194,7 @@ def _names(namespace: str) -> frozenset[str]:
     return frozenset(names | torch_private.CALLED_IN_VF if torch_private.vf in owners else names)
 
 
-@cache.cached
+@cached
 def _ids() -> frozenset[str]:
     """Every id that may be an op's."""
     found: set[str] = set()
@@ -167,14 +203,14 @@ def _ids() -> frozenset[str]:
     return frozenset(found)
 
 
-@cache.cached
+@cached
 def sites_of(op: str) -> tuple[Site, ...]:
     """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
     found = _as_found(op)
     return (*found, *[site for site in _by_others.values() if site.op == op]) if _by_others else found
 
 
-@cache.cached
+@cached
 def _as_found(op: str) -> tuple[Site, ...]:
     namespace, _, name = op.rpartition(".")
     if name not in _names(namespace):
@@ -200,8 +236,7 @@ def _as_found(op: str) -> tuple[Site, ...]:
 _found: list[Site] = []  # all that `_as_found` has given
 # What other code has put there while hmp had patched torch, as ZeRO-3 does with F.linear. By the owner's id and the attribute.
 _by_others: dict[tuple[int, str], Site] = {}
-cache.emptied_by(_found.clear)
-cache.emptied_by(_by_others.clear)
+_clears += [_found.clear, _by_others.clear]
 
 
 def look_again() -> bool:
@@ -234,12 +269,7 @@ def _is_torchs(function: Any) -> bool:
     return isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType))
 
 
-def still_stand() -> bool:
-    """Whether all sites that were looked up have the functions that they had then. Asked while hmp has not patched torch."""
-    return all(_lookup(site.owner, site.attribute) is site.original for site in _found)
-
-
-@cache.cached
+@cached
 def relatives(op: str) -> tuple[str, ...]:
     """The ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
     found, ids = [], _ids()
@@ -251,7 +281,7 @@ def relatives(op: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-@cache.cached
+@cached
 def every_op() -> tuple[str, ...]:
     """The ids of all ops of torch that take a tensor, sorted."""
     found: dict[str, None] = {}
@@ -303,7 +333,7 @@ def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | Non
     if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
         found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
-    return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
+    return Site(owner, attribute, unpatched_op(found), where, op) if callable(found) and not isinstance(found, type) else None
 
 
 def stands() -> list[Any]:

@@ -4,23 +4,16 @@ from . import (
     around_models,
     autocast,
     backward,
-    captures,
-    checkpoint,
-    dispatch_modes,
     late_imports,
     library_ops,
+    marked_memory,
     module_calls,
     module_construction,
     module_state,
     modules,
     never_cast,
-    optimizers,
-    override_tables,
-    resizing,
-    scripted,
 )
-from .model_outputs import as_dtype, in_dtype
-from .module_calls import applied_policy
+from .module_calls import applied_policy, as_dtype, in_dtype
 
 __all__ = [
     "applied_policy",
@@ -28,19 +21,13 @@ __all__ = [
     "as_dtype",
     "autocast",
     "backward",
-    "captures",
-    "checkpoint",
-    "dispatch_modes",
     "in_dtype",
     "late_imports",
     "library_ops",
+    "marked_memory",
     "module_calls",
     "module_construction",
     "module_state",
     "modules",
     "never_cast",
-    "optimizers",
-    "override_tables",
-    "resizing",
-    "scripted",
 ]

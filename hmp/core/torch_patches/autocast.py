@@ -133,7 +133,7 @@ class Paused(Off):
 def install() -> None:
     """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
-    To be called after override_tables.fill(), so that torch's tables that are keyed by function have torch's own functions as keys.
+    To be called after late_imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
     global _installation
     if _installation is not None:
@@ -147,13 +147,13 @@ def install() -> None:
     for name, device_type in _DTYPES.items():
         _answer(name, functools.partial(_low_dtype, device_type=device_type))
     cls: Any = autocast_mode.autocast
-    for function, make in (
-        (cls.__enter__, _enter),
-        (cls.__exit__, _exit),
-        (autocast_mode.is_autocast_available, _noting_requests),
-        (getattr(*AUTOCAST_CAST), _cast_of_every_device),
+    for owner, name, make in (
+        (cls, "__enter__", _enter),
+        (cls, "__exit__", _exit),
+        (autocast_mode, "is_autocast_available", _noting_requests),
+        (*AUTOCAST_CAST, _cast_of_every_device),
     ):
-        patches.swap(function, make(patches.unpatched(function)))
+        patches.wrap(owner, name, make)
     if FORWARD is None or BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
 
@@ -261,7 +261,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         current = state.current_state()
         if isinstance(current, Paused) and not current.disabled:
             current = current.on  # a Paused from before a revert
-        caller = sys._getframe(2)  # frame 1 is the swapped `__enter__`
+        caller = sys._getframe(2)  # frame 1 is that of patches.wrap()
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request

@@ -1,4 +1,6 @@
-"""R13: no list applies to user Python that autograd calls, such as hooks."""
+"""R13, R14: no list applies to user Python that autograd calls, such as hooks; a checkpoint's recomputation runs under the policy of its
+forward.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from typing import Any
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
 from ..cast_cache import weight_cache
+from ..observe import tell_checkpoint
 from ..patching import patches
 from ..rules import outside
-from .torchs_functions import replace, swap
+from . import late_imports
 
 
 def install() -> None:
@@ -48,14 +51,15 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
-    swap(torch_private.run_backward, _keeping_callers)
+    patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
-    replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
-        replace("torch.autograd.functional", name, of_users_function)
+        patches.wrap_by_name("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
-        replace("torch.func", name, transform)
+        patches.wrap_by_name("torch.func", name, transform)
+    _install_checkpoint()
 
 
 def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,3 +83,29 @@ class _Engine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+# --- recomputation --------------------------------------------------------------------------------------------------------------
+
+
+def _install_checkpoint() -> None:
+    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs (R14)."""
+
+    def forward(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, UnderCapturedState(run_function), *args)
+
+    def generator(original: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            tell_checkpoint(args)
+            return original(UnderCapturedState(fn), *args, **kwargs)
+
+        return generate
+
+    def unasked(original: Callable[..., Any]) -> Callable[..., Any]:
+        # it asks whether torch.autocast is enabled for CUDA, to enable it again in backward
+        return lambda ctx, run_function, *args: call_without_casts(forward(original), ctx, UnderCapturedState(run_function), *args)
+
+    patches.wrap_by_name("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
+    xlas = "torch_xla.utils.checkpoint"  # torch's own knows no XLA
+    late_imports.after({xlas: functools.partial(patches.wrap_by_name, xlas, "CheckpointFunction.forward", unasked)})
+    patches.wrap(*torch_private.checkpoint_generator(), generator)

@@ -29,8 +29,8 @@ def install() -> None:
     for op in torch_dispatcher.library_ops():
         _change(op)
     for cls in (OpOverload, OpOverloadPacket):
-        patches.swap(cls.__init__, _made(patches.unpatched(cls.__init__)))
-    patches.swap(torch.library.Library.impl, _registered(patches.unpatched(torch.library.Library.impl)))
+        patches.wrap(cls, "__init__", _made)
+    patches.wrap(torch.library.Library, "impl", _registered)
 
 
 def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,22 +5,25 @@ Replicas and copies of a module have its mark too. A pickle has none, so that it
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import itertools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import torch
 
 from ...errors import HmpError
 from ..active import Off, PolicyTable, state, suspensions
+from ..casting import castable, map_tensors
+from ..formatting import dtype_name
 from ..patching import patches
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import late_imports
-from .model_outputs import in_dtype
 
 MARK = "_hmp_applied"
 
@@ -136,8 +139,7 @@ def _follow_marks(module: torch.nn.Module) -> None:
             patches.rebind(owner, "__call__", _following_marks(own_call, own_call=True))
         else:
             raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
-    set_state = torch.nn.Module.__setstate__
-    patches.swap(set_state, _without_loaded_mark(patches.unpatched(set_state)))
+    patches.wrap(torch.nn.Module, "__setstate__", _without_loaded_mark)
 
 
 def _take_marks_along(cls: Any) -> None:
@@ -425,3 +427,45 @@ def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
             self.__dict__[MARK] = found.of(self)
 
     return __setstate__
+
+
+# --- what a model returns, in one dtype: `apply(model, outputs="float32")` ------------------------------------------------------
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def as_dtype(outputs: Any) -> torch.dtype | None:
+    """The dtype that `outputs=` names. HmpError for what is none that outputs may have."""
+    for dtype in _DTYPES:
+        if outputs is dtype or (isinstance(outputs, str) and outputs.removeprefix("torch.") == dtype_name(dtype)):
+            return dtype
+    if outputs is None:
+        return None
+    raise HmpError(f"outputs={outputs!r}: expected None or one of {', '.join(map(dtype_name, _DTYPES))}")
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """`value` with its float32, bfloat16 and float16 tensors in `dtype`, also those in lists, tuples, dicts, other mappings and dataclasses
+    in it. What holds none of another dtype is returned itself."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if castable(tensor) else tensor
+
+    def others(found: Any) -> Any:
+        if dataclasses.is_dataclass(found) and not isinstance(found, type):
+            names = [field.name for field in dataclasses.fields(found) if hasattr(found, field.name)]
+            changed = {name: new for name in names if (new := map_tensors(old := getattr(found, name), one, others)) is not old}
+            instance: Any = copy.copy(found) if changed else found
+            for name, new in changed.items():
+                object.__setattr__(instance, name, new)  # it may be frozen
+            return instance
+        if isinstance(found, MutableMapping):
+            items = {key: new for key, old in found.items() if (new := map_tensors(old, one, others)) is not old}
+            copied = copy.copy(found) if items else found
+            for key, new in items.items():
+                copied[key] = new
+            return copied
+        return found
+
+    return map_tensors(value, one, others)

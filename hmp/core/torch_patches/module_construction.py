@@ -13,7 +13,6 @@ import torch
 from ..active import ContextValue, loading, state
 from ..patching import patches, subclasses
 from . import late_imports
-from .torchs_functions import replace
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
@@ -42,8 +41,7 @@ def install() -> None:
     loading.install()
     for module_name, names in _LOADING.items():
         late_imports.after({module_name: functools.partial(_patch_loading, module_name, names)})
-    base_init = torch.nn.Module.__init__
-    patches.swap(base_init, _late(patches.unpatched(base_init)))
+    patches.wrap(torch.nn.Module, "__init__", _late)
 
 
 def is_in_classes() -> bool:
@@ -73,7 +71,7 @@ def install_in_classes() -> None:
 
 def _patch_loading(module_name: str, names: tuple[str, ...]) -> None:
     for name in names:
-        replace(module_name, name, loading.while_loading)
+        patches.wrap_by_name(module_name, name, loading.while_loading)
 
 
 class InitWithoutCasts:
@@ -101,9 +99,8 @@ def _patch_construction(cls: type) -> None:
     if own is not None and hasattr(own, "__get__") and not isinstance(own, InitWithoutCasts):
         patches.rebind(cls, "__init__", InitWithoutCasts(own))
     for name in _CONSTRUCTORS & vars(cls).keys():
-        constructor = getattr(vars(cls)[name], "__func__", None)
-        if isinstance(constructor, types.FunctionType):
-            patches.swap(constructor, loading.while_loading(patches.unpatched(constructor)))
+        if isinstance(vars(cls)[name], (classmethod, staticmethod)):
+            patches.wrap(cls, name, loading.while_loading)
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:

@@ -28,8 +28,7 @@ def install() -> None:
     """Patches `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
     patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
-    right_inverse = ParametrizationList.right_inverse
-    patches.swap(right_inverse, _keeping_dtype(patches.unpatched(right_inverse)))
+    patches.wrap(ParametrizationList, "right_inverse", _keeping_dtype)
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
 

@@ -1,21 +1,26 @@
-"""R15: torch's code that runs around a model is never cast.
+"""R15, R8: torch's code that runs around a model, or below an op, is never cast.
 
-It is gradient scaling and clipping, initialisers, tests, printing and data loading; optimizers are in optimizers.py.
+It is gradient scaling and clipping, initialisers, tests, printing, data loading, optimizers, and `__torch_dispatch__`.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.utils.prune
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import torch_private
-from ..active import without_casts
-from ..patching import patches
-from .torchs_functions import find, python_function_at
+from ..active import UnderCapturedState, call_without_casts, state, without_casts
+from ..cast_cache import weight_cache
+from ..patching import patches, subclasses
+from ..rules import outside
+from .module_construction import UntilReturn
 
 # module → its functions; "Class.method" for methods
 _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
@@ -37,33 +42,129 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 
 def install() -> None:
     """Makes these functions run with casts off, until patches.restore()."""
-    for function in _functions():
-        patches.swap(function, without_casts(patches.unpatched(function)))
-
-
-def _functions() -> Iterator[types.FunctionType]:
     for module_name, names in _WITHOUT_CASTS.items():
         for name in names:
-            function = find(module_name, name)
-            if function is not None:
-                yield function
-    yield from filter(None, map(python_function_at, torch_private.AROUND_A_MODEL))
-    for name, function in vars(torch.nn.init).items():
-        if isinstance(function, types.FunctionType) and not name.startswith("_"):
-            yield function
-    for function in (*vars(torch.nn.utils.prune).values(), *vars(torch.nn.utils.fusion).values()):
-        if isinstance(function, types.FunctionType) and function.__module__.startswith("torch.nn.utils."):
-            yield function
-    for scheduler in vars(torch.optim.lr_scheduler).values():
-        step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None
-        if isinstance(step, types.FunctionType):
-            yield step
+            patches.wrap_by_name(module_name, name, without_casts)
+    for place in torch_private.AROUND_A_MODEL:
+        patches.wrap(*place, without_casts)
+    for name in [*vars(torch.nn.init)]:
+        if not name.startswith("_"):
+            patches.wrap(torch.nn.init, name, without_casts)
+    for module in (torch.nn.utils.prune, torch.nn.utils.fusion):
+        for name, function in [*vars(module).items()]:
+            if str(getattr(function, "__module__", "")).startswith("torch.nn.utils."):
+                patches.wrap(module, name, without_casts)
+    for scheduler in [*vars(torch.optim.lr_scheduler).values()]:
+        if inspect.isclass(scheduler) and "step" in vars(scheduler):
+            patches.wrap(scheduler, "step", without_casts)
+    _install_optimizers()
+    _install_dispatch_modes()
 
 
 def codes() -> set[types.CodeType]:
-    """The code objects of all functions that are swapped, such as those above, and of backward: calls of them that began before install()
+    """The code objects of all functions that are wrapped, such as those above, and of backward: calls of them that began before install()
     must end before a policy becomes active.
 
     Not of data loading, in which a thread may wait for any time.
     """
-    return {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}
+    wrapped = patches.wrapped_functions()
+    return {function.__code__ for function in wrapped if not str(function.__module__).startswith("torch.utils.data")}
+
+
+# --- optimizers, whose steps' closures run under the state outside the step -----------------------------------------------------
+
+
+def _install_optimizers() -> None:
+    """Until patches.restore(): steps of every optimizer class run with casts off, of a class without instances from its first one on."""
+    for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer)):
+        _patch_step(cls)
+
+    def patch_step_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(self: Any) -> None:
+            original(self)
+            for cls in type(self).__mro__:
+                _patch_step(cls)
+
+        return patched
+
+    patches.wrap(*torch_private.STEP_HOOKER, patch_step_function)
+    # an optimizer may hold the step that its class had before: learning rate schedulers have it do so
+    patches.on_restore(register_optimizer_step_pre_hook(_off_in_step).remove)
+
+
+def _patch_step(cls: type) -> None:
+    step = vars(cls).get("step")
+    # torch hooks a class's step when its first instance is made: only that one is what users call
+    if getattr(step, "hooked", False):
+        patches.wrap(cls, "step", _step)
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # the closure runs the forward pass, under the state outside the step
+        args = tuple(UnderCapturedState(a) if callable(a) else a for a in args)
+        if callable(kwargs.get("closure")):
+            kwargs["closure"] = UnderCapturedState(kwargs["closure"])
+        try:
+            return call_without_casts(original, self, *args, **kwargs)
+        finally:
+            if weight_cache.entries():
+                _free_copies(self)
+
+    return step
+
+
+def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A hook that turns casts off until the step returns, where they are on: it was called past the class."""
+    if not state.casts_enabled():
+        return None
+    closures = {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
+    given = args[0], *(UnderCapturedState(each) if callable(each) else each for each in args[1:])
+    state.put(UntilReturn(state.get(), sys._getframe(1)))
+    return given, closures
+
+
+def _free_copies(optimizer: Any) -> None:
+    """Frees the low-precision copies of weights that an optimizer has just written: stale, they would be found only at their next use."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group.get("params", ()):
+            weight_cache.let_go(parameter)
+
+
+# --- `__torch_dispatch__`, which torch calls below an op (R8) -------------------------------------------------------------------
+
+
+def _install_dispatch_modes() -> None:
+    """Until patches.restore(): the `__torch_dispatch__` of modes (FakeTensorMode for one) and of tensor subclasses runs with casts off."""
+
+    def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def entered(self: Any) -> Any:
+            _patch_dispatch(type(self))
+            return original(self)
+
+        return entered
+
+    patches.wrap(torch_private.TorchDispatchMode, "__enter__", enter)
+    fake_tensor_mode = torch_private.fake_tensor_mode()
+    if fake_tensor_mode is not None:
+        _patch_dispatch(fake_tensor_mode)  # one may be entered already
+    for cls in subclasses(torch.Tensor):
+        _patch_dispatch(cls)
+
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+        super(torch.Tensor, cls).__init_subclass__(**kwargs)
+        _patch_dispatch(cls)
+
+    patches.rebind(torch.Tensor, "__init_subclass__", classmethod(init_subclass))
+
+
+def _patch_dispatch(cls: type) -> None:
+    patches.wrap(cls, "__torch_dispatch__", _outside)
+    # torch calls a DTensor's dispatcher from C++, which calls its methods
+    dispatcher = type(vars(cls).get("_op_dispatcher"))
+    for name in vars(dispatcher).keys() - {"__init__"} if "_op_dispatcher" in vars(cls) else ():
+        patches.wrap(dispatcher, name, _outside)
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    return outside(without_casts(function))

@@ -41,9 +41,9 @@ def benchmark(  # noqa: PLR0913
     Args:
         step: Does one whole training step (forward, backward, optimizer) or one inference step; it takes no arguments. If it returns the
             loss, a number or a tensor of one element, the table shows it.
-        policies: "float32" is torch without casts, "autocast" is `torch.autocast` of the device in its default dtype; every other one is an
-            hmp policy: a preset's name, a folder or an `hmp.Policy`, active as by `hmp.convert()`, backward included. Default: "float32",
-            "autocast" and hmp with the lists that the preset `autocast` stands for here, such as "torch-cpu".
+        policies: "float32" is torch without casts, "torch.autocast" is torch's own of the device in its default dtype; every other one
+            is an hmp policy: a preset's name, a folder or an `hmp.Policy`, active as by `hmp.convert()`, backward included. Default:
+            "float32", "torch.autocast" and the lists of the preset `autocast`, named for the device: "torch-cpu".
         model: Its parameters, buffers and gradients are put back before each sample and at the end. Scopes of a policy name its modules.
         optimizer: Its state is put back likewise.
         state: An object or several with state_dict and load_state_dict, which are put back likewise: a scheduler, a gradient scaler.

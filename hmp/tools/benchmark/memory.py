@@ -134,7 +134,7 @@ def device_of(given: Any, where: str = "") -> torch.device:
         return torch.device(given)
     except (RuntimeError, TypeError) as error:
         why = f": {error}" if isinstance(given, str) else ""  # of another type torch says over several lines what it takes
-        raise HmpError(f"{where}device={given!r} is none{why}; give one such as 'cpu' or 'cuda:0'") from None
+        raise HmpError(f"{where}invalid device={given!r}{why}: expected one such as 'cpu' or 'cuda:0'") from None
 
 
 def check_there(device: torch.device, where: str) -> None:

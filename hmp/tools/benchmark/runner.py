@@ -107,15 +107,15 @@ def misfit(function: Callable[..., Any], arguments: int) -> str:
 
 def _check_numbers(seconds: float, **counts: int | None) -> None:
     if not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
-        raise HmpError(f"seconds={seconds!r} is no time; give a positive number")
+        raise HmpError(f"invalid seconds={seconds!r}: expected a positive number")
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise HmpError(f"{name}={count!r} is no count; give 1 or more")
+            raise HmpError(f"invalid {name}={count!r}: expected a whole number, 1 or more")
 
 
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
-        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
+        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'torch.autocast' is a row")
     if any_applied():
         raise HmpError(
             "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "

@@ -18,7 +18,7 @@ from ...core.policy import Policy, as_policy, device_preset, scopes
 from ...errors import HmpError, OpListError
 
 FLOAT32 = "float32"
-AUTOCAST = "autocast"
+AUTOCAST = "torch.autocast"
 
 
 def default_names(device: torch.device) -> tuple[str, str, str]:
@@ -52,7 +52,7 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device, mode
             )
         found[variant.name] = variant
     if not found:
-        raise HmpError("policies is empty; name at least one, such as 'float32', 'autocast' or 'habana'")
+        raise HmpError("policies is empty; name at least one, such as 'float32', 'torch.autocast' or 'autocast'")
     return list(found.values())
 
 
@@ -61,7 +61,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         return Variant(FLOAT32, "torch without casts")
     if given == AUTOCAST:
         if not torch.amp.is_autocast_available(device.type):
-            raise HmpError(f"torch.autocast does not know the device {device.type!r}; take 'autocast' out of policies, or give device=")
+            raise HmpError(f"torch.autocast does not know the device {device.type!r}; take {AUTOCAST!r} out of policies, or give device=")
         low = dtype_name(torch.get_autocast_dtype(device.type))
         # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
         return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", around_step=lambda: torch.autocast(device.type))
@@ -69,7 +69,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         policy = as_policy(given)
     except OpListError as error:
         if error.path is None and isinstance(given, str):
-            raise HmpError(f"{error}; 'float32' is torch without casts, 'autocast' is torch.autocast") from None
+            raise HmpError(f"{error}; 'float32' is torch without casts, 'torch.autocast' is torch's own") from None
         raise
     if policy.name in (FLOAT32, AUTOCAST) and given is policy:
         raise HmpError(f"a policy called {policy.name!r} would be mistaken for torch's own; give policy.replace(name='another name')")

@@ -23,7 +23,7 @@ from ...core.rules import rules
 from ...core.torch_private import without_torch_dispatch, without_torch_function
 from ...core.uncompiled import running_uncompiled
 from ...errors import HmpError
-from .. import model_call as calling
+from .. import model_call
 from ..aten import local, refuse_xla, storage_address
 from ..model_state import changed_since, preserve_state
 from ..op_owners import AtenCall
@@ -85,8 +85,8 @@ def compare(
     _check(model, loss)
     if isinstance(policy, (list, tuple)):
         raise TypeError("compare() takes one policy: give the second one as against=, and call it again for more")
-    chosen = calling.chosen_policy(model, policy)
-    other = None if against is None else another(calling.chosen_policy(model, against), chosen)
+    chosen = model_call.chosen_policy(model, policy)
+    other = None if against is None else another(model_call.chosen_policy(model, against), chosen)
     return compare_under(model, batch, chosen, other, loss, shift=shift)
 
 
@@ -126,8 +126,8 @@ def _gradient_packed(
 
     def gradients() -> list[Tensor]:
         written = changed_since(map(local, _tensors(model, batch)))
-        with preserve_state(model, _leaves(model, batch), written), running_uncompiled(), calling.region(model, policy, scopes):
-            value, _ = _loss_of(model, calling.call(model, batch), loss)
+        with preserve_state(model, _leaves(model, batch), written), running_uncompiled(), model_call.policy_context(model, policy, scopes):
+            value, _ = _loss_of(model, model_call.call(model, batch), loss)
             if value is not None:
                 value.backward()
             return [_dense(local(p.grad)) for p in model.parameters() if p.grad is not None]
@@ -173,8 +173,8 @@ def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor]
     with preserve_state(model, _leaves(model, batch), written), running_uncompiled(), disable_casts():
         before = torch.get_rng_state()
         try:
-            output = calling.call(model, batch)
-            value = calling.own_loss(output) if loss is None else loss(output)
+            output = model_call.call(model, batch)
+            value = model_call.own_loss(output) if loss is None else loss(output)
         except Exception as error:
             return _Untouched(why_not=f"that raised {type(error).__name__}: {error}")
         if not torch.equal(before, torch.get_rng_state()):
@@ -200,31 +200,31 @@ def _compared(
     shift: bool,
 ) -> Comparison:
     statistics = ErrorSums()
-    shadows = Float32Reference(_recorder(statistics), _by_storage(model, batch))
+    float32 = Float32Reference(_recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = far = None
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
     with (
         _knowing_views(),
-        preserve_state(model, _leaves(model, batch), shadows.written),
-        calling.region(model, chosen, scopes),
-        listen(shadows),
+        preserve_state(model, _leaves(model, batch), float32.written),
+        model_call.policy_context(model, chosen, scopes),
+        listen(float32),
     ):
         with _saying_what_was_seen(chosen, statistics):
-            output = calling.call(model, batch)
+            output = model_call.call(model, batch)
             value, source = _loss_of(model, output, loss)
             if value is not None:
                 value.backward()
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             outputs = _floating(output)
-            output_error, far = total((t, shadows.reference(t)) for t in outputs), untouched.distance_of(outputs)
-            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), shadows.reference, shift)
+            output_error, far = total((t, float32.reference(t)) for t in outputs), untouched.distance_of(outputs)
+            tokens = distance_of_tokens(output, model_call.named_arguments(model, *model_call.arguments(batch)), float32.reference, shift)
             if value is not None:
                 loss_value = float(local(value))
-                loss_error = distance(local(value), shadows.reference(local(value))).relative
+                loss_error = distance(local(value), float32.reference(local(value))).relative
                 grads = [local(p.grad) for p in model.parameters() if p.grad is not None]
-                gradient_error = total((grad, shadows.reference(grad)) for grad in grads)
+                gradient_error = total((grad, float32.reference(grad)) for grad in grads)
     packs = gradient_error is not None and chosen.entries("saved")
     packed = _gradient_packed(model, batch, chosen, loss, scopes) if packs else None
     rows = statistics.rows()
@@ -277,7 +277,7 @@ def _device(model: torch.nn.Module) -> str:
 
 
 def _check(model: Any, loss: Any) -> None:
-    calling.check_module(model, "compare()")
+    model_call.check_module(model, "compare()")
     if loss is not None and not callable(loss):
         raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
     if here.aten is not None and any(isinstance(each, Float32Reference) for each in here.aten.told):
@@ -292,7 +292,7 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise HmpError(f"loss(output) is {type(value).__name__}{shape}; return a tensor with one element")
     else:
-        found = calling.own_loss(output)
+        found = model_call.own_loss(output)
         if found is None:
             return None, "forward only: no loss was given, and the output has none"
         value, source = found, "forward and backward of the output's own loss"

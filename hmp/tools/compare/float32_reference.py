@@ -19,8 +19,7 @@ from ...core.casting import each_tensor, map_tensors
 from ...core.observe import Call, here
 from ...core.rules import rules
 from ...core.torch_private import without_torch_function
-from .. import aten as collectives
-from ..aten import Facts, argument, facts, local, storage_address
+from ..aten import Facts, argument, facts, is_collective, is_point_to_point, local, run_collective, storage_address, written_by_collective
 from ..model_state import States, put_back, random_state
 from ..op_owners import AtenCall, OpOwners
 from .distance import Distance, distance
@@ -85,7 +84,7 @@ class Float32Reference(OpOwners):
         if node != self._node:
             self._node = node
             self._inside.clear()
-        if collectives.is_collective(func):
+        if is_collective(func):
             with without_torch_function():
                 return self._communicate(func, run, args, kwargs)
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
@@ -114,17 +113,17 @@ class Float32Reference(OpOwners):
 
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A collective's own result. All processes do it once more with their references, so that one has what came of the others'."""
-        written = collectives.written(func, args)
-        if collectives.is_point_to_point(func):
+        written = written_by_collective(func, args)
+        if is_point_to_point(func):
             for tensor in written:
                 self._references.pop(tensor, None)  # it stands for itself when its values are there
-            return collectives.run(func, args, kwargs, run)
+            return run_collective(func, args, kwargs, run)
         for tensor in written:
             self._before_write(tensor)
         own = {id(tensor) for tensor in written}
         references = map_tensors(args, lambda tensor: self._stand_in(tensor, self._reference_of, own))
-        out = collectives.run(func, args, kwargs, run)
-        again = collectives.run(func, references, kwargs)
+        out = run_collective(func, args, kwargs, run)
+        again = run_collective(func, references, kwargs)
         for tensor, reference in zip(_tensors(out), _tensors(again), strict=True):
             if _has_reference(tensor):
                 self._references[tensor] = reference

@@ -16,8 +16,7 @@ from ...core.casting import each_tensor, has_values
 from ...core.observe import Call, here, log, modules
 from ...core.rules import rules, takes_masks
 from ...core.torch_private import memory_of, storage_of, tree_leaves
-from .. import aten as collectives
-from ..aten import Facts, argument, facts, refuse_xla, storage_address
+from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
 from ..op_owners import AtenCall, OpOwners
 from .finding import Finding, find
@@ -90,7 +89,7 @@ class NonfiniteFinder(OpOwners):
         if unit is not self._unit:
             self._unit_ended()
             self._unit = unit
-        if collectives.is_collective(func):
+        if is_collective(func):
             return self._communicate(func, run, args, kwargs)
         if known.is_view:
             out = run(*args, **kwargs)
@@ -135,8 +134,8 @@ class NonfiniteFinder(OpOwners):
         """A collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
         origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
-        out = collectives.run(func, args, kwargs, run)
-        self._mark_all([*collectives.written(func, args), *each_tensor((out,))], replace(origin, received=True))
+        out = run_collective(func, args, kwargs, run)
+        self._mark_all([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
             each.in_place |= each.finding is origin.finding
         return out

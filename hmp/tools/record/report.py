@@ -100,7 +100,7 @@ class Report:
             HmpError: `by` or `sort` is none of these.
         """
         if sort not in FIELDS:
-            raise HmpError(f"sort={sort!r} is no field of a row; there are {', '.join(FIELDS)}")
+            raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
         try:
             rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
         except ValueError as error:
@@ -397,7 +397,7 @@ class Report:
         if not isinstance(values, Mapping):
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
-            raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
+            raise HmpError(f"expected a report of hmp with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; give what this hmp wrote")
         if not isinstance(values.get("rows"), list):
             raise HmpError("is a report without rows: it was cut off, or is part of one; give all that Report.to_dict() gave")
         kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
@@ -435,11 +435,9 @@ class Report:
         except FileNotFoundError:
             raise HmpError(f"{path}: no such file; give one that Report.to_json() wrote") from None
         except (OSError, TypeError) as error:
-            raise HmpError(
-                f"{path}: is no file that can be read ({getattr(error, 'strerror', error)}); give one that Report.to_json() wrote"
-            ) from None
+            raise HmpError(f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give one that Report.to_json() wrote") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise HmpError(f"{path}: is no JSON ({error}); give a file that Report.to_json() wrote") from None
+            raise HmpError(f"{path}: is not JSON ({error}); give a file that Report.to_json() wrote") from None
         try:
             return cls.from_dict(values if isinstance(values, Mapping) else {})
         except HmpError as error:
@@ -500,7 +498,7 @@ def _check_reports(method: str, *others: object) -> None:
     """HmpError where one of `others`, the arguments of that method, is no report."""
     for each in others:
         if not isinstance(each, Report):
-            raise HmpError(f"Report.{method}() takes reports; {each!r} is none. Of a file give Report.load(path)")
+            raise HmpError(f"Report.{method}(): expected reports, got {each!r}; of a file give Report.load(path)")
 
 
 def _dtypes_by_op(report: Report) -> dict[str, set[str]]:

@@ -94,7 +94,7 @@ FIELDS = tuple(field.name for field in fields(Row))
 def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
-        raise ValueError(f"by={by!r} is none of {', '.join(map(repr, GROUPS))}")
+        raise ValueError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
     others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
     return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common)})
 

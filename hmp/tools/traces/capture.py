@@ -20,7 +20,7 @@ from ...core.observe import Listener, listen, modules
 from ...core.torch_private import graph_task, in_plain_autograd, trace_here
 from ...errors import HmpError
 from ..model_call import check_module, named_arguments
-from ..model_state import aside
+from ..model_state import untracked
 from . import file
 from .file import bits, moments, values_of
 from .module_names import ModulePath, Names, Root
@@ -170,7 +170,7 @@ class _TraceRecorder(Listener):
             if module._forward_hooks:
                 self._hooked[place.name] = None
             policy = _policy_here(output)
-            with aside():
+            with untracked():
                 self._note(module, place, (args, kwargs), output, policy)
                 if is_outermost:
                     self._note_inputs(module, place.root, args, kwargs, policy)

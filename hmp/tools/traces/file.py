@@ -87,7 +87,7 @@ def opened(path: Path) -> Opened:
     try:
         handle = library.safe_open(path, "pt")
     except library.SafetensorError as error:
-        raise HmpError(f"{path} is no capture, or is cut off: {error}; copy it again, or capture again") from None
+        raise HmpError(f"{path} is not a capture, or is cut off: {error}; copy it again, or capture again") from None
     except OSError as error:
         raise HmpError(f"{path} cannot be read: {error}") from None
     metadata = handle.metadata() or {}

@@ -38,7 +38,7 @@ class Decisions:
         packs: bool = False,
     ) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
-            raise HmpError(f"ops={ops!r} is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all")
+            raise HmpError(f"invalid ops={ops!r}: expected a list of op names, such as ['softmax', 'linear'], or None for all")
         self.start = start
         self.low = start.dtype
         self.per_module = per_module

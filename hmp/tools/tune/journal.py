@@ -54,7 +54,7 @@ class Journal:
                 self.result = result_of(values)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise HmpError(
-                f"{file}: is no tune.json of hmp ({type(error).__name__}: {error}); take it away, or name another folder"
+                f"{file}: expected a tune.json of hmp, got {type(error).__name__}: {error}; take it away, or name another folder"
             ) from None
 
     def trial(self, name: str, policy: Policy) -> Trial | None:

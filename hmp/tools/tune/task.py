@@ -68,7 +68,7 @@ class Task:
         seed: int,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
-            raise HmpError(f"tune() takes a torch.nn.Module; {type(model).__name__} is none")
+            raise HmpError(f"tune(): expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
         applied = applied_policy(model)
         if applied is not None:
             raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
@@ -87,7 +87,7 @@ class Task:
         if not self.batches:
             raise HmpError("batches is empty; give at least one batch")
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise HmpError(f"steps={steps!r} is no number of training steps; give 1 or more")
+            raise HmpError(f"invalid steps={steps!r}: expected a number of training steps, 1 or more")
         self._loss, self._metric, self._optimizer = loss, metric, optimizer
         self.trains = optimizer is not None
         self.steps = steps or max(len(self.batches), LEAST_STEPS)

@@ -66,11 +66,11 @@ def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: boo
     if found.metric is not None and not has_metric:
         raise HmpError("tolerance has a bound for the metric, and there is no metric; give metric=, a function of the model")
     if found.gradient is not None and not 0 < found.gradient <= 1:
-        raise HmpError(f"gradient={found.gradient!r} is no cosine to ask for; give a number such as 0.99")
+        raise HmpError(f"invalid gradient={found.gradient!r}: expected a cosine above 0, such as 0.99")
     return found
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-        raise HmpError(f"{name}={value!r} is no tolerance; give a number from 0 on, or a mapping with {_KEYS}")
+        raise HmpError(f"invalid {name}={value!r}: expected a number >= 0, or a mapping with {_KEYS}")
     return float(value)

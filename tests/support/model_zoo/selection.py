@@ -1,8 +1,7 @@
-"""Which models a test runs for: a few in the default command, one of twelve of the others in .ci/run, the rest in .ci/nightly."""
+"""Which models a test runs for: a few in the default command, every twelfth of the others in .ci/run, the rest in .ci/nightly."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from .kit import Model
 # What a policy means on the CPU; `torch-cpu` is what `autocast` chooses there.
 POLICIES = ("habana", "bert", "torch-cpu")
 # Small and unlike each other: an encoder, rotary positions, a mixture, an encoder-decoder, batch statistics, a state space.
-HOLDS_BUILTINS = ("fnet",)  # in a partial, made before convert(): torch.fft.fftn, which has no bfloat16
 QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
 
 
@@ -22,11 +20,7 @@ def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: 
     """A parameter for each model, with one of the policies in turn, and nightly each quick model with each of the others."""
     found = []
     for at, name in enumerate(names):
-        marks = [] if name in quick else [pytest.mark.nightly if zlib.crc32(name.encode()) % 12 else pytest.mark.slow]
-        if name in HOLDS_BUILTINS:
-            marks.append(pytest.mark.searches_references)
-        if not MODELS[name].available:
-            marks.append(pytest.mark.skip(reason=f"this transformers has no {MODELS[name].cls}"))
+        marks = [] if name in quick else [pytest.mark.nightly if at % 12 else pytest.mark.slow]
         if not policies:
             found.append(pytest.param(MODELS[name], marks=marks, id=name))
         first = at % max(len(policies), 1)

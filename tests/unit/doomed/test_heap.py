@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import hmp
-from hmp.core.patching import heap
+from hmp.core.patching import references
 from process_kit import run_in_another_process
 
-pytestmark = pytest.mark.searches_references
+pytestmark = pytest.mark.usefixtures("libraries_are_searched")
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> 
     try:
         for thread in threads:
             thread.start()
-        found = [heap.partials_and_modules() for _ in range(5)]
+        found = [references.partials_and_modules() for _ in range(5)]
     finally:
         done.set()
         for thread in threads:

@@ -1,4 +1,4 @@
-"""The names of the positional parameters of torch's functions, from their code, torch's source or ATen's schemas."""
+"""What lists call the function that a torch function mode is handed, and the names of the positional parameters of torch's functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
+from torch.overrides import resolve_name
 
-from ..patching import patches
-from ..torch_private import schemas_of
+from ..torch_private import schemas_of, variable_functions
+from . import op_facts, sites
 from .sites import PYTHON_OPS
+
+# What may stand before an op's name, the longest first.
+_OWNERS = (
+    *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
+    "torch.functional.",
+    f"{type(variable_functions).__name__}.",
+)
+
+
+def name_of(function: Any) -> str:
+    """The id of the op that `function` is; "" for what is no op: attributes, and functions that are structure (R8)."""
+    name = sites.op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
+    if name.endswith((".__get__", ".__set__", ".__delete__")):
+        return ""
+    for prefix in _OWNERS:
+        name = name.removeprefix(prefix)
+    if name.startswith("__") and name.endswith("__"):
+        name = op_facts.DUNDER_OPS.get(name[2:-2], name[2:-2])
+    return "" if name in op_facts.STRUCTURE else name
+
+
+# --- of parameters --------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -27,7 +50,7 @@ def _declared_in_functional() -> dict[str, tuple[str, ...]]:
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
     """The names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
     if isinstance(original, types.FunctionType):
-        code = patches.code_of(original)
+        code = original.__code__
         if code.co_argcount:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
