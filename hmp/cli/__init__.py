@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _used(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """What the command returns; 2, and the error on stderr, for wrong use."""
+    """Return what the command returns; 2, and the error on stderr, for wrong use."""
     try:
         check_folder(getattr(options, "json", None), "--json ")
         return command(options)
@@ -57,7 +57,7 @@ def _used(command: Callable[[argparse.Namespace], int], options: argparse.Namesp
 
 
 def _status_of(command: Callable[[], int], prog: str) -> int:
-    """What the command returns, once its output is written; or how it was ended from outside."""
+    """Return what the command returns, once its output is written; or how it was ended from outside."""
     try:
         status = command()
         flush()

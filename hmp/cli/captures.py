@@ -40,7 +40,7 @@ def add_to_run(parser: argparse.ArgumentParser) -> None:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Print how far two captures are apart. Return 0, or 1 where they part; HmpError where they have nothing in common."""
+    """Print how far two captures are apart. Return 0, or 1 where they part; raise HmpError where they have nothing in common."""
     if (options.row_a is None) != (options.row_b is None):
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
     check_page(options.html)
@@ -51,7 +51,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """HmpError where the capture that is asked for could not be written: better now than when the script has run."""
+    """Raise HmpError where the capture that is asked for could not be written: better now than when the script has run."""
     if options.capture is None:
         return
     if options.capture_calls < 1:
@@ -66,7 +66,7 @@ def check(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def captured(target: str | None, calls: int) -> Iterator[None]:
-    """Captures the first calls of every model while the script runs, where that is asked for; a line on stderr where none was called."""
+    """Capture the first calls of every model while the script runs, where that is asked for; a line on stderr where none was called."""
     if target is None:
         yield
         return

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _made(text: str) -> tuple[torch.nn.Module, Any]:
-    """The model and the batch that `package.module:function` returns."""
+    """Return the model and the batch that `package.module:function` returns."""
     import torch
 
     module, _, function = text.partition(":")
@@ -79,7 +79,7 @@ def _made(text: str) -> tuple[torch.nn.Module, Any]:
 
 
 def _load(model: torch.nn.Module, file: str) -> None:
-    """Loads the file into the model, tensor by tensor."""
+    """Load the file into the model, tensor by tensor."""
     import torch
     from safetensors import SafetensorError, safe_open
     from tqdm import tqdm

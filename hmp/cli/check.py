@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _folder(given: str) -> Path:
-    """The folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
+    """Return the folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
     from ..core.policy import home
 
     path = Path(given)

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     assert step.model is not None  # a recipe for compare has one
     try:
         model = LossAsModel(step.model, found.loss)
-        # scoped lines name the modules of the recipe's model; what the loss computes outside follows the others
+        # scoped entries name the modules of the recipe's model; what the loss computes outside follows the others
         result = compare_under(model, (step.batches[0],), policy, against, lambda loss: loss, scopes=step.model)
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)

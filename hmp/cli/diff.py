@@ -76,5 +76,5 @@ def _of_reports(options: argparse.Namespace) -> int:
 
 
 def _called(given: str, policy: hmp.Policy) -> str:
-    """The name as it was given, and the preset that it stands for."""
+    """Return the name as it was given, and the preset that it stands for."""
     return f"{given} ({policy.name})" if given in hmp.policies() and given != policy.name else given

@@ -1,4 +1,4 @@
-"""``hmp doctor``: what there is to run with, and what stands in the way."""
+"""``hmp doctor``: what hmp can run with here, and what prevents a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tools.extras import EXTRAS, lacking
 from .output import add_json, give_json
 from .parser import Parser
 
-# The flags of /proc/cpuinfo that say how fast a low dtype is.
+# The flags of /proc/cpuinfo that say how fast a low-precision dtype is.
 _SIZE, _ROUNDS = 256, 5  # of the products that are timed: a fifth of a second where the kernel takes 90 times float32's time
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
@@ -28,15 +28,15 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "doctor",
         example="hmp doctor\nhmp doctor --json -",
-        help="say what there is to run with, and what stands in the way",
+        help="show what hmp can run with here, and what prevents a run",
         description="Prints versions, devices, which low dtypes have kernels, the processor's instructions for them, which extras are "
-        "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something stands in the way, 2 for wrong use.",
+        "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something prevents a run, 2 for wrong use.",
     )
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 0, 1 if something stands in the way, 2 if the JSON cannot be written."""
+    """Return 0, 1 if something prevents a run, 2 if the JSON cannot be written."""
     found = _found()
     if give_json(options.json, found):
         _say(found)
@@ -67,7 +67,7 @@ def _found() -> dict[str, Any]:
 
 
 def _devices(torch: Any) -> dict[str, Any]:
-    """Return each device's name, which low dtypes have kernels there, and why no copies of casts are kept, "" where they are."""
+    """Return each device's name, which low-precision dtypes have kernels there, and why no copies of casts are kept, "" where they are."""
     from ..core.cast_cache import mark_proof
 
     devices = [torch.device("cpu")]
@@ -85,7 +85,7 @@ def _name(torch: Any, device: Any) -> str:
 
 
 def _kernels(torch: Any, device: Any) -> dict[str, bool]:
-    """Whether a product of matrices runs in each low dtype."""
+    """Return whether a product of matrices runs in each low-precision dtype."""
     from ..core.torch_private import scaled_mm
 
     def product(dtype: Any) -> Any:
@@ -133,7 +133,7 @@ def _low_kernels(torch: Any) -> dict[str, Any]:
 
 
 def _patched() -> dict[str, int]:
-    """How many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
+    """Return how many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
     from ..core.dispatch import deciding
 
     decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16=frozenset({"linear"}))))
@@ -144,7 +144,7 @@ def _patched() -> dict[str, int]:
 
 
 def _instructions() -> list[str]:
-    """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
+    """Return the processor's flags for low-precision dtypes, as Linux reports them; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -17,7 +17,7 @@ from ..tools.extras import lacking
 
 
 def flush() -> None:
-    """Writes what was printed. BrokenPipeError where nobody reads it any more, as after `| head -1`."""
+    """Write what was printed. Raise BrokenPipeError where nobody reads it any more, as after `| head -1`."""
     if sys.stdout is not None:  # as under pythonw
         sys.stdout.flush()
 
@@ -40,12 +40,12 @@ def check_folder(file: str | Path | None, option: str) -> None:
 
 
 def lacking_for_a_page() -> str:
-    """What a page needs and is not installed, or too old; "" for nothing."""
+    """Return what a page needs and is not installed, or too old; "" for nothing."""
     return lacking("report")
 
 
 def check_page(file: str | None) -> None:
-    """HmpError where the page that --html asks for could not be made: better now than when the work is done."""
+    """Raise HmpError where the page that --html asks for could not be made: better now than when the work is done."""
     check_folder(file, "--html ")
     if file is not None and (lacks := lacking_for_a_page()):
         raise hmp.HmpError(f"--html needs {lacks}: {to_install('report')}")
@@ -58,14 +58,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _json_file(text: str) -> str:
-    """The name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
+    """Return the name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
     if text != "-" and not text.endswith(".json"):
         raise argparse.ArgumentTypeError(f"{text}: give a file that ends in .json, or - to print it in place of the text")
     return text
 
 
 def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
-    """Writes `values` as --json asks for. Whether the text is left to print."""
+    """Write `values` as --json asks for. Whether the text is left to print."""
     if file is None:
         return True
     from ..core.formatting import json_text
@@ -78,7 +78,7 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
 
 
 def give(options: argparse.Namespace, result: Any) -> None:
-    """Prints a result, or gives it as --json asks for, and writes its page where --html does."""
+    """Print a result, or give it as --json asks for, and write its page where --html does."""
     if give_json(options.json, result.to_dict()):
         print(result)
     if getattr(options, "html", None) is not None:

@@ -28,7 +28,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def positive(text: str) -> int:
-    """The number that an option takes, 1 or more."""
+    """Return the number that an option takes, 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
@@ -36,7 +36,7 @@ def positive(text: str) -> int:
 
 
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; what no command knows is the error of the command that was chosen."""
+    """Return the options; what no command knows is the error of the command that was chosen."""
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         (options.parser if options.run is not None else parser).error(f"unrecognized arguments: {' '.join(unknown)}")

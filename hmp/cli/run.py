@@ -125,7 +125,7 @@ _WITH_HABANA = (
 
 
 def _lacks_habanas(error: BaseException) -> bool:
-    """Whether it says that a package of Habana's, or one for its devices, is not installed."""
+    """Return True if it says that a package of Habana's, or one for its devices, is not installed."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
     if error.name == "optimum":  # one package for many devices: the statement says which
@@ -136,7 +136,7 @@ def _lacks_habanas(error: BaseException) -> bool:
 
 
 def pass_on(options: argparse.Namespace) -> None:
-    """Has processes that this one spawns, or that Lightning starts, do what the options ask for."""
+    """Have processes that this one spawns, or that Lightning starts, do what the options ask for."""
     from multiprocessing import spawn
 
     values = {name: getattr(options, name) for name in (*CASTING, "verbose", "habana", "device_map")}
@@ -156,7 +156,7 @@ def pass_on(options: argparse.Namespace) -> None:
 
 
 def _check(script: str, is_module: bool) -> None:
-    """HmpError where there is nothing to run."""
+    """Raise HmpError where there is nothing to run."""
     if not is_module:
         if not os.path.exists(script):
             raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
@@ -167,8 +167,10 @@ def _check(script: str, is_module: bool) -> None:
 
 
 def prepare(options: argparse.Namespace) -> Any:
-    """Installs the shim and converts, as far as the options ask for it. Returns what finds the modules that scoped lines speak of, if there
-    are such lines, else None. HmpError where that cannot be."""
+    """Install the shim and convert, as far as the options ask for it.
+
+    Return what finds the modules that scoped entries name, if there are such lines, else None. Raise HmpError where that cannot be.
+    """
     converts = [name for name in CASTING if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
         others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
@@ -205,7 +207,7 @@ def _check_report(target: Path) -> None:
 
 @contextlib.contextmanager
 def _recorded(name: str | None) -> Iterator[None]:
-    """Records while the script runs, and writes the report however it ends."""
+    """Record while the script runs, and write the report however it ends."""
     if name is None:
         yield
         return
@@ -225,7 +227,7 @@ def _recorded(name: str | None) -> Iterator[None]:
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:
-    """Runs the script in a `__main__` of its own, with `sys.argv` and `sys.path` as python would set them."""
+    """Run the script in a `__main__` of its own, with `sys.argv` and `sys.path` as python would set them."""
     _formerly.append(sys.modules["__main__"])  # whose functions are still running
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
@@ -266,7 +268,7 @@ _formerly: list[types.ModuleType] = []
 
 
 def _show_from_script_on(then: str) -> None:
-    """Has the traceback that python is about to print begin at the script; a hook that the script has set prints it. `then` follows."""
+    """Have the traceback that python is about to print begin at the script; a hook that the script has set prints it. `then` follows."""
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> Any:
@@ -283,7 +285,7 @@ def _show_from_script_on(then: str) -> None:
 
 
 def _set_path(first: str) -> None:
-    """Puts `first` where python puts the script's folder. hmp stays importable, for processes that the script starts."""
+    """Put `first` where python puts the script's folder. hmp stays importable, for processes that the script starts."""
     if getattr(sys.flags, "safe_path", False):
         return
     home = str(Path(hmp.__file__).resolve().parent.parent)
@@ -309,7 +311,7 @@ _LAUNCHERS = tuple(
 
 
 def _pass_on_to_lightning(values: dict[str, Any]) -> None:
-    """Has them run under ``hmp run`` with these options: names as in the parsed command line, None and False for those not given."""
+    """Have them run under ``hmp run`` with these options: names as in the parsed command line, None and False for those not given."""
     options: list[str] = []
     for name, value in values.items():
         if value not in (None, False):
@@ -354,7 +356,7 @@ STEPS = 3
 
 @contextlib.contextmanager
 def verified_steps() -> Iterator[None]:
-    """Records until an optimizer has made `STEPS` steps, or until the end; raises ViolationError there, in the script's own step."""
+    """Record until an optimizer has made `STEPS` steps, or until the end; raises ViolationError there, in the script's own step."""
     from torch.optim.optimizer import register_optimizer_step_post_hook  # here: other runs need not wait for torch
 
     from ..core.torch_private import function_modes
@@ -390,7 +392,7 @@ CASTING = (*NAMING_FILES, "opt_level")
 
 
 def from_environment(options: argparse.Namespace) -> None:
-    """Takes the policy that HMP_POLICY names, where no option says what is cast. HmpError where it names none."""
+    """Take the policy that HMP_POLICY names, where no option says what is cast. Raise HmpError where it names none."""
     named = os.environ.get(POLICY, "")
     if not named or any(getattr(options, name) is not None for name in CASTING):
         return
@@ -402,7 +404,7 @@ def from_environment(options: argparse.Namespace) -> None:
 
 
 def say_what_matched_nothing(called: Any) -> None:
-    """A line on stderr for each scoped entry that matched none of the modules that the script called."""
+    """Print a line on stderr for each scoped entry that matched none of the modules that the script called."""
     if called is None or not called.unmatched:
         return
     from ..core.log import should_log  # here: it imports torch
@@ -414,9 +416,11 @@ def say_what_matched_nothing(called: Any) -> None:
 
 
 def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:
-    """A line on stderr where torch was there and hmp cast nothing: for an option of hmp's name behind the script, which was perhaps meant
-    for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
-    anything."""
+    """Print a line on stderr if torch was imported and hmp cast nothing.
+
+    For an option of hmp's name after the script, perhaps meant for hmp, and of which the script may have said that it does not know it; and
+    where nobody, neither options nor script, asked for anything.
+    """
     is_in_use = "hmp.core.convert" in sys.modules
     if "torch" not in sys.modules:
         return

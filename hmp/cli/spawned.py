@@ -14,7 +14,7 @@ from typing import Any
 
 
 def run_as_parent_would() -> dict[str, Any]:
-    """What the parent's script defines, run under hmp as `__mp_main__`."""
+    """Return what the parent's script defines, run under hmp as `__mp_main__`."""
     from . import run
 
     values = json.loads(os.environ[run.OF_PARENT])

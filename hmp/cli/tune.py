@@ -66,7 +66,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 class _Loss:
-    """The recipe's loss, and whether it was called: from then on what goes wrong is no wrong use."""
+    """The recipe's loss, and whether it was called: errors from then on are not the command's wrong use."""
 
     def __init__(self, loss: Any) -> None:
         self.__wrapped__ = loss
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
-    """HmpError for what is better said now than when the search is done."""
+    """Raise HmpError for what is better said now than when the search is done."""
     check_page(options.html)
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")

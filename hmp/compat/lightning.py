@@ -80,7 +80,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         scaler: The loss scaler of a policy whose low-precision dtype is float16; None creates a torch.amp.GradScaler, as
             `precision="16-mixed"` does.
         verify: Record the calls up to the end of the first optimizer step, and raise if one did not follow its list.
-        allow: Kinds of calls that are no error, as for `hmp.verify()`.
+        allow: Kinds of calls that do not raise, as for `hmp.verify()`.
 
     Raises:
         OpListError: The lists cannot be used.

@@ -13,7 +13,7 @@ SHIM = "hmp's replacement for lightning_habana"  # who needs a package, in an er
 
 
 def installed(who: str) -> list[str]:
-    """Return the installed packages. Raise ImportError, in which `who` needs one, if there is none or all are too old."""
+    """Return the installed packages. Raise ImportError, which says that `who` needs one, if none is installed or all are too old."""
     found = [package for package in PACKAGES if importlib.util.find_spec(_distribution(package)) is not None]
     if not found:
         raise ModuleNotFoundError(f"{who} expected lightning or pytorch_lightning, got neither; {to_install('lightning')}")

@@ -57,7 +57,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
         The statistics by name.
 
     Raises:
-        HmpError: For what is no device, and for a CUDA device, an XPU or an HPU that is not there.
+        HmpError: The argument isn't a device, or is a CUDA device, an XPU or an HPU that this machine lacks.
 
     Example:
         >>> len(hmp.memory_stats("cpu"))
@@ -82,7 +82,7 @@ def _of(device: torch.device) -> Stats:
 
 
 def _of_accelerator(device: torch.device, module: Any) -> Stats:
-    """Return what `module`, such as torch.cuda, tells: all of torch's allocator, or the bytes in use alone; nothing for "meta"."""
+    """Return what `module`, such as torch.cuda, reports: all of torch's allocator, or the bytes in use alone; nothing for "meta"."""
     if hasattr(module, "memory_stats"):
         check_there(device, f"memory_stats({str(device)!r})")
         return of_allocator(module.memory_stats(device), module.get_device_properties(device).total_memory)

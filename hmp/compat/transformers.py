@@ -51,7 +51,7 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         policy: A policy, a preset's name, a folder of lists, or the result of `Policy.to_dict()`.
         verbose: Log the policy, and each distinct cast once.
         verify: Record the first step of a run, and raise if a call in it did not follow its list.
-        allow: Kinds of calls that are no error, as for `hmp.verify()`.
+        allow: Kinds of calls that do not raise, as for `hmp.verify()`.
 
     Raises:
         HmpError: The policy is unknown, or the callback was added to a Trainer after that was created.

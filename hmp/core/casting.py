@@ -74,7 +74,7 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def without_extremes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor`, in its own dtype, with its dtype's extremes, by which masks are filled, moved inside the range of `dtype` (R12).
+    """Return `tensor`, in its own dtype, with its dtype's extremes, by which masks are filled, moved inside the range of `dtype` (R12).
 
     Every other value stays, so that torch itself computes with it and rounds once, to infinity where the result overflows (R5).
     """
@@ -91,7 +91,7 @@ def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_known_within(tensor: Tensor, limit: float) -> bool:
-    """Whether no value is beyond `limit`; False too where asking would wait for a device, or be part of a trace or a transform.
+    """Return True if no value is beyond `limit`; False too where asking would wait for a device, or be part of a trace or a transform.
 
     Most masks are within it. One op that asks is quicker than the four that clamp, and where a gradient is needed they save memory, too.
     """
@@ -150,9 +150,9 @@ def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor], others: Callable[[Any], Any] | None = None) -> Any:
-    """`value` with every tensor in it replaced by `function(tensor)`. A container in which nothing changes is returned itself.
+    """Return `value` with every tensor in it replaced by `function(tensor)`. A container in which nothing changes is returned itself.
 
-    Goes into lists, tuples and dicts; new ones keep their class. What is none of these is replaced by `others(it)`, if that is given.
+    Goes into lists, tuples and dicts; new ones keep their class. Any other value is replaced by `others(it)`, if that is given.
     """
     if isinstance(value, Tensor):
         return function(value)

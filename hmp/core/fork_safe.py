@@ -1,7 +1,7 @@
 """Locks that are free in a forked process, with the state that they guard whole.
 
 Only the forking thread runs on in the child process. A lock that another thread held at the fork would stay locked there for ever, and the
-state behind it half changed. So a fork first takes all locks made here; parent and child release them after it.
+state that it guards half changed. So a fork first takes all locks made here; parent and child release them after it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ PATIENCE = 10.0
 
 
 class _Lock(_thread.RLock):  # type: ignore[misc]  # final in typeshed alone
-    """A lock that an interrupt (Ctrl-C) does not leave locked. Python 3.14 raises one between a builtin `__enter__` and the block of its
-    `with`, but behind no operator, nor where a Python function returns, unless Dynamo runs frames."""
+    """A lock that an interrupt (Ctrl-C) does not leave locked.
+
+    Python 3.14 raises one between a builtin `__enter__` and the block of its `with`, but not after an operator, nor where a Python function
+    returns, unless Dynamo runs frames.
+    """
 
     __pos__ = _thread.RLock.acquire
 
@@ -31,15 +34,15 @@ _locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 _held_by = threading.local()
 
 
-def RLock() -> threading.RLock:  # in the place of threading's
-    """A `threading.RLock` that is free in a forked process."""
+def RLock() -> threading.RLock:  # instead of threading's
+    """Return a `threading.RLock` that is free in a forked process."""
     lock = _Lock()
     _locks.add(lock)
     return lock
 
 
 def _before() -> None:
-    """Takes all locks for the forking thread, or those that it gets in PATIENCE seconds."""
+    """Take all locks for the forking thread, or those that it gets in PATIENCE seconds."""
     give_up = time.monotonic() + PATIENCE
     held: list[threading.RLock] = []
     _held_by.locks = held
@@ -57,7 +60,7 @@ def _before() -> None:
 
 
 def _take_others(held: list[threading.RLock]) -> threading.RLock | None:
-    """Takes the locks that are not in `held`, without waiting. Returns the first one that is not free, None once all are taken."""
+    """Take the locks that are not in `held`, without waiting. Return the first one that is not free, None once all are taken."""
     for lock in list(_locks):
         if lock not in held:
             if not lock.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Which low dtypes the CPU computes in float32, because the processor has no instructions for them (rule R11, "No instructions")."""
+"""Low-precision dtypes that the CPU computes in float32, for want of the processor's instructions (rule R11, "No instructions")."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _checked(value: object, where: str) -> str:
 
 
 def computed_in_float32() -> frozenset[torch.dtype]:
-    """Return the low dtypes in which the CPU's matrix products, convolutions and recurrent ops compute in float32."""
+    """Return the low-precision dtypes in which the CPU's matrix products, convolutions and recurrent ops compute in float32."""
     chosen = choice()
     if chosen == "native":
         return frozenset()
@@ -50,7 +50,7 @@ def computed_in_float32() -> frozenset[torch.dtype]:
 
 
 def has_instructions(dtype: torch.dtype) -> bool:
-    """Return True if the processor has instructions for products in that low dtype.
+    """Return True if the processor has instructions for products in that low-precision dtype.
 
     A flag decides and no clock, so that results do not depend on what else the machine does: the flag by which torch itself chooses its
     kernel, or where this build of torch has none (macOS) the processor's own. For bfloat16 torch's flag is true for any AVX512; where that

@@ -1,6 +1,6 @@
-"""One stream of calls: tools listen to it, and the core tells them of ops, modules, casts and what is kept for backward.
+"""One stream of calls: tools listen to it, and the core reports ops, modules, casts and what is saved for backward.
 
-`with listen(listener):` is all that a tool does. While nobody listens nothing is told and nothing is paid: the wrappers of ops are made
+`with listen(listener):` is all that a tool does. While nobody listens nothing is reported and nothing is paid: the wrappers of ops are made
 without a word about it.
 """
 
@@ -50,8 +50,8 @@ class Call:
 
     The others are noted for listeners that measure: the dtypes that torch's op `computed` in, seconds in the op and in casts, how many
     `casts` were made, of how many bytes, and how many a cache saved; `cast_dtypes` has the two dtypes of each, where a listener asks.
-    `is_autocast`: torch.autocast decided. `in_float32`: a product that rounds its inputs to the low dtype and computes in float32.
-    `lacks_kernel`: it ran in float32 for want of a kernel (R11).
+    `is_autocast`: torch.autocast decided. `in_float32`: a product that rounds its inputs to the low-precision dtype and computes in
+    float32. `lacks_kernel`: it ran in float32 for want of a kernel (R11).
     """
 
     result: Any = None
@@ -72,14 +72,14 @@ class Call:
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """All arguments."""
+        """Return all arguments."""
         return (*self.args, *self.kwargs.values()) if self.kwargs else self.args
 
 
 class Listener:
-    """Is told of the calls of ops, and of more where it has a method or an attribute for it; the methods of this class do nothing.
+    """Base class of listeners: gets the calls of ops, and more where it has a method or an attribute for it. Its methods do nothing.
 
-    Calls that hmp decides are told of in every thread, modules too; what hmp does not decide, ATen's ops and what autograd saves, in the
+    Calls that hmp decides are reported in every thread, modules too; what hmp does not decide, ATen's ops and what autograd saves, in the
     thread that listens.
     """
 
@@ -91,37 +91,40 @@ class Listener:
     in_backward = False  # whether it is told of torch's functions in the user's Python that backward calls
 
     def begin(self, call: Call) -> None:
-        """An op is called."""
+        """Handle the call of an op."""
 
     def end(self, call: Call) -> None:
-        """It has returned, or raised."""
+        """Handle the end of the call, which returned or raised."""
 
     def entered(self, module: torch.nn.Module) -> None:
-        """A module is called; `modules` has it as the innermost one."""
+        """Handle the call of a module, which is the innermost one of `modules`."""
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """It has returned, or raised; `modules` still has it as the innermost one."""
+        """Handle the end of the call, which returned or raised; the module is still the innermost one of `modules`."""
 
     def checkpointed(self, inputs: Sequence[torch.Tensor]) -> None:
-        """A checkpoint keeps its inputs for the recomputation in backward."""
+        """Handle the inputs that a checkpoint keeps for the recomputation in backward."""
 
     def backward_begins(self) -> None:
-        """A backward pass is called."""
+        """Handle the call of a backward pass."""
 
     def quantised(self, op: str, module: str, statistics: Statistics) -> None:
-        """An operand of a product in FP8 was quantised, in forward or backward, for an op that was called in that module."""
+        """Handle an operand of a product that was quantised to FP8, in forward or backward, for an op called in that module."""
 
     def saved(self, tensor: torch.Tensor) -> None:
-        """Autograd saves a tensor for backward."""
+        """Handle a tensor that autograd saves for backward."""
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
-        """An op keeps `nbytes` for backward that are to be packed; `left` are kept for now. What this returns is given to `changed`."""
+        """Handle an op that saves `nbytes` for backward that are to be packed; `left` are kept for now.
+
+        What this returns is given to `changed`.
+        """
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """That was packed or unpacked: `saved` bytes fewer are kept. `errors` are sums of squares, of what changed and of the numbers."""
+        """Handle a packing or unpacking: `saved` bytes fewer are kept. `errors` are sums of squares, of what changed and of the numbers."""
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """An op of ATen's runs: `run(*args, **kwargs)` gives its result, which this returns."""
+        """Handle an op of ATen's: `run(*args, **kwargs)` gives its result, which this returns."""
         return run(*args, **kwargs)
 
 
@@ -148,7 +151,7 @@ rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listene
 
 @contextmanager
 def listen(*added: Listener) -> Iterator[None]:
-    """Return a context manager in which the listeners are told."""
+    """Return a context manager in which the listeners get reports."""
     with ExitStack() as undo:
         calls = tuple(each for each in added if _has(each, "begin", "end", "quantised"))
         if calls:
@@ -187,7 +190,7 @@ def _change(to: Callable[[tuple[Listener, ...]], tuple[Listener, ...]]) -> None:
 
 
 def tell_checkpoint(arguments: Sequence[Any]) -> None:
-    """Tell of the tensors that a checkpoint keeps, those among the arguments of what it runs."""
+    """Report the tensors that a checkpoint keeps, those among the arguments of what it runs."""
     told = modules.told_of_checkpoints
     if told and torch.is_grad_enabled():
         inputs = [each for each in arguments if isinstance(each, torch.Tensor)]
@@ -196,7 +199,7 @@ def tell_checkpoint(arguments: Sequence[Any]) -> None:
 
 
 def quantised(told: Sequence[Listener], op: str, other: Callable[[Any], None] | None) -> Callable[[Statistics], None]:
-    """Return what a product in FP8 tells of its operands, in backward too; `other` is told as well."""
+    """Return the function to which a product in FP8 reports its operands, in backward too; `other` gets them as well."""
     module = modules.path
 
     def tell(statistics: Statistics) -> None:
@@ -268,8 +271,10 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 
 
 class Place(NamedTuple):
-    """A place in the user's program: the path of the running nn.Module ("" outside of all), and file and line of the nearest code that is
-    neither torch's nor hmp's."""
+    """A place in the user's program.
+
+    The path of the running nn.Module ("" outside of all), and file and line of the nearest code that is neither torch's nor hmp's.
+    """
 
     module: str
     file: str
@@ -324,35 +329,35 @@ class Modules:
 
     @property
     def path(self) -> str:
-        """The path of the innermost running module of this thread, "" for none."""
+        """Return the path of the innermost running module of this thread, "" for none."""
         stack = self._stack()
         return stack[-1][1] if stack else ""
 
     @property
     def root(self) -> torch.nn.Module | None:
-        """The outermost running module of this thread, None for none."""
+        """Return the outermost running module of this thread, None for none."""
         stack = self._stack()
         return stack[0][0] if stack else None
 
     @property
     def innermost(self) -> torch.nn.Module | None:
-        """The innermost running module of this thread, None for none."""
+        """Return the innermost running module of this thread, None for none."""
         stack = self._stack()
         return stack[-1][0] if stack else None
 
     @property
     def around(self) -> str | None:
-        """The path of the module around the innermost one, None where there is none."""
+        """Return the path of the module around the innermost one, or None."""
         stack = self._stack()
         return stack[-2][1] if len(stack) > 1 else None
 
     @property
     def running(self) -> list[torch.nn.Module]:
-        """The running modules of this thread, outermost first."""
+        """Return the running modules of this thread, outermost first."""
         return [module for module, _ in self._stack()]
 
     def place(self) -> Place:
-        """The place of the calling code."""
+        """Return the place of the calling code."""
         return Place(self.path, *caller())
 
     def _stack(self) -> list[tuple[torch.nn.Module, str]]:
@@ -362,7 +367,7 @@ class Modules:
         return found
 
     def enter(self, module: torch.nn.Module, args: Any = None) -> None:
-        """A module is called."""
+        """Note that a module is called."""
         if _compiling():
             return
         stack = self._stack()
@@ -380,7 +385,7 @@ class Modules:
         self.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1], raised=len(rest) == 1)
 
     def leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """A module has returned or raised."""
+        """Note that a module has returned or raised."""
         if _compiling():
             return
         stack = self._stack()
@@ -422,14 +427,14 @@ class _Functions(TorchFunctionMode):
         self._thread = threading.get_ident()
 
     def tell(self, told: Sequence[Listener]) -> None:
-        """From now on these are told."""
+        """Report to these listeners from now on."""
         self.told = tuple(told)
         self.inside = tuple(each for each in told if each.inside)
         self.clock = clock_of(told)
         self.begins = begins_of(told)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The function's own result."""
+        """Return the function's own result."""
         func = unpatched_op(func)  # a wrapper has called it
         # most of what arrives here reads a tensor's dtype and the like, hmp's own code before all
         told = self.told if here.call is None else self.inside
@@ -466,7 +471,7 @@ class _Functions(TorchFunctionMode):
         return call.result
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, a backward pass, with the mode in force for the user's Python that it calls: torch has taken it out of force."""
+        """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
         told = [each for each in self.told if each.in_backward]
         if not told or threading.get_ident() != self._thread or self in function_mode_stack():
             return run
@@ -512,7 +517,7 @@ class _Aten(TorchDispatchMode):
         self.told: tuple[Listener, ...] = ()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The op's own result."""
+        """Return the op's own result."""
         for kind in types:
             if kind.__module__.startswith("torch.distributed."):
                 return NotImplemented
@@ -530,7 +535,7 @@ def _chained(listener: Listener, func: Any, run: Callable[..., Any], *args: Any,
 
 @contextmanager
 def hear_aten(listener: Listener) -> Iterator[None]:
-    """Return a context manager in which the listener is told of this thread's ATen ops, by the mode that is there, or by a new one."""
+    """Return a context manager in which the listener gets this thread's ATen ops, by the mode that is there, or by a new one."""
     mode = here.aten
     if mode is None:
         mode = here.aten = _Aten()

@@ -10,7 +10,7 @@ import torch
 
 
 def dispatch_key(functionality: str, device: str) -> str:
-    """The name of a dispatch key: "AutocastCUDA"."""
+    """Return the name of a dispatch key: "AutocastCUDA"."""
     return f"{functionality}{torch._C._dispatch_key_for_device(device)}"
 
 
@@ -73,6 +73,7 @@ class WithOwnHash:
         self.builtin, self.function = builtin, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return self.function(*args, **kwargs)
 
     def __hash__(self) -> int:

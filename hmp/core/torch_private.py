@@ -35,7 +35,7 @@ NAMES: dict[str, bool] = {}
 
 
 def _required(name: str) -> Any:
-    """The object that torch has under the dotted `name`; HmpError where it has none."""
+    """Return the object that torch has under the dotted `name`; raise HmpError where it has none."""
     NAMES[name] = True
     try:
         return _found(name)
@@ -44,7 +44,7 @@ def _required(name: str) -> Any:
 
 
 def _optional(name: str, fallback: Any) -> Any:
-    """The object that torch has under the dotted `name`, else `fallback`."""
+    """Return the object that torch has under the dotted `name`, else `fallback`."""
     NAMES[name] = False
     try:
         return _found(name)
@@ -79,13 +79,13 @@ class Place(NamedTuple):
 
 
 def _place(name: str) -> Place:
-    """The place `name`; HmpError where torch has nothing there."""
+    """Return the place `name`; raise HmpError where torch has nothing there."""
     _required(name)
     return _place_of(name)
 
 
 def _places(*names: str) -> tuple[Place, ...]:
-    """Those of the places where this torch has something."""
+    """Return those of the places where this torch has something."""
     return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
 
 
@@ -127,7 +127,7 @@ OP_MODULES: tuple[str, ...] = tuple(
 
 
 def is_in_c(module: object) -> TypeGuard[types.ModuleType]:
-    """Whether `module` is a module inside torch._C."""
+    """Return True if `module` is a module inside torch._C."""
     return isinstance(module, types.ModuleType) and module.__name__.startswith("torch._C.")
 
 
@@ -165,7 +165,7 @@ storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_sto
 
 
 def memory_of(storage: Any) -> int:
-    """What tells a storage's memory from others while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
+    """Return what identifies a storage's memory while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
     return int(storage._cdata)
 
 
@@ -223,13 +223,16 @@ unpack_rows: Callable[[Tensor], Tensor] = _optional("torch.ops.quantized.embeddi
 
 
 def mkldnn_supports(name: str) -> bool | None:
-    """Whether oneDNN has fast kernels for "bf16" or "fp16" on this processor, which torch asks before it calls them; None: no oneDNN."""
+    """Return True if oneDNN has fast kernels for "bf16" or "fp16" on this processor, which torch asks before it calls them.
+
+    None: no oneDNN.
+    """
     ask = _mkldnn_flags[name]
     return None if ask is None else bool(ask())
 
 
 def x86_multiplies_bfloat16() -> bool | None:
-    """Whether this processor has avx512_bf16 or AMX; None: it is no x86 processor, or this torch does not tell."""
+    """Return True if this processor has avx512_bf16 or AMX; None if it isn't an x86 processor, or this torch does not say."""
     if platform.machine() not in ("x86_64", "AMD64") or None in _x86_flags:
         return None
     return any(ask() for ask in _x86_flags)
@@ -291,17 +294,17 @@ hooks_with_keywords: dict[int, bool] = _optional("torch.nn.modules.module._globa
 
 
 def in_plain_autograd() -> bool:
-    """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
+    """Return True if this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
 
 
 def in_no_transform() -> bool:
-    """Whether this thread is in no function transform and no forward-mode differentiation."""
+    """Return True if this thread is in no function transform and no forward-mode differentiation."""
     return functorch_level() is None and _forward_ad._current_level < 0
 
 
 def is_profiled() -> bool:
-    """Whether torch.autograd.profiler is running."""
+    """Return True if torch.autograd.profiler is running."""
     return bool(_profiler._is_profiler_enabled)
 
 
@@ -350,7 +353,7 @@ _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 
 
 def devices_in_autocast() -> list[str]:
-    """The device types that torch.autocast is enabled for in this thread."""
+    """Return the device types that torch.autocast is enabled for in this thread."""
     return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
@@ -374,7 +377,7 @@ STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
 
 
 def checkpoint_generator() -> Place:
-    """The place of the generator that checkpoint(use_reentrant=False) runs its function in.
+    """Return the place of the generator that checkpoint(use_reentrant=False) runs its function in.
 
     Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.
     """
@@ -388,7 +391,7 @@ def checkpoint_generator() -> Place:
 
 
 def dynamo() -> Any:
-    """The module torch._dynamo, None until something has imported it: that takes seconds."""
+    """Return the module torch._dynamo, None until something has imported it: that takes seconds."""
     return sys.modules.get("torch._dynamo")
 
 
@@ -400,7 +403,7 @@ CALL_OF_MODULES: tuple[Any, str] = (torch.nn.Module, "_call_impl")
 
 
 def tell_dynamo_of_call_impl(own: Any) -> None:
-    """Has Dynamo take `own` for torch's `_call_impl` of modules; it takes what stands there when it is imported, and skips that."""
+    """Have Dynamo take `own` for torch's `_call_impl` of modules; it takes what it finds there at its import, and skips that."""
     for name in ("torch._dynamo.utils", DYNAMOS_MODULES):
         module = sys.modules.get(name)
         if hasattr(module, "unpatched_nn_module_call_impl"):
@@ -435,12 +438,12 @@ _DYNAMO_TABLES = {
 
 
 def fake_tensor_mode() -> Any:
-    """The class FakeTensorMode, None until something has imported its module."""
+    """Return the class FakeTensorMode, None until something has imported its module."""
     return getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
+    """Return True if the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
     return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
 
 

@@ -19,7 +19,7 @@ _plain: Any = None  # torch.compile, while ours is in its place
 
 @contextmanager
 def running_uncompiled() -> Iterator[None]:
-    """A stretch in which compiled code runs as it was written."""
+    """Make a context in which compiled code runs as it was written."""
     asks = object()
     try:
         run_uncompiled(asks)
@@ -29,9 +29,11 @@ def running_uncompiled() -> Iterator[None]:
 
 
 def run_uncompiled(asks: object) -> None:
-    """Has compiled code run as it was written until `run_compiled` was called for each that asks, in whatever order: a conversion may begin
-    in a recording and end after it. torch's own stances end in the order of their beginnings alone. Dynamo, which takes seconds to import,
-    is not imported for that: until it is there, the first torch.compile does it."""
+    """Have compiled code run as it was written until `run_compiled` was called for each that asks, in whatever order.
+
+    A conversion may begin in a recording and end after it. torch's own stances end in the order of their beginnings alone. Dynamo, which
+    takes seconds to import, is not imported for that: until it is there, the first torch.compile does it.
+    """
     global _plain
     with _lock:
         _asking.append(asks)
@@ -42,7 +44,7 @@ def run_uncompiled(asks: object) -> None:
 
 
 def run_compiled(asks: object) -> None:
-    """Takes back what `asks` asked for. May be called again, after an interrupt."""
+    """Take back what `asks` asked for. May be called again, after an interrupt."""
     global _stance, _plain
     with _lock:
         if asks in _asking:

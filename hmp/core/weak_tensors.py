@@ -1,4 +1,4 @@
-"""Weak references to tensors, by what the installed torch can stand."""
+"""Weak references to tensors, of a kind that the installed torch supports."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class OwnWeakTensor:
         self._reference, self._thread = WeakTensor(tensor), get_ident()
 
     def __call__(self) -> torch.Tensor | None:
+        """Return the tensor, None once it is freed or in another thread."""
         found: torch.Tensor | None = self._reference() if get_ident() == self._thread else None
         return found
 

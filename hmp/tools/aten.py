@@ -37,8 +37,11 @@ _UNWRITTEN = ("empty", "new_empty", "_empty", "resize")
 
 
 class Facts(NamedTuple):
-    """What an ATen op's schema says. `writes` are positions and keywords of what it writes, `reads_written` is whether it also reads
-    those at positions; `is_random` also holds of ops that compute with what they draw."""
+    """What an ATen op's schema says.
+
+    `writes` are positions and keywords of what it writes, `reads_written` is whether it also reads those at positions; `is_random` also
+    holds of ops that compute with what they draw.
+    """
 
     name: str
     writes: tuple[int | str, ...]
@@ -54,7 +57,7 @@ class Facts(NamedTuple):
 
 @functools.cache
 def facts(func: Any) -> Facts:
-    """The facts of the overload `func`."""
+    """Return the facts of the overload `func`."""
     schema = func._schema
     name = schema.name.split("::")[-1]
     arguments = schema.arguments
@@ -80,26 +83,26 @@ def facts(func: Any) -> Facts:
 
 
 def argument(args: Any, kwargs: Any, at: int | str) -> Any:
-    """The argument at a position or keyword, None where the call leaves it out."""
+    """Return the argument at a position or keyword, None where the call leaves it out."""
     if isinstance(at, str):
         return kwargs.get(at)
     return args[at] if at < len(args) else None
 
 
 def refuse_xla(device: torch.device, call: str) -> None:
-    """HmpError for tensors of XLA: below autograd torch shows others in their place, with nothing to tell which is which."""
+    """Raise HmpError for tensors of XLA: below autograd torch shows others in their place, with nothing to identify them by."""
     if device.type == "xla":
         raise HmpError(f"{call} cannot follow tensors on XLA from one op to the next; move the model and its batch to the CPU for this")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The tensor, of a DTensor the part that this process has, waited for or not: what ops below autograd are called with."""
+    """Return the tensor, of a DTensor the part that this process has, waited for or not: what ops below autograd are called with."""
     found: Tensor = getattr(tensor, "_local_tensor", tensor)
     return getattr(found, "elem", found)
 
 
 def storage_address(tensor: Tensor) -> int:
-    """What tells the tensor's memory from others, of a DTensor that of this rank's part; 0 where it has none of its own."""
+    """Return what identifies the tensor's memory, of a DTensor that of this rank's part; 0 if it has none of its own."""
     tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
@@ -113,22 +116,22 @@ _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 
 
 def is_collective(func: Any) -> bool:
-    """Whether processes take part in the op together."""
+    """Return True if processes take part in the op together."""
     return func.namespace in COLLECTIVES
 
 
 def is_point_to_point(func: Any) -> bool:
-    """Whether the collective is one process's alone: it sends, or receives."""
+    """Return True if the collective is one process's alone: it sends, or receives."""
     return func._schema.name.partition("::")[2] in _POINT_TO_POINT
 
 
 def written_by_collective(func: Any, args: Any) -> list[torch.Tensor]:
-    """Which of the collective's arguments it writes."""
+    """Return which of the collective's arguments it writes."""
     return list(each_tensor(args[:1])) if func.namespace == "c10d" else []
 
 
 def run_collective(func: Any, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
-    """What the collective returns, once the values are there. One to one other process is not waited for."""
+    """Return what the collective returns, once the values are there. One to one other process is not waited for."""
     out = (call or func)(*args, **kwargs)
     if is_point_to_point(func):
         return out

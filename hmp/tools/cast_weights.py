@@ -33,8 +33,10 @@ _MOVES = frozenset({"clone", "_lazy_clone"})  # a copy with the values of the or
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter or buffer of a model, by its first name: the ops that took it, its dtype and bytes before and after, and why it stayed
-    as it was, "" where it did not. Tied weights are one."""
+    """A parameter or buffer of a model, by its first name.
+
+    The ops that took it, its dtype and bytes before and after, and why it stayed as it was, "" where it did not. Tied weights are one.
+    """
 
     name: str
     ops: tuple[str, ...]
@@ -109,11 +111,11 @@ def cast_weights(
     only: str | None = None,
     frozen: bool = False,
 ) -> CastWeights:
-    """Store each weight of `model` in the low dtype in which its ops use it under `policy`, in place, for inference in half the memory.
+    """Store each weight of `model`, in place, in the low-precision dtype that its ops use, for inference in half the memory.
 
-    The model is called once with `batch`. A weight that every op took rounded to the same low dtype is stored so; one that an op read in
-    float32 (a norm, an embedding that no list names), running statistics, and what the batch did not reach stay. Then the model is called
-    again: a weight with which its outputs would not be the same bits stays, too.
+    The model is called once with `batch`. A weight that every op took rounded to the same low-precision dtype is stored so; one that an op
+    read in float32 (a norm, an embedding that no list names), running statistics, and what the batch did not reach stay. Then the model is
+    called again: a weight with which its outputs would not be the same bits stays, too.
 
     Args:
         model: The module, on any device but meta. Tied weights stay tied, and parameters the same objects.
@@ -127,8 +129,8 @@ def cast_weights(
         What was done to each weight, as a table to print; bytes are of all parameters and buffers.
 
     Raises:
-        HmpError: For what is no module, weights on the meta device or sharded, a policy with no op on a low list, an `only` that matches
-            nothing, and a model whose outputs are others at each call. The model is then as it was.
+        HmpError: For anything but a module, weights on the meta device or sharded, a policy with no op on a low list, an `only` that
+            matches nothing, and a model whose outputs are others at each call. The model is then as it was.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -180,7 +182,7 @@ def cast_weights(
 
 
 def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], beside: list[Tensor]) -> list[Tensor]:
-    """Those of the tensors that may be cast, beside others, with the same outputs: found by halves."""
+    """Return those of the tensors that may be cast, besides others, with the same outputs: found by halves."""
     if not tensors or is_same(beside + tensors):
         return tensors
     if len(tensors) == 1:
@@ -192,12 +194,12 @@ def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], bes
 def _refuse_without_low(policy: Policy) -> None:
     if not (policy.entries("bf16") or policy.entries("fp8")):
         raise HmpError(
-            f"policy {policy.name!r} has no op on a low list, so no weight could be stored low; give a policy that lists products"
+            f"policy {policy.name!r} has no op on a BF16 or FP8 list, so no weight could be cast; give a policy that lists matrix products"
         )
 
 
 def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The floating parameters and buffers of a model, each by its first name."""
+    """Return the floating parameters and buffers of a model, each by its first name."""
     found: dict[str, Tensor] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
@@ -208,7 +210,7 @@ def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Raises HmpError for weights that are not whole here."""
+    """Raise HmpError for weights that are not whole here."""
     if not found:
         raise HmpError(f"{type(model).__name__} has no floating parameters or buffers to cast")
     for name, tensor in found.items():
@@ -225,7 +227,7 @@ def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
 
 
 def _matches(name: str, only: str) -> bool:
-    """Whether the glob matches the weight's name, or the path of a module around it."""
+    """Return True if the glob matches the weight's name, or the path of a module around it."""
     parts = name.split(".")
     return any(fnmatch.fnmatchcase(".".join(parts[:length]), only) for length in range(1, len(parts) + 1))
 
@@ -239,7 +241,7 @@ class _Uses(Listener):
         self.written: set[str] = set()
         self.tied: dict[str, str] = {}  # by memory that another weight has, too
         self._of: dict[int, str] = {}  # memory → weight
-        self._rounded: dict[int, str] = {}  # memory of a copy in a low dtype → weight
+        self._rounded: dict[int, str] = {}  # memory of a copy in a low-precision dtype → weight
         self.copies: list[Tensor] = []  # held, so that no other tensor gets their memory
         for name, tensor in weights.items():
             if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
@@ -248,7 +250,7 @@ class _Uses(Listener):
                     self.tied |= {name: first, first: name}
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The op's own result; which weights it took is noted."""
+        """Return the op's own result; which weights it took is noted."""
         given = [(tensor, _memory(tensor)) for tensor in each_tensor((args, kwargs)) if tensor.layout is torch.strided]
         result = run(*args, **kwargs)
         known = facts(func)
@@ -289,7 +291,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _why_not(name: str, tensor: Tensor, uses: _Uses, taken: set[str], frozen: bool) -> str:
-    """Why a weight stays as it is, "" where it does not."""
+    """Return why a weight stays as it is, "" where it does not."""
     used = uses.dtypes[name]
     if tensor.dtype not in (torch.float32, *LOW):
         return f"is {dtype_name(tensor.dtype)}"
@@ -313,7 +315,7 @@ def _why_not(name: str, tensor: Tensor, uses: _Uses, taken: set[str], frozen: bo
 
 
 def _outputs(model: torch.nn.Module, batch: Any, chosen: Policy, frozen: bool, uses: _Uses | None) -> list[Tensor]:
-    """What the model returns for the batch under the policy; buffers and random numbers are then as before."""
+    """Return what the model returns for the batch under the policy; buffers and random numbers are then as before."""
     watching: AbstractContextManager[Any] = nullcontext() if uses is None else listen(uses)
     clear_cache()  # a weight that was cast before would not be seen
     with (

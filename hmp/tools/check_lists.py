@@ -45,8 +45,10 @@ _MARKS: Mapping[str, ListName] = {
 
 
 class EntryFinding(NamedTuple):
-    """The result for one name of a list, with a message. `level` is "ok" where it has an effect, "note" where it has none, "error" where
-    convert() would refuse it."""
+    """The result for one name of a list, with a message.
+
+    `level` is "ok" where it has an effect, "note" where it has none, "error" where convert() would refuse it.
+    """
 
     path: str
     line: int | None
@@ -61,9 +63,9 @@ class EntryFinding(NamedTuple):
 
 
 def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path, ListName]]:
-    """(file, list) of each list file at `path`, a file or a policy's folder. Which list a file contains is `cast`, or told by its name.
+    """Return (file, list) of each list file at `path`, a file or a policy's folder. A file's list is `cast`, or that of its name.
 
-    OpListError where the name does not tell, or the folder contains no list file, or `cast` is given for a folder.
+    OpListError if the name isn't a list's, or the folder contains no list file, or `cast` is given for a folder.
     """
     file = Path(path)
     if file.is_dir():
@@ -81,10 +83,11 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
 
 
 def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) -> list[EntryFinding]:
-    """A finding for every name in the files, in their order; a single one, an error, for a file that cannot be read.
+    """Return a finding for every name in the files, in their order; a single one, an error, for a file that cannot be read.
 
     `folders` are policies' folders whose list files are among the files: a finding more for what else is wrong in one, and for each of its
-    lists that is empty."""
+    lists that is empty.
+    """
     files, folders = list(files), list(folders)
     entries, found = _read(files)
     usable, said = _judged(entries)
@@ -99,7 +102,7 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) 
 
 
 def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list[EntryFinding]]:
-    """The entries of the files, and a finding for each line that is none."""
+    """Return the entries of the files, and a finding for each other line."""
     entries: list[ListEntry] = []
     found: list[EntryFinding] = []
     for path, cast in files:
@@ -116,7 +119,7 @@ def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list
 
 
 def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[EntryFinding]]:
-    """The entries of the lines that are well-formed, and an error for each other line."""
+    """Return the entries of the lines that are well-formed, and an error for each other line."""
     try:
         lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").splitlines()
     except UnicodeDecodeError:
@@ -133,7 +136,7 @@ def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[Ent
 
 
 def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFinding]]:
-    """The entries that a policy can have, and a finding for each that it cannot have, or that says nothing new."""
+    """Return the entries that a policy can have, and a finding for each that it cannot have, or that says nothing new."""
     taken: defaultdict[tuple[ListName | None, str | None], dict[str, ListEntry]] = defaultdict(dict)  # by list and scope: op → entry
     usable: list[ListEntry] = []
     found: list[EntryFinding] = []
@@ -171,7 +174,7 @@ def _policy(usable: Iterable[ListEntry]) -> Policy:
 
 
 def _policy_of(folder: Path) -> Policy | None:
-    """The folder's policy, with what its base.txt adds; None where convert() would refuse it."""
+    """Return the folder's policy, with what its base.txt adds; None where convert() would refuse it."""
     try:
         return Policy.load(folder)
     except HmpError:
@@ -179,7 +182,7 @@ def _policy_of(folder: Path) -> Policy | None:
 
 
 def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFinding]:
-    """What each entry of the policy does."""
+    """Yield what each entry of the policy does."""
     listed, decided = Listed(policy), _decisions(policy)
     for entry in usable:
         if entry.scope is None:
@@ -196,7 +199,7 @@ def _decisions(policy: Policy) -> list[deciding.Decision]:
 
 
 def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
-    """What the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
+    """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
     if entry.cast == "saved":
         return _kept_packed(entry, policy, listed)
     if entry.name == EVERY_OP:
@@ -220,7 +223,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
 
 
 def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
-    """What an entry of the saved list does."""
+    """Return what an entry of the saved list does."""
     if entry.name == EVERY_OP:
         return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
     told = explain(entry.name, policy)
@@ -230,7 +233,7 @@ def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Leve
 
 
 def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFinding]:
-    """What is wrong in a policy's folder beside the lines of its lists, and the lists that it leaves empty."""
+    """Return what is wrong in a policy's folder apart from its entries, and the lists that it leaves empty."""
     base = ""
     try:
         base = policy_files.read_base(folder)
@@ -245,7 +248,7 @@ def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFi
 
 
 def _bare(error: OpListError) -> str:
-    """The error's message without file and line, which the finding has."""
+    """Return the error's message without file and line, which the finding has."""
     text = str(error)
     place = f"{error.path}:{error.line}: " if error.line else f"{error.path}: "
     return text.removeprefix(place)

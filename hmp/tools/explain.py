@@ -27,7 +27,7 @@ class Rule:
 
     `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
     where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
-    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it keeps for backward is packed, "" where
+    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it saves for backward is packed, "" where
     it is not.
 
     Example:
@@ -120,7 +120,7 @@ def _done(op: str, rule: CastRule) -> str:
 
 
 def _name_of(function: object) -> str:
-    """The op that a function of torch's is. HmpError for anything else."""
+    """Return the op that a function of torch's is. Raise HmpError for anything else."""
     op = op_of(function)
     if op is None:
         raise HmpError(

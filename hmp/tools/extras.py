@@ -23,7 +23,7 @@ _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where it is not the name of the 
 
 
 def lacking(extra: str, *packages: str) -> str:
-    """What of an extra, or of those packages of it, is not installed or too old, as words behind "needs"; "" where all is well."""
+    """Return what of an extra, or of those packages of it, is missing or too old, as words after "needs"; "" for nothing."""
     oldest = EXTRAS[extra]
     absent = [name for name in packages or oldest if importlib.util.find_spec(name) is None]
     old = [too_old(name, oldest[name]) for name in packages or oldest if name not in absent]
@@ -31,14 +31,17 @@ def lacking(extra: str, *packages: str) -> str:
 
 
 def too_old(package: str, oldest: str) -> str:
-    """Which release of an installed package is needed and which there is, as words behind "needs"; "" where it will do."""
+    """Return the needed and the installed release of a package, as words after "needs"; "" if the installed one will do."""
     there = _release(package)
     return f"{package} {oldest} or later, and {there} is installed" if there and _numbers(there) < _numbers(oldest) else ""
 
 
 @contextlib.contextmanager
 def needed(who_needs: str, extra: str, *packages: str) -> Iterator[None]:
-    """Imports these packages of an extra, within. ImportError where one is not installed, too old, or does not import: it says which."""
+    """Import these packages of an extra, within.
+
+    Raise ImportError where one is not installed, too old, or does not import: it says which.
+    """
     if lacks := lacking(extra, *packages):
         raise ImportError(f"{who_needs} {lacks}: {to_install(extra)}")
     try:
@@ -49,7 +52,7 @@ def needed(who_needs: str, extra: str, *packages: str) -> Iterator[None]:
 
 
 def _release(package: str) -> str:
-    """The release that is installed; "" for what no installer put there."""
+    """Return the release that is installed; "" for what no installer put there."""
     from importlib import metadata  # slow to import
 
     try:

@@ -16,20 +16,23 @@ from ..errors import HmpError
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """What the model returns for a batch: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one."""
+    """Return what the model returns for a batch.
+
+    A mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+    """
     args, kwargs = arguments(batch)
     return model(*args, **kwargs)
 
 
 def arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The positional and the keyword arguments that a batch is."""
+    """Return the positional and the keyword arguments that a batch is."""
     if isinstance(batch, Mapping):
         return (), batch
     return batch if isinstance(batch, (tuple, list)) else (batch,), {}
 
 
 def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, those by position too, by the names that the module's forward has for them."""
+    """Return the arguments of a call, those by position too, by the names that the module's forward has for them."""
     forward = getattr(module, "_orig_mod", module).forward
     try:
         found = inspect.signature(forward).bind(*args, **kwargs)
@@ -48,19 +51,22 @@ def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mappin
 
 
 def compiled_in(module: torch.nn.Module) -> torch.nn.Module | None:
-    """What is compiled where the module is called: the one inside of what torch.compile(module) gave, or itself by module.compile()."""
+    """Return what is compiled where the module is called.
+
+    The one inside of what torch.compile(module) gave, or itself by module.compile().
+    """
     inside: torch.nn.Module | None = vars(module).get("_modules", {}).get("_orig_mod")
     return module if inside is None and module._compiled_call_impl is not None else inside
 
 
 def own_loss(output: Any) -> torch.Tensor | None:
-    """The scalar that a model's output has as its loss."""
+    """Return the scalar that a model's output has as its loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
 
 
 def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:
-    """HmpError, which begins with the `call`, for what is no module, and for a scripted one."""
+    """Raise HmpError, which begins with the `call`, for anything but a module, and for a scripted one."""
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"{call}: expected {takes}, got {type(model).__name__}; pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
@@ -68,8 +74,10 @@ def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a ba
 
 
 def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
-    """The policy that was asked for, or without one what is applied to the model, else what is in force here, else "autocast". HmpError
-    where another one is asked for than what is applied, which the model's calls follow."""
+    """Return the policy that was asked for, or without one what is applied to the model, else what is active here, else "autocast".
+
+    HmpError where another one is asked for than what is applied, which the model's calls follow.
+    """
     applied = applied_policy(model)
     if policy is None:
         return applied or current_state().user_policy or as_policy(DEFAULT, model)
@@ -82,6 +90,8 @@ def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) ->
 
 
 def policy_context(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
-    """What the run is in, with scoped lines for the modules of `scopes`: an applied model knows them itself, and the loss that is outside
-    of it follows the others."""
+    """Return what the run is in, with scoped entries for the modules of `scopes`.
+
+    An applied model knows them itself, and the loss that is outside of it follows the others.
+    """
     return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=scopes)

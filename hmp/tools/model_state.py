@@ -27,9 +27,10 @@ States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
 def preserve_state(
     model: torch.nn.Module, leaves: Iterable[Tensor] = (), written: Iterable[tuple[Tensor, Tensor]] | None = None
 ) -> Iterator[None]:
-    """A stretch after which the model's buffers, the gradients of `leaves`, which have none in it, and the random state are as before.
+    """Make a context after which the model's buffers, the gradients of `leaves`, which have none in it, and the random state are as before.
 
-    What was `written`, each tensor with its values before, has them again; without it that is done for buffers."""
+    What was `written`, each tensor with its values before, has them again; without it that is done for buffers.
+    """
     leaves = list(leaves)
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
@@ -52,9 +53,11 @@ def preserve_state(
 
 
 def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Those of the tensors that have other values when this is gone through than they have now, with what they have now: into what nobody
-    wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing. What torch's own
-    kernels cannot compare counts as written."""
+    """Return those of the tensors that have other values when this is gone through than they have now, with what they have now.
+
+    Into what nobody wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing.
+    What torch's own kernels cannot compare counts as written.
+    """
     with untracked():
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     return ((tensor, values) for tensor, values in before if not _comparable(tensor) or not _equal(tensor, values))
@@ -78,7 +81,7 @@ def _comparable(tensor: Tensor) -> bool:
 
 @contextlib.contextmanager
 def untracked() -> Iterator[None]:
-    """A stretch whose ops are no part of the model's: no policy rounds their results, and no recording and no mode is told of them."""
+    """Make a context whose ops do not count as the model's: no policy rounds their results, no recording and no mode sees them."""
     with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
         yield
 
@@ -98,7 +101,7 @@ def random_state(tensors: Iterable[Tensor]) -> States:
 
 
 def put_back(states: States) -> None:
-    """The generators go on from there."""
+    """Set the generators to these states."""
     for put, state in states:
         put(state)
 
@@ -153,7 +156,7 @@ class Snapshot:
         ]
 
     def restore(self) -> None:
-        """Puts everything back, and calls the user's `reset`."""
+        """Put everything back, and call the user's `reset`."""
         for owner, training in self._training:
             owner.training = training
         for table, places in self._places:
@@ -194,7 +197,7 @@ def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module,
 
 
 def _plain(owner: torch.nn.Module) -> dict[str, Any]:
-    """The attributes of a module that hold values, or lists and dicts of them, and nothing that torch or hmp put there to be called."""
+    """Return the attributes of a module that hold values, or lists and dicts of them; not what torch or hmp put there to be called."""
     found = {name: value for name, value in vars(owner).items() if isinstance(value, _PLAIN)}
     return found | {name: value for name, value in vars(owner).items() if type(value) in _CONTAINERS and name not in _TABLES}
 
@@ -213,7 +216,7 @@ class _Attribute(NamedTuple):
     holds: Any = None
 
     def put_back(self) -> Any:
-        """The value, as it was."""
+        """Return the value, as it was."""
         value, holds = self.value, self.holds
         if self.copy is not None and value._version != self.version:
             value.copy_(self.copy)
@@ -249,7 +252,7 @@ def _put_back(owner: torch.nn.Module, attributes: Mapping[str, _Attribute]) -> N
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """A region after which every random number generator is as it was."""
+    """Make a context after which every random number generator is as it was."""
     numpy = sys.modules.get("numpy")
     kept, numpys = random.getstate(), numpy.random.get_state() if numpy else None
     # without a current_device() the device has one generator, or none

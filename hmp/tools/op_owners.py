@@ -1,5 +1,7 @@
-"""Whose an ATen op is: the op of the lists that is in progress, its rule, the module and the user's line; in backward those of the
-forward op that the autograd node belongs to."""
+"""Whose an ATen op is: the op of the lists that is in progress, its rule, the module and the user's line.
+
+In backward those of the forward op that the autograd node belongs to.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ REMEMBERED = 500_000
 
 
 class Owner(NamedTuple):
-    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or
-    None, the policy in force, and the place."""
+    """What an ATen op belongs to.
+
+    The op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or None, the active policy, and the
+    place.
+    """
 
     op: str
     rule: OpRule | None
@@ -35,8 +40,10 @@ class Owner(NamedTuple):
 
 
 class AtenCall(NamedTuple):
-    """One ATen op as it runs: its owner, the direction, and in backward the autograd node, and whether it is the user's Python code that
-    runs there."""
+    """One ATen op as it runs.
+
+    Its owner, the direction, and in backward the autograd node, and whether it is the user's Python code that runs there.
+    """
 
     owner: Owner
     direction: Direction
@@ -45,9 +52,9 @@ class AtenCall(NamedTuple):
 
 
 class OpOwners(Listener):
-    """Tells the owner of the ATen op that is running.
+    """Knows the owner of the ATen op that is running.
 
-    A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
+    A forward op and its backward have the same sequence number of autograd's: the first ATen op after a node was made is that node's.
     """
 
     unlisted = inside = True
@@ -60,7 +67,7 @@ class OpOwners(Listener):
         """Nothing is done: that this is here has the calls noted."""
 
     def owned(self, aten: str) -> AtenCall:
-        """The call of the ATen op of that name that is being dispatched in this thread."""
+        """Return the call of the ATen op of that name that is being dispatched in this thread."""
         node = _node()
         # a checkpoint's recomputation runs modules inside backward
         if node is None or (torch.is_grad_enabled() and modules.path):
@@ -90,7 +97,7 @@ class OpOwners(Listener):
 
 
 def _users_line_in_backward() -> tuple[str, int] | None:
-    """The line of the user's Python code that backward is running (hooks, autograd.Function), None for torch's own nodes."""
+    """Return the line of the user's Python code that backward is running (hooks, autograd.Function), None for torch's own nodes."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         file = frame.f_code.co_filename

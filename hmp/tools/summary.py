@@ -23,9 +23,12 @@ from .record.record import record
 
 @dataclass(frozen=True)
 class Layer:
-    """A module: `path` in the model ("" for the model itself), its class, how deep it stands, its own parameters without those of modules
-    inside it, and of one forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and
-    the bytes that they keep for backward: each storage once, at the first layer that keeps it, and parameters left out."""
+    """A module of a model, and what one forward pass did in it.
+
+    `path` in the model ("" for the model itself), its class, its depth, its own parameters without those of modules inside it, and of the
+    forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and the bytes that they save
+    for backward: each storage once, at the first layer that keeps it, and parameters left out.
+    """
 
     path: str
     kind: str
@@ -61,7 +64,7 @@ class Summary:
 
     @property
     def saved_bytes(self) -> int:
-        """What the forward pass keeps for backward."""
+        """Return what the forward pass saves for backward."""
         return sum(layer.saved_bytes for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
         The summary.
 
     Raises:
-        HmpError: For what is no module.
+        HmpError: `model` isn't a module.
 
     Example:
         >>> hmp.summary(torch.nn.Linear(4, 2), torch.randn(3, 4), "autocast")[""].computes
@@ -115,7 +118,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
 
 
 def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy | str | Path | None = None) -> Summary:
-    """The summary of `model` with what `call`, which calls it, does in it."""
+    """Return the summary of `model` with what `call`, which calls it, does in it."""
     check_module(model, "summary()")
     chosen = chosen_policy(model, policy)
     first = next(model.parameters(), None)
@@ -150,7 +153,10 @@ class _Seen(SavedBytes):
         self._paths = {id(module): path for path, module in model.named_modules()}
 
     def path_of(self, place: str) -> str | None:
-        """The path in the model of a place as recordings say it: of the nearest module that the model holds, None outside the model."""
+        """Return the path in the model of a place as recordings say it.
+
+        Of the nearest module that the model holds, None outside the model.
+        """
         name = type(self._model).__name__
         if place == name:
             return ""
@@ -162,7 +168,7 @@ class _Seen(SavedBytes):
         return None
 
     def saved(self, tensor: torch.Tensor) -> None:
-        """Counts a saved tensor for the layer that is running."""
+        """Count a saved tensor for the layer that is running."""
         path = self.path_of(modules.path)
         if path is not None:
             before = self.bytes
@@ -170,7 +176,7 @@ class _Seen(SavedBytes):
             self.by_path[path] += self.bytes - before
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
-        """Counts what is to be packed for the layer that is running: in place of `saved`."""
+        """Count what is to be packed for the layer that is running: in place of `saved`."""
         path = self.path_of(modules.path)
         if path is not None and super().kept(op, tensor, nbytes, left):
             self.by_path[path] += left
@@ -178,12 +184,12 @@ class _Seen(SavedBytes):
         return None
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Counts what packing it saved."""
+        """Count what packing it saved."""
         if about is not None:
             self.by_path[about] -= saved
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """Notes what a module returned."""
+        """Note what a module returned."""
         path = self._paths.get(id(module))
         if path is not None and not raised:
             self.shapes[path] = tuple(tuple(tensor.shape) for tensor in each_tensor((output,)))

@@ -39,7 +39,7 @@ def verify(
         policy: What it runs under. Default: what hmp.apply() gave the model, or the active policy.
         loss: Makes a scalar of what the model returns. Default: the output's `.loss`, else the sum of its floating tensors. Under
             `torch.no_grad()` the forward alone is run.
-        allow: Kinds of violations that are no error, see `Report.verify()`.
+        allow: Kinds of violations that do not raise, see `Report.verify()`.
 
     Returns:
         The report of the step; `report.never_called` has the entries that no call matched.

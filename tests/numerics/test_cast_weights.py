@@ -206,7 +206,7 @@ class Counts(nn.Linear):
         (nn.Linear(4, 4, device="meta"), {}, "meta device"),
         (nn.LazyLinear(4), {}, "no shape yet"),
         (nn.ReLU(), {}, "no floating parameters"),
-        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "no op on a low list"),
+        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "no op on a BF16 or FP8 list"),
         (nn.Linear(4, 4), {"only": "lm_head.*"}, "matches no weight"),
         (Counts(4, 4), {}, "other numbers at each call"),
         ("model", {}, "expected a torch.nn.Module"),

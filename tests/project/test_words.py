@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,33 @@ ALLOWED = {
     ("docs/pages/how-to/find-a-nan.md", "low dtype"): "printed by hmp",
     ("docs/pages/start/comparison.md", "dispatcher"): "PyTorch's own",
 }
+# In hmp's own text these are ordinary words: a product of matrices, a mark on memory, "there is no such file", "X stands for Y".
+IN_CODE = {
+    {
+        r"\bstands?\b|\bstood\b": r"\b(?:stands?|stood)\b(?! for)",
+        r"\b(?:is|are) no\b(?! longer)": r"(?<!there )\b(?:is|are) no\b(?! longer| more)",
+        r"\bthe last word\b": r"\blast word\b",
+    }.get(pattern, pattern): instead
+    for pattern, instead in AVOID.items()
+    if pattern not in (r"\bproducts?\b", r"\bmarks?\b|\bmarked\b")
+} | {r"\blines? of (?:a|the|its|these) lists?\b": "entry"}
+ALLOWED_IN_CODE = {
+    ("compat/habana/device_arguments.py", "dispatcher"): "torch's own",
+    ("compat/habana/graph_capture.py", "dispatcher"): "torch's own",
+    ("core/cast_cache/writes_by_address.py", "dispatcher"): "torch's own",
+    ("core/rules/copied_views.py", "told"): "a value of `kind`",
+    ("core/rules/kernel_fallback.py", "low dtype"): "the log line that the pages print",
+    ("core/rules/rules.py", "told"): "an argument's name",
+    ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
+    ("core/torch_private.py", "dispatcher"): "torch's own",
+    ("tools/record/overrides.py", "island"): "a kind of violation",
+    ("tools/record/overrides.py", "region"): "a kind of violation",
+    ("tools/record/report.py", "island"): "a kind of violation",
+    ("tools/record/report.py", "is none"): "none of the values before it",
+    ("tools/record/report.py", "region"): "a kind of violation",
+}
 MOST = 40  # what is allowed above is counted, too
+LOGS = {"debug", "info", "warning", "error", "warn"}
 
 
 def prose(text: str) -> str:
@@ -63,6 +91,52 @@ def test_the_pages_use_the_fields_words() -> None:
     }
     assert unexplained == {}, "write instead what is shown, or give a reason in ALLOWED"
     assert sum(found.values()) <= MOST
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    return (each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
+
+
+def said(code: str) -> Iterator[str]:
+    """Yield the docstrings of a module, and the strings of what it raises, warns of and logs."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Raise) and node.exc is not None:
+            yield from strings(node.exc)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in LOGS:
+            yield from strings(node)
+
+
+def hits_in_code(code: str) -> Counter[str]:
+    texts = [re.sub(r"`[^`]*`|\bNone\b", "``", re.sub(r"\s+", " ", text)) for text in said(code)]
+    return Counter(match[0].lower() for text in texts for pattern in IN_CODE for match in re.finditer(pattern, text, re.IGNORECASE))
+
+
+def test_docstrings_and_messages_use_the_fields_words() -> None:
+    source = ROOT / "hmp"
+    found = {
+        (path.relative_to(source).as_posix(), word): count
+        for path in sorted(source.rglob("*.py"))
+        for word, count in hits_in_code(path.read_text(encoding="utf-8")).items()
+    }
+    assert sorted(found.keys() - ALLOWED_IN_CODE.keys()) == [], "write what AVOID has instead, or give a reason in ALLOWED_IN_CODE"
+    assert sorted(ALLOWED_IN_CODE.keys() - found.keys()) == []
+    assert sum(found.values()) <= MOST
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"""What stands there."""',
+        'raise ValueError(f"{x} is none")',
+        'log.warning("the line of a list")',
+        'def f():\n    """Is in force."""',
+    ],
+)
+def test_the_words_are_found_in_code(code: str) -> None:
+    assert sum(hits_in_code(code).values()) == 1
+    assert hits_in_code('x = "stands"  # stands') == {}
 
 
 @pytest.mark.parametrize("word", ["mul stands on it", "is in force", "no more than its region"])

@@ -102,7 +102,7 @@ def test_r17_hmp_casts_first_and_autocast_has_the_last_word():
 
 
 def _said(caplog):
-    return [record for record in caplog.records if record.name == "hmp" and "last word" in record.getMessage()]
+    return [record for record in caplog.records if record.name == "hmp" and "is enabled where hmp casts" in record.getMessage()]
 
 
 @pytest.mark.usefixtures("unpatched")

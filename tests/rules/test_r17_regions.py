@@ -217,10 +217,8 @@ def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, aro
             assert (run(X) if around == "engine" else _in_region(run)) == (F32, F32)
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     place = f"{__file__}:{opener.__code__.co_firstlineno + 1}"
-    assert said == (
-        f"Model runs inside torch.autocast(enabled=False), opened at {place}, which switches hmp's casts off: nothing that policy 'low' "
-        "lists is cast there. Leave that region away, or enter hmp.casts() inside it"
-    )
+    helpful = ("Model runs inside torch.autocast(enabled=False)", f"opened at {place}", "policy 'low'", "hmp.casts()")
+    assert [each for each in helpful if each not in said] == []
 
 
 def test_r17_what_is_a_part_of_a_model_or_no_model_or_under_a_policy_is_not_named(caplog):

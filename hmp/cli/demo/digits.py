@@ -74,7 +74,7 @@ class Training:
             yield from torch.randperm(pictures)[: pictures // _BATCH * _BATCH].split(_BATCH)
 
     def accuracy(self) -> float:
-        """Return the percentage of the test pictures that are told right."""
+        """Return the percentage of the test pictures that are classified correctly."""
         self.model.eval()
         with torch.no_grad():
             right = int((self.model(self.test_images).argmax(1) == self.test_labels).sum())

@@ -68,7 +68,7 @@ def initialize_distributed_hpu(
     Args:
         world_size: The number of processes; None takes the launcher's from the environment, else 1.
         rank: The number of this process; None takes the launcher's, else 0.
-        local_rank: Its number in this node; None takes the launcher's, else -1, which tells scripts that there is no launcher.
+        local_rank: Its number in this node; None takes the launcher's, else -1, which scripts read as "no launcher".
 
     Returns:
         World size, rank and local rank.

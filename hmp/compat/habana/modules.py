@@ -1,4 +1,4 @@
-"""The import finder of Habana's modules, behind all other finders: each is filled with hmp's names as the table says."""
+"""The import finder of Habana's modules, after all other finders: each is filled with hmp's names as the table says."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Region:
         return Region(self._name, self._choose, self.brings_casts)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that runs inside the region."""
+        """Return a function that runs inside the block."""
         if inspect.isclass(function):
             raise HmpError(f"@{self!r} expected a function, got class {function.__name__}; decorate its methods")
         if not callable(function):
@@ -149,7 +149,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] =
 
 
 class _Steps:
-    """An iterator over `generator`, whose code runs inside the region, while the code that consumes it runs outside."""
+    """An iterator over `generator`, whose code runs inside the block, while the code that consumes it runs outside."""
 
     def __init__(self, region: Region, generator: Any) -> None:
         self._region = region
@@ -176,7 +176,7 @@ class _Steps:
 
 
 class _EmptyRegion(Region):
-    """A region that does nothing, for torch.compile to trace while hmp has patched nothing (see `is_traced_unpatched`)."""
+    """A block that does nothing, for torch.compile to trace while hmp has patched nothing (see `is_traced_unpatched`)."""
 
     def __enter__(self) -> Region:
         return self

@@ -73,7 +73,7 @@ class Off:
 
     @property
     def scope_id(self) -> int:
-        """The scope id of the policy that `enable_casts()` restores."""
+        """Return the scope id of the policy that `enable_casts()` restores."""
         return self.on.scope_id
 
     @property
@@ -104,12 +104,12 @@ class InBackward(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """The wrappers of ops that torch may refuse to run."""
+        """Return the wrappers of ops that torch may refuse to run."""
         return DTYPE_REPAIRS
 
     @property
     def off(self) -> Off:
-        """The state without casts of the same policy."""
+        """Return the state without casts of the same policy."""
         return self.on.off
 
     @property
@@ -162,22 +162,22 @@ PROCESS = PolicyTable(NO_REPLACEMENTS, None)
 
 
 class EnteredRegion:
-    """One entry into a region: `state` is active in this thread or task until it ends.
+    """One entry into a block: `state` is active in this thread or task until it ends.
 
-    Regions need not end in reverse order: a generator that is suspended in one may be closed, also by the garbage collector, while the
+    Blocks need not end in reverse order: a generator that is suspended in one may be closed, also by the garbage collector, while the
     thread is inside another. So if the ContextVar contains an entry that has ended, its `before` applies. A task that was started inside
-    the region has a copy of the context, in which the state stays active.
+    the block has a copy of the context, in which the state stays active.
 
     Attributes:
         now: `state`, or None once this has ended.
-        before: The value of the ContextVar when the region was entered.
+        before: The value of the ContextVar when the block was entered.
     """
 
     __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
     now: PolicyTable | Off | None
     state: PolicyTable | Off
     before: ContextValue
-    key: object  # the Region object, which the user may enter many times
+    key: object  # the Block object, which the user may enter many times
     token: Token[ContextValue] | None
     suspension: Any  # of torch.autocast while this is entered (see suspensions), or None
 
@@ -215,14 +215,14 @@ def entered_region(state: PolicyTable | Off, key: object = None) -> EnteredRegio
 
 
 def begin(new: EnteredRegion) -> None:
-    """Activate the region's state in this thread or task."""
+    """Activate the block's state in this thread or task."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
 
 
 def end(old: EnteredRegion) -> None:
-    """End the region, in any context. The first line does that; the others save the next reader the way to `before`."""
+    """End the block, in any context. The first line does that; the others save the next reader the way to `before`."""
     old.now = None
     if get() is old:
         put(old.before)
@@ -263,12 +263,12 @@ def active_state(value: ContextValue) -> PolicyTable | Off:
 
 
 def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
-    """Return the active state after a region that has ended, and set the ContextVar to it for the next reader."""
+    """Return the active state after a block that has ended, and set the ContextVar to it for the next reader."""
     top = get()
     below: ContextValue = ended
     while isinstance(below, EnteredRegion) and below.now is None:
         if not began_here(below):
-            # this context is a copy of the one in which the region ended; here its state stays active
+            # this context is a copy of the one in which the block ended; here its state stays active
             copied = entered_region(below.state)
             copied.before, copied.now = below.before, copied.state
             copied.token = put(copied)
@@ -280,7 +280,7 @@ def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
 
 
 def began_here(entered: EnteredRegion) -> bool:
-    """Return True if the region was entered in this context, not in one that this context is a copy of."""
+    """Return True if the block was entered in this context, not in one that this context is a copy of."""
     top = get()
     if entered.token is not None:
         try:
@@ -370,7 +370,7 @@ def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.a
 
 
 def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """Call `function` while `state` is active, and return its result; `key` is the region of `state`, None for hmp's own."""
+    """Call `function` while `state` is active, and return its result; `key` is the block of `state`, None for hmp's own."""
     called = EnteredRegion()  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.key = key
@@ -386,7 +386,7 @@ def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], a
 
 def is_by_user() -> bool:
     """Return True if a context of the user's set the active state, not hmp for torch's own code (rules R8, R15)."""
-    current_state()  # removes regions that have ended
+    current_state()  # removes blocks that have ended
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
 

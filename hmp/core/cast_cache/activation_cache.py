@@ -39,7 +39,7 @@ misses = 0
 
 
 def _no_copy() -> None:
-    """Stands for the weak reference to a copy that does not exist yet."""
+    """Return None, as the weak reference to a copy that does not exist yet would."""
 
 
 class _Entry:
@@ -66,7 +66,7 @@ _last: tuple[Tensor | None, weakref.ref[_Entry] | None] = (None, None)
 
 
 def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`: an earlier copy where it still has the right values, else a new cast."""
+    """Return `tensor` in `dtype`: an earlier copy where it still has the right values, else a new cast."""
     # A trace must contain the cast, not its result, and a dual tensor's copy has a tangent of its own. Asked first: torch.jit compares the
     # lines of a trace that was made with gradients with those of one made without.
     if _compiling() or _dispatch_modes() or not in_plain_autograd():
@@ -99,7 +99,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool) -> Tensor:
-    """`tensor` in `dtype`, cast now, and cached where its memory can be marked."""
+    """Return `tensor` in `dtype`, cast now, and cached where its memory can be marked."""
     global misses, _last
     origin = tensor.nbytes, type(tensor.grad_fn)
     if len(_unshared) > _MOST_ORIGINS:
@@ -123,7 +123,7 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
 
 
 def _version(tensor: Tensor) -> int:
-    """torch's count of writes to the tensor; 0 for an inference tensor, which has no count and whose writes the mark shows."""
+    """Return torch's count of writes to the tensor; 0 for an inference tensor, which has no count and whose writes the mark shows."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -134,7 +134,7 @@ def _entry_died(reference: weakref.ref[_Entry]) -> None:
 
 
 def clear() -> None:
-    """Makes every entry invalid, drops the copy that no graph keeps alive, and forgets which activations are used once."""
+    """Make every entry invalid, drop the copy that no graph keeps alive, and forget which activations are used once."""
     global _last, _epoch
     _unshared.clear()
     _last = None, None

@@ -1,4 +1,4 @@
-"""The name by which a call's function was loaded, on Python 3.10, whose instructions do not say where in the source they stand."""
+"""The name by which a call's function was loaded, on Python 3.10, whose instructions have no position in the source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_VALUE = (
 
 
 def called_name(code: types.CodeType, at: int) -> str | None:
-    """`recv` where the instruction at `at` is the call of `a.b.recv(c.d)` or of `recv()`; None where that is not plain."""
+    """Return `recv` where the instruction at `at` is the call of `a.b.recv(c.d)` or of `recv()`; None where that is not plain."""
     before = [i for i in dis.get_instructions(code) if i.offset <= at]
     call = before.pop() if before else None  # before a function's first instruction `at` is -1
     if call is None or call.arg is None:

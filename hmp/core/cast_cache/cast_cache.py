@@ -1,4 +1,4 @@
-"""The casts that wrappers call in the place of a plain cast, answered from a cache where possible, and hmp's public cache functions."""
+"""The casts that wrappers call instead of a plain cast, answered from a cache where possible, and hmp's public cache functions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CacheInfo(NamedTuple):
 
 
 def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, from a cache where possible. For an op whose result never shares memory with its inputs."""
+    """Return `tensor` in `dtype`, from a cache where possible. For an op whose result never shares memory with its inputs."""
     kind = type(tensor)
     if kind is Parameter:
         return low_weight(tensor, dtype)
@@ -74,7 +74,7 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, from a cache where it is a Parameter: for an op whose result may share memory with its other inputs."""
+    """Return `tensor` in `dtype`, from a cache where it is a Parameter: for an op whose result may share memory with its other inputs."""
     return low_weight(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
 
 
@@ -102,7 +102,7 @@ def clear_cache() -> None:
 
 
 def revert() -> None:
-    """Empties the caches and sets the counts of cache_info() to 0; the limit stays."""
+    """Empty the caches and set the counts of cache_info() to 0; the limit stays."""
     clear_cache()
     shared_cast.forget_hits()
     weight_cache.misses = activation_cache.misses = 0
@@ -183,6 +183,6 @@ def set_sharing(least: int | None) -> None:
 
 
 def _check_bytes(function: str, value: object) -> None:
-    """Raises HmpError unless `value`, an argument of `function`, is a number of bytes or None."""
+    """Raise HmpError unless `value`, an argument of `function`, is a number of bytes or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise HmpError(f"{function}() expected a number of bytes >= 0, or None for the default, got {value!r}")

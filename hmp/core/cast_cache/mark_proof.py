@@ -60,7 +60,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 
 
 def refusal(device: torch.device) -> Reason:
-    """Why memory of `device` is not to be marked, "" where it is."""
+    """Return why memory of `device` is not to be marked, "" where it is."""
     if device.type in _captured:
         return "captured graph"
     if what_fails(device):
@@ -71,7 +71,10 @@ def refusal(device: torch.device) -> Reason:
 
 
 def what_fails(device: torch.device) -> str:
-    """What is wrong with marks on memory of this type of device, "" for nothing: names of writes and reads, or an error of torch's."""
+    """Return what is wrong with marks on memory of this type of device, "" for nothing.
+
+    Names of writes and reads, or an error of torch's.
+    """
     found = _found.get(device.type)
     if found is None:
         found = _tried(device)
@@ -93,7 +96,7 @@ def captures(device_type: str) -> bool:
 
 # on Gaudi: memory of "hpu" takes torch's mark as the CPU's does, or the tries below find out that it does not; then no copy is kept.
 def _tried(device: torch.device) -> str:
-    """The result of all tries, made in a thread of their own, where no mode and no region is active."""
+    """Return the result of all tries, made in a thread of their own, where no mode and no context is active."""
     if _copy_on_write is None or device.type == "meta":
         return "this torch has no such mark" if _copy_on_write is None else "there is no memory"
     results: list[str] = []
@@ -115,7 +118,7 @@ def _result(device: torch.device, mark: torch_private.CopyOnWrite) -> str:
 
 
 def _is_cleared(device: torch.device, act: Callable[[Tensor], Any], mark: torch_private.CopyOnWrite) -> bool:
-    """Whether `act` clears the mark. RuntimeError where the memory takes none, or where the result is not the CPU's."""
+    """Return True if `act` clears the mark. Raise RuntimeError where the memory takes none, or where the result is not the CPU's."""
     of_device, of_cpu = (torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=each) for each in (device, "cpu"))
     mark.lazy_clone(of_device)
     if not mark.is_pending(of_device):

@@ -38,34 +38,35 @@ _hits: dict[int, int] = {}
 
 
 def count_hit() -> None:
-    """Counts a cast that a copy saved, for the calling thread."""
+    """Count a cast that a copy saved, for the calling thread."""
     thread = get_ident()
     _hits[thread] = _hits.get(thread, 0) + 1
 
 
 def hits_here() -> int:
-    """How many casts a copy saved in the calling thread since hmp patched torch."""
+    """Return how many casts a copy saved in the calling thread since hmp patched torch."""
     return _hits.get(get_ident(), 0)
 
 
 def hits() -> int:
-    """How many casts a copy saved, in all threads, since hmp patched torch."""
+    """Return how many casts a copy saved, in all threads, since hmp patched torch."""
     return sum(list(_hits.values()))  # the list is made at once, while other threads count on
 
 
 def forget_hits() -> None:
-    """Sets the counts to 0."""
+    """Set the counts to 0."""
     _hits.clear()
 
 
 def can_make_nodes() -> bool:
-    """Whether node_of() may be called here: outside of traces, dispatch modes and transforms."""
+    """Return True if node_of() may be called here: outside of traces, dispatch modes and transforms."""
     return not _compiling() and not _dispatch_modes() and in_plain_autograd()
 
 
 def node_of(source: Tensor, copy: Tensor) -> Tensor:
-    """`copy`, a cast of `source` made before, as a new node of the graph, for any number of uses: their gradients flow to `source`, cast to
-    the dtype of `source` and then summed.
+    """Return `copy`, a cast of `source` made before, as a new node of the graph, for any number of uses.
+
+    Their gradients flow to `source`, cast to the dtype of `source` and then summed.
 
     The node is that of a clone of `source` whose memory is then exchanged for the copy's. Autograd itself casts each use's gradient,
     because the node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long. No memory is copied:
@@ -86,7 +87,7 @@ def node_of(source: Tensor, copy: Tensor) -> Tensor:
 
 @functools.cache
 def _zero_of(device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """A zero whose memory clones share by copy-on-write, none of which is ever written; None where the device has no such memory."""
+    """Return a zero whose memory clones share by copy-on-write, none of which is ever written; None where the device has no such memory."""
     if _copy_on_write is None or (device.type != "cpu" and mark_proof.refusal(device)):
         return None
     zero: Tensor = torch.ops.aten.zeros.default([], device=device, dtype=dtype)
@@ -95,5 +96,5 @@ def _zero_of(device: torch.device, dtype: torch.dtype) -> Tensor | None:
 
 
 def _as_given(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """A node's gradient as it came in: the node itself gives a view of it, made under no_grad, which may not be written in place."""
+    """Return a node's gradient as it came in: the node itself gives a view of it, made under no_grad, which may not be written in place."""
     return grad_outputs

@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 
 def stream_of(tensor: Tensor) -> int | None:
-    """The stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
+    """Return the stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
     if tensor.is_cuda:
         return int(raw_cuda_stream(tensor.device.index))
     if tensor.is_cpu or tensor.device.type == "xla":

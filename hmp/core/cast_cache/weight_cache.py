@@ -58,7 +58,7 @@ _epoch = 0  # entries of an earlier epoch are never used
 
 
 def _nothing() -> None:
-    """Stands for a weak reference to a tensor that does not exist yet."""
+    """Return None, as a weak reference to a tensor that does not exist yet would."""
 
 
 # A node of a weight that was found again: a graph keeps it, because it saves the weight for backward.
@@ -96,7 +96,7 @@ class _Entry:
         self.period = -1
 
     def note_one_use(self, weight: Tensor) -> None:
-        """Notes a use with a gradient after a write. Where the last in this period was the only one until the write, so will this be."""
+        """Note a use with a gradient after a write. Where the last in this period was the only one until the write, so will this be."""
         period = _backwards // _PERIOD
         if self.period == period:
             key = id(weight)
@@ -118,7 +118,7 @@ _nbytes: dict[int, tuple[torch.device, int, weakref.ref[_Entry]]] = {}
 
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in `dtype`: the copy that is kept where it still has the right values, else a new cast."""
+    """Return `weight` in `dtype`: the copy that is kept where it still has the right values, else a new cast."""
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # A trace must contain the cast, not its result. It also compares lines of source, so all that arrive here are made in this line;
@@ -158,7 +158,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
-    """Whether the weight is the same view of its memory as when the copy was made."""
+    """Return True if the weight is the same view of its memory as when the copy was made."""
     if entry.view != view_key(weight, entry.version):
         return False
     entry.same_view = same_view_check(weight)  # the next use in this mode takes the quick path
@@ -166,12 +166,12 @@ def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
 
 
 def _is_small(weight: Tensor) -> bool:
-    """Whether a cast is quicker than sharing one."""
+    """Return True if a cast is quicker than sharing one."""
     return weight.nbytes < shared_cast.least_weight
 
 
 def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
-    """`low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses.
+    """Return `low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses.
 
     A graph keeps the nodes of weights that it saves for backward. A node that it does not save, such as a bias's, would be made again for
     each use: it is kept by the last node that was found, so lives as long as that one's graph does. Only nodes that are older keep others.
@@ -194,7 +194,7 @@ def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
 
 
 def is_node(low: Tensor, weight: Tensor) -> bool:
-    """Whether `low`, which `low_weight` gave for `weight`, is a node that sums the gradients of its uses in the dtype of `weight`."""
+    """Return True if `low`, which `low_weight` gave for `weight`, sums the gradients of its uses in the dtype of `weight`."""
     entry = cache_entry(weight)
     return type(entry) is _Entry and entry.node[0]() is low
 
@@ -208,7 +208,7 @@ def backward_begins() -> None:
 
 
 def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry | None) -> Tensor:
-    """`weight` in `dtype`, cast now. The cast is kept where the weight is likely to be used again before it is written."""
+    """Return `weight` in `dtype`, cast now. The cast is kept where the weight is likely to be used again before it is written."""
     global misses
     if weight.layout is not torch.strided or weight.is_inference() or not in_plain_autograd() or (trains and _is_small(weight)):
         return cast(weight, dtype)
@@ -240,7 +240,7 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
 
 
 def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
-    """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
+    """Return an entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     global _kept_by_graph
     device = weight.device
     is_widened = device.type == "cpu" and dtype in computed_in_float32()  # see in_float32()
@@ -308,7 +308,7 @@ def in_float32(low: Tensor, is_used_once: bool = True) -> Tensor:
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in `dtype`, outside of any graph, and not an inference tensor."""
+    """Return `weight` in `dtype`, outside of any graph, and not an inference tensor."""
     if _inference_mode():
         with torch.inference_mode(False), torch.no_grad():
             return cast(weight, dtype)
@@ -322,7 +322,7 @@ _here = threading.local()
 
 
 def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
-    """Returns `function(*args)`, the forward of a reentrant checkpoint, inside which no copies of weights that train are kept.
+    """Return `function(*args)`, the forward of a reentrant checkpoint, inside which no copies of weights that train are kept.
 
     That forward runs under no_grad, as inference does, and again in backward.
     """
@@ -334,7 +334,10 @@ def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
-    """Whether a checkpoint runs or recomputes its forward with a weight that trains. Checkpoints save memory: no copies are kept then."""
+    """Return True if a checkpoint runs or recomputes its forward with a weight that trains.
+
+    Checkpoints save memory: no copies are kept then.
+    """
     in_backward = _graph_task() != -1
     return in_backward if trains else weight.requires_grad and (in_backward or getattr(_here, "in_reentrant_checkpoint", False))
 
@@ -343,8 +346,11 @@ def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
 
 
 def _has_room(device: torch.device, nbytes: int) -> bool:
-    """Whether one more copy, of so many bytes, may be kept on a device; it is counted then. All copies are added up only where the limit
-    may be reached: to do so for each took longer than the cast, in a model of hundreds of weights."""
+    """Return True if one more copy, of so many bytes, may be kept on a device; it is counted then.
+
+    All copies are added up only where the limit may be reached: to do so for each took longer than the cast, in a model of hundreds of
+    weights.
+    """
     with _lock:
         bytes_with_it = _at_most.get(device, 0) + nbytes
         if bytes_with_it > limit(device):
@@ -356,7 +362,7 @@ def _has_room(device: torch.device, nbytes: int) -> bool:
 
 
 def bytes_kept(device: torch.device) -> int:
-    """The bytes of the copies that are kept on a device."""
+    """Return the bytes of the copies that are kept on a device."""
     return sum(nbytes for of, nbytes in entries() if of == device)
 
 
@@ -389,7 +395,7 @@ def clear() -> None:
 
 
 def set_limit(most: int | None) -> None:
-    """Lets copies of weights take at most `most` bytes of a device; None is the default limit. Frees all copies where they take more."""
+    """Let copies of weights take at most `most` bytes of a device; None is the default limit. Frees all copies where they take more."""
     global _limit
     _limit = most
     if any(bytes_kept(device) > limit(device) for device in {of for of, _ in entries()}):
@@ -397,13 +403,13 @@ def set_limit(most: int | None) -> None:
 
 
 def limit(device: torch.device) -> int:
-    """The most bytes that copies of weights may take on a device."""
+    """Return the most bytes that copies of weights may take on a device."""
     return _default_limit(device) if _limit is None else _limit
 
 
 @functools.cache
 def _default_limit(device: torch.device) -> int:
-    """In bytes: a quarter of the device's memory, of the machine's where the device does not tell its own."""
+    """In bytes: a quarter of the device's memory, of the machine's where the device does not report its own."""
     tell = getattr(getattr(torch, device.type, None), "mem_get_info", None)
     return (_memory() if tell is None else int(tell(device)[1])) // 4
 

@@ -51,23 +51,30 @@ _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
 def cache_entry(tensor: Tensor) -> Any:
-    """What a cache has attached to the memory of `tensor`, else None. NotImplementedError or RuntimeError for a tensor without storage."""
+    """Return what a cache has attached to the memory of `tensor`, else None.
+
+    Raise NotImplementedError or RuntimeError for a tensor without storage.
+    """
     return getattr(storage_of(tensor), "_hmp_cache_entry", None)
 
 
 def set_cache_entry(tensor: Tensor, entry: object) -> None:
-    """Attaches `entry` to the memory of `tensor`, in the place of an earlier one."""
+    """Attach `entry` to the memory of `tensor`, instead of an earlier one."""
     storage_of(tensor)._hmp_cache_entry = entry
 
 
 def view_key(tensor: Tensor, version: int) -> tuple[Any, ...]:
-    """All that the values of a dense `tensor` depend on besides its memory, and `version`: equal keys on unwritten memory, equal values."""
+    """Return all that the values of a dense `tensor` depend on besides its memory, and `version`.
+
+    Equal keys on unwritten memory, equal values.
+    """
     return tensor.shape, version, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_neg()
 
 
 def same_view_check(tensor: Tensor) -> Callable[[Tensor], bool]:
-    """A fast check, one call of Dynamo's guards: True only for tensors whose `view_key` equals that of `tensor` now, version and storage
-    offset excepted, which the caller compares.
+    """Return a fast check, one call of Dynamo's guards.
+
+    True only for tensors whose `view_key` equals that of `tensor` now, version and storage offset excepted, which the caller compares.
 
     It may be False for such a tensor too, in inference mode where `tensor` was given outside of it: then compare the keys.
     """
@@ -79,8 +86,9 @@ def _never(tensor: Tensor) -> bool:
 
 
 def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) -> Refusal:
-    """Marks the memory of a dense `tensor`: `is_marked` is True from now on until somebody asks for write access to it. Returns "" where it
-    is marked, else why it cannot be.
+    """Mark the memory of a dense `tensor`: `is_marked` is True from now on until somebody asks for write access to it.
+
+    Return "" where it is marked, else why it cannot be.
 
     `entry` is attached to the memory, marked or not: memory has one mark, so a new one invalidates the entry of the cache that set it
     before. Where the process has other Python threads, a mark takes 10 microseconds instead of 1, and `beside_others=False` refuses it.
@@ -112,13 +120,16 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
 
 
 def period_of(tensor: Tensor) -> object:
-    """What is the same object for as long as nobody asks for write access to the memory of `tensor`; None where nobody watches it."""
+    """Return what is the same object for as long as nobody asks for write access to the memory of `tensor`.
+
+    None where nobody watches it.
+    """
     storage = storage_of(tensor)
     return getattr(storage, "_hmp_period", None) if is_marked(tensor) else None
 
 
 def watched(tensor: Tensor) -> object:
-    """`period_of(tensor)`, whose memory is marked where it was not; None where it cannot be. An entry of a cache stays as it is."""
+    """Return `period_of(tensor)`, whose memory is marked where it was not; None where it cannot be. An entry of a cache stays as it is."""
     period = period_of(tensor)
     if period is not None:
         return period
@@ -129,7 +140,9 @@ def watched(tensor: Tensor) -> object:
 
 
 def writes_to(tensor: Tensor) -> tuple[int, int] | None:
-    """What every write to a tensor of XLA's changes: how many there were, and which of XLA's own tensors it is; None for other tensors.
+    """Return what every write to a tensor of XLA's changes: how many there were, and which of XLA's own tensors it is.
+
+    None for other tensors.
 
     It stands for the mark: the memory was not written where it is what it was. Two things are not seen: a collective in place of several
     replicas, where no copy is kept, and a write through dlpack in the memory of another device. None in inference mode too, where XLA
@@ -142,7 +155,7 @@ def writes_to(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def is_unwritten(tensor: Tensor, writes: tuple[int, int] | None) -> bool:
-    """Whether nobody has written since `mark()` returned "", behind which `writes_to(tensor)` was `writes`."""
+    """Return True if the memory is unmodified since `mark()` returned "" and `writes_to(tensor)` was `writes`."""
     return is_marked(tensor) if writes is None else writes_to(tensor) == writes
 
 
@@ -155,7 +168,7 @@ def _refusal_of_xla(tensor: Tensor) -> Refusal:
 
 
 def unmark(storage: Any) -> None:
-    """Clears the mark of the memory, if there is one, as a write does."""
+    """Clear the mark of the memory, if there is one, as a write does."""
     if hasattr(storage, "_hmp_cache_entry") and storage.device.type != "xla":
         storage.data_ptr()
 
@@ -164,7 +177,7 @@ def unmark(storage: Any) -> None:
 
 
 def _counted() -> tuple[int, int, int]:
-    """The reference counts of a tensor that nobody else holds: of its storage, of the tensor, and of a view's base."""
+    """Return the reference counts of a tensor that nobody else holds: of its storage, of the tensor, and of a view's base."""
     plain = torch.empty(1, device="cpu")
     storage = storage_of(plain)
     owners, holders = _use_count(storage._cdata) + sys.getrefcount(storage), _holders(plain)
@@ -173,7 +186,10 @@ def _counted() -> tuple[int, int, int]:
 
 
 def _counted_in_a_thread() -> tuple[int, int, int]:
-    """The counts from a thread of its own: hmp may be imported first inside inference_mode(), where views have no base, or a fake mode."""
+    """Return the counts from a thread of its own.
+
+    hmp may be imported first inside inference_mode(), where views have no base, or a fake mode.
+    """
     found: list[tuple[int, int, int]] = []
     thread = threading.Thread(target=lambda: found.append(_counted()))
     thread.start()
@@ -185,7 +201,7 @@ _SOLE_OWNER, _SOLE_HOLDER, _HOLDER_OF_A_BASE = _counted_in_a_thread()
 
 
 def _is_only_holder(tensor: Tensor, owners: int) -> bool:
-    """Whether nothing but the tensor, and its base where it is a view, holds its memory, and no C++ code holds the tensor.
+    """Return True if nothing but the tensor, and its base where it is a view, holds its memory, and no C++ code holds the tensor.
 
     A dlpack capsule holds the memory; a graph that saved the tensor and a collective that is under way hold the tensor.
     """
@@ -234,7 +250,7 @@ _MARKING = """graph(%tensor : Tensor):
 
 
 def reads_only(code: types.CodeType) -> None:
-    """Registers `code`, of a function that writes no tensor: neither itself nor the C functions that it calls directly."""
+    """Register `code`, of a function that writes no tensor: neither itself nor the C functions that it calls directly."""
     _harmless.add(code)
 
 
@@ -244,7 +260,7 @@ def _marking() -> Any:
 
 
 def _marked_while_others_wait(tensor: Tensor, run_graph: Callable[..., Any]) -> bool:
-    """Marks the tensor's memory if every other Python thread is waiting or reading. Returns whether it did."""
+    """Mark the tensor's memory if every other Python thread is waiting or reading. Return whether it did."""
     positions = _positions_of_threads()
     del positions[threading.get_ident()]
     if not all(map(_is_harmless, positions.values())):
@@ -263,13 +279,19 @@ def _marked_while_others_wait(tensor: Tensor, run_graph: Callable[..., Any]) -> 
 
 
 def _positions_of_threads() -> dict[int, _Position]:
-    """The position of each Python thread, by its id. Frames are not returned: a frame in a variable keeps its local variables alive."""
+    """Return the position of each Python thread, by its id.
+
+    Frames are not returned: a frame in a variable keeps its local variables alive.
+    """
     return {thread: _position(frame) for thread, frame in _frames().items()}
 
 
 def _in_one_go(steps: Iterable[Any]) -> bool:
-    """`any(steps)`. The steps are iterators and functions written in C: from the second look at the other threads until the mark is set no
-    bytecode runs in this thread, so no other thread gets the GIL in between."""
+    """Return `any(steps)`.
+
+    The steps are iterators and functions written in C: from the second look at the other threads until the mark is set no bytecode runs in
+    this thread, so no other thread gets the GIL in between.
+    """
     return any(steps)
 
 
@@ -278,7 +300,7 @@ _OWN_POSITIONS = frozenset((_in_one_go.__code__, at) for at in range(len(_in_one
 
 
 def _is_harmless(position: _Position) -> bool:
-    """Whether a thread at `position` needs the GIL before it can write a tensor."""
+    """Return True if a thread at `position` needs the GIL before it can write a tensor."""
     for name in _WAITS.keys() - _looked_in:
         module = sys.modules.get(name)
         if module is not None:
@@ -288,7 +310,7 @@ def _is_harmless(position: _Position) -> bool:
 
 
 def _code_at(owner: Any, path: str) -> types.CodeType | None:
-    """The code of the function `owner.path`, None where this Python has no such function."""
+    """Return the code of the function `owner.path`, None where this Python has no such function."""
     for part in path.split("."):
         owner = getattr(owner, part, None)
     return getattr(owner, "__code__", None)
@@ -296,7 +318,7 @@ def _code_at(owner: Any, path: str) -> types.CodeType | None:
 
 @functools.lru_cache(maxsize=256)
 def _waits(position: _Position) -> bool:
-    """Whether the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`."""
+    """Return True if the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`."""
     code, at = position
     if sys.version_info < (3, 11):
         return (called_name(code, at) or "").lstrip("_") in _WAITING

@@ -1,7 +1,7 @@
 """Kernels that write by address: on some devices the copy-on-write mark (write_marks, R18) stays where they wrote. Here they clear it.
 
 torch's kernels for lists of tensors, `_foreach_` and `_fused_` ones, hand the addresses of a list on to the device without asking for write
-access, on CUDA for one; and `record_stream` finds no allocator behind marked memory and does nothing. So a kernel of Python's is put before
+access, on CUDA for one; and `record_stream` finds no allocator of marked memory and does nothing. So a kernel of Python's is put before
 them, in torch's dispatcher, which calls from C++ pass too: it clears the marks of what they will write.
 """
 
@@ -26,7 +26,7 @@ _lock = fork_safe.RLock()
 
 
 def watch() -> None:
-    """Has these kernels clear marks until patches.restore(), from now on."""
+    """Have these kernels clear marks until patches.restore(), from now on."""
     if not _library:
         with _lock:
             if not _library:
@@ -36,7 +36,7 @@ def watch() -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Has these kernels clear marks inside."""
+    """Have these kernels clear marks inside."""
     if _library:
         yield
         return
@@ -66,7 +66,7 @@ def _registered() -> Any:
 
 
 def _written(schema: Any) -> list[tuple[int, str, bool]]:
-    """What an op of these writes: the place among its arguments, the name, and whether it is a list of tensors; [] for other ops."""
+    """Return what an op of these writes: the place among its arguments, the name, and whether it is a list of tensors; [] for other ops."""
     if not schema.name.startswith(_NAMES):
         return []
     return [
@@ -77,7 +77,7 @@ def _written(schema: Any) -> list[tuple[int, str, bool]]:
 
 
 def _clearing(op: Any, written: list[tuple[int, str, bool]]) -> Callable[..., Any]:
-    """`op`, which clears the marks of what it is to write first."""
+    """Return `op`, which clears the marks of what it is to write first."""
     after = torch_private.keys_after_backend_select
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:

@@ -141,8 +141,10 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have torch.compile compile, for what was compiled before, the model where one is applied, not its `forward`, which has no policy; and
-    a call of a PatchedOp, whose own code Dynamo skips."""
+    """Have torch.compile compile, for what was compiled before, the model where one is applied, not its `forward`, which has no policy.
+
+    And a call of a PatchedOp, whose own code Dynamo skips.
+    """
 
     def innermost_fn(fn: Any, *rest: Any) -> Any:
         if isinstance(fn, PatchedOp):
@@ -176,7 +178,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have what stands in torch's places be torch's own functions to Dynamo."""
+    """Let Dynamo take the functions that replace torch's for torch's own."""
     return lambda self, value, **named: original(self, placement.own(value), **named)
 
 
@@ -197,8 +199,10 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backward_outside() -> AbstractContextManager[Any]:
-    """Inside it AOTAutograd traces backward as eager code runs it, outside of torch.autocast; else it would be as in the region around the
-    graph, which is off for the ops of a policy."""
+    """Inside it AOTAutograd traces backward as eager code runs it, outside of torch.autocast.
+
+    Else it would be as in the context around the graph, which is off for the ops of a policy.
+    """
     config: Any = importlib.import_module("torch._functorch.config")
     if not hasattr(config, "backward_pass_autocast"):
         return contextlib.nullcontext()

@@ -25,12 +25,12 @@ Wrapper = Callable[..., Any] | None
 
 
 def op(*args: Any, **kwargs: Any) -> Any:
-    """What wrappers made for compiled code call in place of torch's function: the active Call adds the op to the graph."""
+    """Return what wrappers made for compiled code call in place of torch's function: the active Call adds the op to the graph."""
     return handle_torch_function(op, (), *args, **kwargs)
 
 
 def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
-    """What such wrappers call in place of a Python function of hmp's: the active Call has the compiler trace it like user code."""
+    """Return what such wrappers call in place of a Python function of hmp's: the active Call has the compiler trace it like user code."""
     return handle_torch_function(inlined, (), function, *args, **kwargs)
 
 
@@ -54,8 +54,10 @@ forget_wrappers: Callable[[], None] = _decided.cache_clear
 
 
 def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the variable of a call of a Python function that is one op: what it calls is not decided again (R8). Without a wrapper it is
-    traced like user code."""
+    """Return the variable of a call of a Python function that is one op: what it calls is not decided again (R8).
+
+    Without a wrapper it is traced like user code.
+    """
     if found is None:
         return function.call_function(tx, args, kwargs)
     return Call(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
@@ -70,7 +72,7 @@ class Aborted(BaseException):
 
 
 class Opaque:
-    """What a wrapper gets for an argument that is no tensor, constant, number or container: no wrapper reads it."""
+    """What a wrapper gets for an argument other than a tensor, constant, number or container: no wrapper reads it."""
 
 
 class OfOtherClass(dict[Any, Any]):
@@ -82,8 +84,8 @@ class OfOtherClass(dict[Any, Any]):
 class Call(TorchFunctionMode):
     """One call of an op in traced code: a torch function mode, under which the op's wrapper runs as it does in eager code.
 
-    The wrapper gets stand-ins for Dynamo's variables: fake tensors for tensors, the value for a constant. What the wrapper calls is traced
-    in place of the op, by `emit(variables of arguments, of keywords)` for the op itself.
+    The wrapper gets placeholders for Dynamo's variables: fake tensors for tensors, the value for a constant. What the wrapper calls is
+    traced in place of the op, by `emit(variables of arguments, of keywords)` for the op itself.
     """
 
     def __init__(self, tx: Any, emit: Callable[[list[Any], dict[str, Any]], Any]) -> None:
@@ -137,7 +139,7 @@ class Call(TorchFunctionMode):
 
     @contextlib.contextmanager
     def _autocast(self, device: str, dtype: torch.dtype) -> Iterator[None]:
-        """Context manager: a region of torch.autocast in the graph, without its cache of weights: a graph run as it is finds stale ones."""
+        """Context manager: a torch.autocast context in the graph, without its cache of weights: a graph run as it is finds stale ones."""
         region = dynamo.AutocastModeVariable([device, dtype, True, False])
         with without_torch_function():  # to enter calls torch functions, which this mode would take for its own
             region.enter(self.tx)
@@ -185,7 +187,7 @@ class Call(TorchFunctionMode):
         return found
 
     def _variable(self, value: Any) -> Any:
-        """Return the variable of a stand-in, or of a value that the wrapper has made."""
+        """Return the variable of a placeholder, or of a value that the wrapper has made."""
         known, kind = self._variables.get(id(value)), type(value)
         if known is not None:
             return known[1]

@@ -1,4 +1,4 @@
-"""What Dynamo does where the program that it traces calls torch, or a function or region of hmp's.
+"""What Dynamo does where the program that it traces calls torch, or a function or context of hmp's.
 
 A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords, the source of the
 function), and returns a variable.
@@ -67,7 +67,7 @@ def variables() -> types.SimpleNamespace:
             return self.handler(tx, list(args), dict(kwargs), self.source)
 
     class RegionVariable(dynamo.ContextWrappingVariable):  # type: ignore[misc]
-        """A region of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
+        """A context of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
 
         def __init__(self, value: Region, **named: Any) -> None:
             super().__init__(target_values=[], **named)
@@ -78,9 +78,9 @@ def variables() -> types.SimpleNamespace:
             inside = self.value._choose(self.before)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
-            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a region's marks must be there when guards are made
+            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a context's marks must be there when guards are made
             trace_of(tx).enter(inside)
-            update_tables()  # the first region of a policy may patch more functions
+            update_tables()  # the first context of a policy may patch more functions
             return build(tx, None)
 
         def exit(self, tx: Any, *args: Any) -> Any:
@@ -89,7 +89,7 @@ def variables() -> types.SimpleNamespace:
             return build(tx, None)
 
         def reconstruct_type(self, codegen: Any) -> None:
-            # after a graph break plain Python enters the region, which it gets from this function
+            # after a graph break plain Python enters the context, which it gets from this function
             region = self.value
             name = codegen.tx.output.install_global_by_id("hmp_region", lambda: region)
             codegen.append_output(codegen.create_load_global(name, add=True))
@@ -101,7 +101,7 @@ def variables() -> types.SimpleNamespace:
 
 
 def innermost(value: Any) -> Any:
-    """Return torch's function for what stands in its place, whoever's that is; any other value itself."""
+    """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
     return placement.own(outermost.inside(value))
 
 
@@ -130,8 +130,10 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function of the user's that Dynamo puts into the graph as a whole (torch.compiler.allow_in_graph) run in the state of the
-    place where it is called: the graph itself runs without casts."""
+    """Run a function that Dynamo puts into the graph as a whole (torch.compiler.allow_in_graph) in the state of its caller.
+
+    The graph itself runs without casts.
+    """
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         here, function = trace_of(tx).here, self.value
@@ -170,7 +172,7 @@ def is_own(code: types.CodeType) -> bool:
 
 
 def _region(make: Callable[..., Any]) -> Handler:
-    """Return the handler of `make`, disable_casts or the like: of a region, or of the result where it decorates a function."""
+    """Return the handler of `make`, disable_casts or the like: of a context, or of the result where it decorates a function."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
@@ -221,7 +223,7 @@ def _answer(original: Callable[..., Any]) -> Handler:
         policy = trace_of(tx).here.policy
         is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is autocast.FORWARD
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
-            return build(tx, value=True)  # an island, as in eager code: custom_fwd disables autocast around it
+            return build(tx, value=True)  # an autocast-disabled block, as in eager code: custom_fwd disables autocast around it
         asked_by = str(tx.f_globals.get("__name__") or "")
         if policy is None or autocast.is_torchs(asked_by) or around_models.is_of_wrapper(_steps(tx)):
             return dynamo.TorchInGraphFunctionVariable(original).call_function(tx, args, kwargs)
@@ -256,7 +258,7 @@ def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
 
 
 functions: dict[Any, Handler] = {}
-# The functions that make a region; session adds casts().
+# The functions that make a context; session adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
 
 
@@ -296,7 +298,7 @@ def update_tables() -> None:
     known.update(dict.fromkeys(functions, variables().Function))
 
 
-# --- regions of torch.autocast in traced code (R17) -------------------------------------------------------------------------
+# --- torch.autocast contexts in traced code (R17) -------------------------------------------------------------------------
 
 
 def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,12 +46,15 @@ def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Around:
-    """What compiled code is guarded on. Dynamo's guards read `key` each time that they look for compiled code, in whatever thread, task or
-    frame: so the state itself is compared, however it came or ended."""
+    """What compiled code is guarded on.
+
+    Dynamo's guards read `key` each time that they look for compiled code, in whatever thread, task or frame: so the state itself is
+    compared, however it came or ended.
+    """
 
     @property
     def key(self) -> str:
-        """The active state, and how often functions were registered and modules marked. Equal for equal policies."""
+        """Return the active state, and how often functions were registered and modules marked. Equal for equal policies."""
         here = state_of_program()
         kind = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
         policy = here.on.policy
@@ -138,9 +141,10 @@ def under(tx: Any, here: State, function: Any, args: list[Any], kwargs: dict[str
 
 
 def without_autocast(tx: Any) -> contextlib.ExitStack:
-    """Have what is traced until the end of this context run without the regions of torch.autocast that are enabled here.
+    """Have what is traced until the end of this context run without the torch.autocast contexts that are enabled here.
 
-    While Dynamo traces, torch's own state is that of the traced program. A trace that Dynamo gives up never ends the context."""
+    While Dynamo traces, torch's own state is that of the traced program. A trace that Dynamo gives up never ends the context.
+    """
     cached = torch.is_autocast_cache_enabled()
     regions = contextlib.ExitStack()
     for device in devices_in_autocast():

@@ -1,4 +1,4 @@
-"""Activates policies: convert() for the process, casts() for a region, apply() for a module's calls."""
+"""Activates policies: convert() for the process, casts() for a context, apply() for a module's calls."""
 
 from ..rules import Op, OpRule, op_wrap
 from ..torch_patches import applied_policy, in_dtype

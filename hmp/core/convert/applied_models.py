@@ -80,7 +80,7 @@ def apply(
 
 
 def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
-    """Return the methods besides `forward` that run under the policy; raise HmpError for what is no method of the model's class."""
+    """Return the methods besides `forward` that run under the policy; raise HmpError for a name without a method in the model's class."""
     if isinstance(methods, str):
         raise HmpError(f"apply(methods=...) expected names of methods, got the string {methods!r}; write ('forward', {methods!r})")
     names = tuple(name for name in dict.fromkeys(methods) if name != "forward")

@@ -160,7 +160,9 @@ def choose_policy(
 ) -> Policy:
     """Return the policy that the arguments of `convert()` ask for; `files` are those of BF16, FP32, promote, FP8 and saved lists."""
     if opt_level not in ("O1", "O2"):
-        raise HmpError(f"opt_level= expected 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32), got {opt_level!r}")
+        raise HmpError(
+            f"opt_level= expected 'O1' (the lists) or 'O2' (matrix products in low precision, the rest in float32), got {opt_level!r}"
+        )
     if policy is not None:
         if any(files):
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
@@ -326,7 +328,7 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_model(model: Any, policy: Policy, where: str) -> None:
-    """Raise HmpError for what is no module, and for a policy with scoped entries where there is no model that they could match."""
+    """Raise HmpError if `model` isn't a module, or the policy has scoped entries and there is no model that they could match."""
     if model is None:
         scopes.refuse_without_model(policy)
     else:
@@ -334,14 +336,14 @@ def _check_model(model: Any, policy: Policy, where: str) -> None:
 
 
 def module_of(model: Any, where: str) -> torch.nn.Module:
-    """Return `model`; raise HmpError if it is no module."""
+    """Return `model`; raise HmpError if it isn't a module."""
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"{where} expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
     return model
 
 
 def unscripted(model: Any, where: str) -> torch.nn.Module:
-    """Return `model`; raise HmpError if it is no module, or a scripted one."""
+    """Return `model`; raise HmpError if it isn't a module, or is a scripted one."""
     module = module_of(model, where)
     if isinstance(module, torch.jit.ScriptModule):
         raise HmpError(f"{where} got a scripted module, whose ops are compiled; pass the module that it was made of")
@@ -396,9 +398,10 @@ def register(owner: Any, name: str, cast: ListName) -> None:
 def set_low_kernels(choice: str) -> str:
     """Choose how the CPU computes matrix products, convolutions and recurrent ops in bfloat16 and float16. Return the choice before.
 
-    Where a processor has no instructions for a low dtype, torch's kernels for it take 10 to 90 times float32's time. hmp then rounds the
-    inputs to the low dtype, computes in float32 and rounds the result: the numbers of an accelerator, at about float32's speed. Gradients
-    are computed likewise. The choice holds for the process, and policies in use follow it at once; it overrides HMP_LOW_KERNELS.
+    Where a processor has no instructions for a low-precision dtype, torch's kernels for it take 10 to 90 times float32's time. hmp then
+    rounds the inputs to the low-precision dtype, computes in float32 and rounds the result: the numbers of an accelerator, at about
+    float32's speed. Gradients are computed likewise. The choice holds for the process, and policies in use follow it at once; it overrides
+    HMP_LOW_KERNELS.
 
     Args:
         choice: "auto", the default, does so for each dtype that the processor has no instructions for. "native" always uses torch's

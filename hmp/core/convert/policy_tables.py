@@ -1,6 +1,6 @@
 """Makes a PolicyTable of a Policy, and patches torch for it.
 
-Equal policies share one as long as a handle, a region or a module's mark refers to it; the MOST latest are kept besides.
+Equal policies share one as long as a handle, a context or a module's mark refers to it; the MOST latest are kept besides.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ lock = fork_safe.RLock()
 when_patched: list[Callable[[], None]] = []  # is called once torch is patched
 _was_used = False
 
-# How many policy tables are kept although nothing uses them: those of regions that are entered in a loop.
+# How many policy tables are kept although nothing uses them: those of contexts that are entered in a loop.
 MOST = 32
 _casts: weakref.WeakValueDictionary[tuple[Policy, bool], PolicyTable] = weakref.WeakValueDictionary()
 _latest: OrderedDict[int, PolicyTable] = OrderedDict()  # by id, least recently used first
-# All that marks, handles and regions refer to → whether their decisions are logged.
+# All that marks, handles and contexts refer to → whether their decisions are logged.
 _alive: weakref.WeakKeyDictionary[PolicyTable, bool] = weakref.WeakKeyDictionary()
 # They know what they have logged. The wrappers of their policy keep them alive.
 _logs: weakref.WeakValueDictionary[Policy, VerboseLog] = weakref.WeakValueDictionary()
@@ -111,7 +111,7 @@ def rebuild_all() -> None:
 
 
 def empty_all() -> None:
-    """Empty all policy tables: threads that are still inside a region run torch's own ops from now on."""
+    """Empty all policy tables: threads that are still inside a context run torch's own ops from now on."""
     for casts in list(_alive):
         casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()

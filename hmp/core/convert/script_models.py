@@ -46,7 +46,7 @@ class CalledModules:
 
     @property
     def unmatched(self) -> tuple[ListEntry, ...]:
-        """The scoped entries that matched no module so far, but for those of presets."""
+        """Return the scoped entries that matched no module so far, but for those of presets."""
         return tuple(self._unmatched)
 
     def look_at(self, module: torch.nn.Module, is_traced: bool) -> bool:

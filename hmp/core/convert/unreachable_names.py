@@ -169,7 +169,7 @@ _CONTAINERS = frozenset(
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the attributes in the object's `__dict__` and, for what is no class, in its slots."""
+    """Yield (name, value) for each attribute in the object's `__dict__` and, unless it is a class, in its slots."""
     yield from list(getattr(owner, "__dict__", {}).items())
     if isinstance(owner, type):
         return

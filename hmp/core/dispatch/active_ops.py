@@ -26,6 +26,7 @@ class ActiveOp(PatchedOp):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op under the policy that is active here."""
         value = _get()
         wrapper = (value.now or _active_state(value)).replacements[self.original]
         if wrapper is None:
@@ -44,7 +45,7 @@ class ActiveOp(PatchedOp):
 
 
 class ActiveFunction(ActiveOp):
-    """Replaces a function that hands out itself, not what stands in its place: torch's C++ code looks some up in a class written in C."""
+    """Replaces a function that hands out itself, not its replacement: torch's C++ code looks some up in a class written in C."""
 
     def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
@@ -81,13 +82,14 @@ class ActiveComposite(PatchedMethod):
     """Replaces a function that is written in Python and asks no `__torch_function__`: what it calls does."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op under the policy that is active here."""
         value = _get()
         wrapper = (value.now or _active_state(value)).replacements[self.original]
         return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 
 def kind_for(site: Site) -> type[PatchedOp]:
-    """The class of what replaces the function of a site."""
+    """Return the class of what replaces the function of a site."""
     original: Any = site.original
     if isinstance(original, types.FunctionType):
         if "handle_torch_function" not in original.__code__.co_names:

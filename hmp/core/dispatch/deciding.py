@@ -21,8 +21,10 @@ from . import user_functions
 
 
 class Decision:
-    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to R12), and
-    the sites where the function stands."""
+    """What a policy does with one torch function.
+
+    The rule that is applied, the list entry that it comes from (None for R5 to R12), and the sites of the function.
+    """
 
     def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
         self.original = sites[0].original
@@ -33,22 +35,24 @@ class Decision:
         self._made: tuple[object, frozenset[torch.dtype], Callable[..., Any]] | None = None
 
     def also_at(self, site: Site) -> Decision:
-        """The decision for a function that stands at `site` too."""
+        """Return the decision for a function that is at `site` too."""
         return Decision((*self.sites, site), self.source, self.kind, self._make)
 
     def packing(self, recipe: str) -> Decision:
-        """The decision, with what the op keeps for backward packed (R22)."""
+        """Return the decision, with what the op saves for backward packed (R22)."""
         return Decision(self.sites, self.source, self.kind, lambda: self.rule._replace(saved=recipe))
 
     @functools.cached_property
     def rule(self) -> OpRule:
-        """The op under the rule. Made when a wrapper is, or somebody asks: a policy changes some four hundred functions."""
+        """Return the op under the rule. Made when a wrapper is, or somebody asks: a policy changes some four hundred functions."""
         return self._make()
 
     @property
     def wrapper(self) -> Callable[..., Any]:
-        """What is called in the place of the function. Made once until torch is unpatched, for all policies with this decision: it
-        remembers what failed (R11)."""
+        """Return what is called instead of the function.
+
+        Made once until torch is unpatched, for all policies with this decision: it remembers what failed (R11).
+        """
         made, slow = self._made, low_kernels.computed_in_float32()
         if made is None or made[0] is not patches.installation() or made[1] != slow:
             made = self._made = patches.installation(), slow, op_wrap(self.original, self.rule)
@@ -75,13 +79,13 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
 
 
 def forget() -> None:
-    """Decides anew: functions stand in the places of ops that did not when it was decided."""
+    """Decide anew: ops have been replaced by functions since the last decision."""
     _of_torch.cache_clear()  # type: ignore[attr-defined]
     _of_ops.cache_clear()  # type: ignore[attr-defined]
 
 
 def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
-    """The entries of the lists that may be users' functions."""
+    """Yield the entries of the lists that may be users' functions."""
     for cast in CASTS:
         if any("." in name for name in getattr(policy, cast)):
             yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
@@ -89,12 +93,12 @@ def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
 
 @functools.partial(sites.cached, most=16)  # some hundred kilobytes each
 def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
-    """What the policy does with torch's own functions."""
+    """Return what the policy does with torch's own functions."""
     return _with_composites(_of_ops(policy).copy(), policy)
 
 
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
-    """`found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
+    """Return `found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
     for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
         _add(found, site, None, rules.ONE_OP, functools.partial(rules.op_rule, site, rules.ONE_OP, policy.dtype))
     return found
@@ -102,7 +106,7 @@ def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, De
 
 @functools.partial(sites.cached, most=16)
 def _of_ops(policy: Policy) -> dict[Any, Decision]:
-    """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
+    """Return what the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
     listed = Listed(policy)
     found: dict[Any, Decision] = {}
     for op in _candidates(listed):
@@ -123,7 +127,7 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
 
 
 def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> None:
-    """Has what the ops keep for backward packed, whatever else is done with them (R22)."""
+    """Have what the ops save for backward packed, whatever else is done with them (R22)."""
     names = listed.by_cast["saved"].keys()
     packed: set[Any] = set()
     for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(KEEPS if EVERY_OP in names else ())))):
@@ -141,7 +145,7 @@ def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> No
 
 
 def _candidates(listed: Listed) -> Iterable[str]:
-    """The ids of all ops that may need a wrapper under a policy with these lists."""
+    """Return the ids of all ops that may need a wrapper under a policy with these lists."""
     named = [name for table in listed.by_cast.values() for name in table if name != EVERY_OP]
     unlisted = [name for rule in rules.RULES for name in rule.ops]
     return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
@@ -170,7 +174,7 @@ def dtype_repairs() -> Replacements:
 
 
 def replacements(decisions: Mapping[Any, Decision], told: Sequence[Listener] = ()) -> Replacements:
-    """Torch's function → its wrapper, for these decisions. Where listeners are told of calls, the wrappers are new."""
+    """Torch's function → its wrapper, for these decisions. With listeners, the wrappers are new."""
 
     def make(original: Any) -> Callable[..., Any]:
         decision = decisions[original]
@@ -180,7 +184,7 @@ def replacements(decisions: Mapping[Any, Decision], told: Sequence[Listener] = (
 
 
 def to_patch(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
-    """The decisions whose functions are patched: all but torch's Python functions that only call a builtin, which is."""
+    """Return the decisions whose functions are patched: all but torch's Python functions that only call a builtin, which is."""
     return {original: d for original, d in decisions.items() if not _forwards(original, d)}
 
 

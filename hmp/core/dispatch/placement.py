@@ -1,4 +1,4 @@
-"""Puts a PatchedOp in the place of each torch function that a policy changes."""
+"""Puts a PatchedOp instead of each torch function that a policy changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def install(sites: Iterable[Site]) -> None:
 
 
 def _as_held(site: Site, op: PatchedOp) -> Any:
-    """The PatchedOp as a static or class method where the function is one: of a user's class."""
+    """Return the PatchedOp as a static or class method where the function is one: of a user's class."""
     if not isinstance(site.owner, type) or site.owner is torch.Tensor:
         return op
     held = inspect.getattr_static(site.owner, site.attribute)
@@ -64,28 +64,30 @@ def patched(function: Any) -> Any:
 
 
 def originals() -> dict[int, Any]:
-    """The functions of torch's that are replaced, by id."""
+    """Return the functions of torch's that are replaced, by id."""
     return {id(op.original): op.original for op in _ops.values()}
 
 
 def patched_ops() -> list[PatchedOp]:
-    """All PatchedOps that replace functions of torch's."""
+    """Return all PatchedOps that replace functions of torch's."""
     return list(_ops.values())
 
 
 def _finding_patched(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    """A `_find_builtin` of torch.jit.script's that finds the op of a PatchedOp, too: scripted code runs without casts."""
+    """Return a `_find_builtin` of torch.jit.script's that finds the op of a PatchedOp, too: scripted code runs without casts."""
     return lambda function: original(function) or original(own(function))
 
 
 def _compiling_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiler of torch.jit.script's that compiles torch's own function for what stands in its place."""
+    """Return a compiler of torch.jit.script's that compiles torch's own function for one that replaces it."""
     return lambda *args, **kwargs: original(*map(own, args), **{name: own(each) for name, each in kwargs.items()})
 
 
 def follow_graphs() -> None:
-    """Until patches.restore() graphs of torch.fx are traced with torch's own functions in them, and an Interpreter calls what replaces
-    these: a graph is cast under the policy that is active where it runs, as its generated code is."""
+    """Trace graphs of torch.fx with torch's own functions, and let an Interpreter call their replacements, until patches.restore().
+
+    A graph is cast under the policy that is active where it runs, as its generated code is.
+    """
     patches.wrap(torch.fx.Interpreter, "call_function", _with_patched)
     patches.wrap(torch.fx.Proxy, "__torch_function__", _with_own)
 

@@ -22,12 +22,15 @@ _changes = 0
 
 
 def registered() -> Iterator[tuple[Site, ListName]]:
-    """The sites of registered functions, each with its list."""
+    """Return the sites of registered functions, each with its list."""
     return iter(tuple(_registered.values()))
 
 
 def add(owner: Any, name: str, cast: ListName) -> Site:
-    """Registers `owner.name` as an op on the list `cast`; returns its site. HmpError for what is no function, or torch's, or no list."""
+    """Register `owner.name` as an op on the list `cast`; returns its site.
+
+    HmpError if it isn't a function, is torch's, or `cast` isn't a list.
+    """
     if cast not in CASTS:
         raise HmpError(f"register(): cast= expected 'bf16', 'fp32' or 'promote', got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)
@@ -52,7 +55,7 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
 
 
 def changes() -> int:
-    """How often a function was registered: code of torch.compile's is guarded on this number."""
+    """Return how often a function was registered: code of torch.compile's is guarded on this number."""
     return _changes
 
 
@@ -78,17 +81,17 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
     return wrapper
 
 
-# Decorated function → the low dtype → its rule.
+# Decorated function → the low-precision dtype → its rule.
 _rules: weakref.WeakKeyDictionary[Any, Callable[[Any], OpRule]] = weakref.WeakKeyDictionary()
 
 
 def decorated() -> list[Any]:
-    """The functions that have one of hmp's decorators."""
+    """Return the functions that have one of hmp's decorators."""
     return list(_rules)
 
 
 def rule_of(function: Any, low: Any) -> OpRule:
-    """The rule for a decorated function."""
+    """Return the rule for a decorated function."""
     return _rules[function](low)
 
 

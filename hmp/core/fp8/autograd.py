@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 
 def product(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
-    """Return `left @ right` in the low dtype, for two matrices or two batches of as many."""
+    """Return `left @ right` in the low-precision dtype, for two matrices or two batches of as many."""
     if not _compiling() and not in_plain_autograd():
         raise HmpError(
             f"{settings.op} in FP8 does not support torch.func, forward-mode differentiation and torch.jit.trace; run it in "
@@ -58,7 +58,7 @@ def _operands(left: Tensor, right: Tensor, settings: Settings) -> tuple[Quantise
 
 
 def _observed(role: Role, tensor: Tensor, layout: Layout, settings: Settings) -> Quantised:
-    """Return `tensor` in FP8, of which the observer is told."""
+    """Return `tensor` in FP8, and report it to the observer."""
     in_fp8 = quantise(tensor, layout) if role == "grad" else settings.quantiser(tensor, layout)
     if settings.observer is not None:
         settings.observer(statistics_of(role, tensor, in_fp8))
@@ -78,7 +78,7 @@ class _Product(torch.autograd.Function):
     """Saves for backward one byte an element and the scales, of each operand whose partner needs a gradient.
 
     Backward multiplies along another axis. So scales of rows and blocks are others there: both copies are made in forward, while the tensor
-    is at hand. Where the gradient of right is computed in the low dtype, left is saved in the low dtype.
+    is at hand. Where the gradient of right is computed in the low-precision dtype, left is saved in the low-precision dtype.
     """
 
     @staticmethod

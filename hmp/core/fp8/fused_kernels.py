@@ -39,7 +39,7 @@ def fused(function: Callable[..., Any], tensor: Tensor, *how: Any) -> Any:
 
 
 def cast_product(product: Tensor, row_scale: Tensor, column_scale: Tensor, low_dtype: torch.dtype) -> Tensor:
-    """Return a product in float32, times the scales of its rows and columns, in the low dtype."""
+    """Return a product in float32, times the scales of its rows and columns, in the low-precision dtype."""
     if fuses(product):
         found: Tensor = fused(_scaled_and_cast, product, row_scale, column_scale, low_dtype)
         return found

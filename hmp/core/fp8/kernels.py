@@ -49,7 +49,7 @@ def is_real(kernel: str, device: torch.device, recipe: Recipe) -> bool:
 
 
 def multiply(left: Quantised, right: Quantised, low_dtype: torch.dtype, *, real: bool, fast: bool = False) -> Tensor:
-    """`left @ right`, matrices or batches of them, summed in float32 and rounded to `low_dtype` once.
+    """Return `left @ right`, matrices or batches of them, summed in float32 and rounded to `low_dtype` once.
 
     The inner axis of `left` is its last and that of `right` its last but one. `fast` lets a real kernel keep fewer bits of the sums.
     """

@@ -1,7 +1,7 @@
-"""The products that can run in FP8, each with its op's own arguments: the result is in the low dtype.
+"""The products that can run in FP8, each with its op's own arguments: the result is in the low-precision dtype.
 
-A call that `why_not` has a reason against is not for them. What an op adds to its product (a bias, addmm's input) is added in the low
-dtype.
+A call that `why_not` has a reason against is not for them. What an op adds to its product (a bias, addmm's input) is added in
+the low-precision dtype.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ def values(quantised: Quantised) -> Tensor:
 
 
 def quantise(tensor: Tensor, layout: Layout) -> Quantised:
-    """`tensor`, of matrices or batches of them, in FP8, as `layout` says. Takes no part in autograd where the caller has it off.
+    """Return `tensor`, of matrices or batches of them, in FP8, as `layout` says. Takes no part in autograd where the caller has it off.
 
-    For blocks, an inner axis that is no multiple of 32 gets zeros at its end: they add nothing to the product.
+    For blocks, an inner axis other than a multiple of 32 gets zeros at its end: they add nothing to the product.
     """
     form, scaling, power_of_two, axis = layout
     if scaling == "block":
@@ -165,7 +165,7 @@ class Recipe(NamedTuple):
     `scaling` says what shares one scale: "tensor", "row" (a row of a product's left operand, a column of its right operand) or "block"
     (32 elements of such a row or column). `scaling_of_right` is that of the right operand in the gradient of left. `power_of_two` rounds
     scales up to powers of two, `gradient` is the format of the result's gradient (left and right are float8_e4m3fn), and
-    `right_gradient_low` leaves the gradient of right, the weight in most products, to the low dtype.
+    `right_gradient_low` leaves the gradient of right, the weight in most products, to the low-precision dtype.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Recipe(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """What the inner and the outer dimension must be multiples of: kernels ask for 16, and both are cut into blocks in turn."""
+        """Return what the inner and the outer dimension must be multiples of: kernels ask for 16, and both are cut into blocks in turn."""
         return BLOCK if self.scaling == "block" else 16
 
 

@@ -1,4 +1,4 @@
-"""Why a call cannot run in FP8: then the caller runs it in the low dtype, where torch's own errors are given too."""
+"""Why a call cannot run in FP8: then the caller runs it in the low-precision dtype, where torch's own errors are given too."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _CALLS: dict[str, Callable[..., _Call]] = {
 
 
 def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe, low_dtype: torch.dtype) -> str:
-    """Why PRODUCTS[op] cannot take the call, in few words; "" where it can.
+    """Return why PRODUCTS[op] cannot take the call, in few words; "" where it can.
 
     It reads shapes, dtypes and the like, never values. There are few different answers, so that they can be counted.
     """

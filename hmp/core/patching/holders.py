@@ -103,7 +103,7 @@ _THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (fun
 
 
 def kind_of(holder: Any) -> Kind:
-    """The kind of any object; one that has no places of its own has its attributes."""
+    """Return the kind of any object; one that has no places of its own has its attributes."""
     cls = type(holder)
     for each, kind in _THE_CLASS_ALONE:
         if cls is each:
@@ -121,16 +121,16 @@ class Slot(NamedTuple):
     key: Any
 
     def value(self) -> Any:
-        """The object in the slot now; None for none."""
+        """Return the object in the slot now; None for none."""
         return kind_of(self.holder).get(self.holder, self.key)
 
     def put(self, value: Any) -> None:
-        """Puts `value` into the slot."""
+        """Put `value` into the slot."""
         kind_of(self.holder).put(self.holder, self.key, value)
 
 
 def replace(holder: Any, kind: Kind, other: Callable[[Any], Any]) -> None:
-    """Puts `other(value)` in the place of each value in `holder`, of that kind, for which it is another object; of a dict's keys, too."""
+    """Put `other(value)` instead of each value in `holder`, of that kind, for which it is another object; of a dict's keys, too."""
     for key, value in kind.items(holder):
         new = other(value)
         if new is not value:
@@ -149,5 +149,5 @@ def _replace_keys(holder: dict[Any, Any], other: Callable[[Any], Any]) -> None:
 
 
 def unwrapped(value: Any) -> Any:
-    """The function of a static method; any other value itself."""
+    """Return the function of a static method; any other value itself."""
     return value.__func__ if isinstance(value, staticmethod) else value

@@ -35,6 +35,7 @@ class PatchedOp:
             setattr(self, name, getattr(original, name, None))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op."""
         return self.call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

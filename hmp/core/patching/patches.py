@@ -26,7 +26,7 @@ _installation = object()
 
 
 def installed() -> bool:
-    """Whether anything is patched."""
+    """Return True if anything is patched."""
     return bool(_rebound or _undo)
 
 
@@ -36,8 +36,10 @@ def installation() -> object:
 
 
 def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
-    """Sets `owner.name` to `value` until `restore()`. A second rebinding of the same name does nothing, unless other code has put `over`
-    there since."""
+    """Set `owner.name` to `value` until `restore()`.
+
+    A second rebinding of the same name does nothing, unless other code has put `over` there since.
+    """
     place = (id(owner), name)
     # the owner's own: restore() deletes a name that the owner inherited
     old = read(owner, name)
@@ -55,13 +57,14 @@ def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
 
 
 def rebound(owner: Any, name: str) -> bool:
-    """Whether `owner.name` is rebound."""
+    """Return True if `owner.name` is rebound."""
     return (id(owner), name) in _places
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts `make(function)` in the place of the Python function `owner.name`, until `restore()`; of one that a class inherits, in the place
-    where that has it. Does nothing where no Python function is there, or it is wrapped.
+    """Put `make(function)` instead of the Python function `owner.name`, until `restore()`.
+
+    Of one that a class inherits, in the place where that has it. Does nothing where no Python function is there, or it is wrapped.
 
     After `restore()` what was put there calls the function alone: somebody may have kept it.
     """
@@ -78,7 +81,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
 
 
 def wrap_by_name(module_name: str, path: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Does the same with the function `path` of a module, "Class.method" for a method; nothing where this release of torch has none."""
+    """Do the same with the function `path` of a module, "Class.method" for a method; nothing where this release of torch has none."""
     owner: Any = importlib.import_module(module_name)
     *owners, name = path.split(".")
     for each in owners:
@@ -98,7 +101,7 @@ def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any
 
 
 def inside(function: Any) -> Any:
-    """The function inside what `wrap` put in its place; any other object itself."""
+    """Return the function inside what `wrap` put in its place; any other object itself."""
     return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
 
 
@@ -106,41 +109,41 @@ _CODE = _inert_after_restore(installed, inside).__code__
 
 
 def replaces(new: Any, function: Any) -> None:
-    """Notes that `new` replaces `function`, in all places, until `restore()`."""
+    """Note that `new` replaces `function`, in all places, until `restore()`."""
     _replacements[id(function)] = function, new
     _originals[id(new)] = new, function
 
 
 def replacing() -> tuple[list[Any], list[Any]]:
-    """What replaces functions, and in the same order the functions."""
+    """Return what replaces functions, and in the same order the functions."""
     pairs = _replacements.values()
     return [new for _, new in pairs], [function for function, _ in pairs]
 
 
 def replacements() -> dict[int, Any]:
-    """What replaces functions in all places, by the id of the function."""
+    """Return what replaces functions in all places, by the id of the function."""
     return {number: new for number, (_, new) in _replacements.items()}
 
 
 def original(function: Any) -> Any:
-    """The function that `function` replaces in all places; any other object itself."""
+    """Return the function that `function` replaces in all places; any other object itself."""
     found = _originals.get(id(function))
     return function if found is None else found[1]
 
 
 def wrapped_functions() -> Iterator[types.FunctionType]:
-    """The Python functions that something was put in the places of."""
+    """Yield the Python functions that something was put in the places of."""
     yield from tuple(_wrapped)
     yield from (function for function, _ in list(_replacements.values()) if type(function) is types.FunctionType)
 
 
 def on_restore(undo: Callable[[], None]) -> None:
-    """Has `restore()` call `undo`: for what is no rebinding. It may be called again, after an interrupt."""
+    """Have `restore()` call `undo`, for a change other than a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)
 
 
 def restore() -> None:
-    """Undoes everything above, latest first. What other code has patched since stays, with a warning (R16).
+    """Undo everything above, latest first. What other code has patched since stays, with a warning (R16).
 
     A record is dropped once its patch is undone: after an interrupt the next call goes on with it.
     """
@@ -167,8 +170,10 @@ def restore() -> None:
 
 
 def _taken_out(value: Any, old: Any, around: Any) -> bool:
-    """Whether `old` could be put in the place of `value` inside of what torch itself has put around that: torch.compile does that to
-    nn.Module.__init__, for good."""
+    """Return True if `old` could be put instead of `value` inside of what torch itself has put around that.
+
+    torch.compile does that to nn.Module.__init__, for good.
+    """
     if type(around) is not types.FunctionType or not str(around.__module__).startswith("torch."):
         return False
     cells = [cell for cell in around.__closure__ or () if cell.cell_contents is value]

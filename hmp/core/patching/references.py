@@ -1,5 +1,7 @@
-"""Follows names of torch's functions that other code took: `from torch import matmul`, a dict {"tanh": torch.tanh}, a class attribute, a
-default argument, a module's `self.activation`, a partial (transformers' FNet has `partial(torch.fft.fftn, dim=(1, 2))`).
+"""Follows names of torch's functions that other code took.
+
+`from torch import matmul`, a dict {"tanh": torch.tanh}, a class attribute, a default argument, a module's `self.activation`, a partial
+(transformers' FNet has `partial(torch.fft.fftn, dim=(1, 2))`).
 
 Who holds a function from before it was replaced calls torch without hmp.
 """
@@ -30,8 +32,9 @@ _followed: set[int] = set()  # the ids of the functions whose names have been se
 
 
 def follow() -> None:
-    """Puts what replaces functions (see `patches.replaces`) where names hold them, until patches.restore(), which leaves alone what others
-    wrote since. Names of functions that were searched for before are not again.
+    """Put what replaces functions (see `patches.replaces`) where names hold them, until patches.restore().
+
+    That leaves alone what others wrote since. Names of functions that were searched for before are not searched for again.
 
     Searched are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
     every nn.Module, and the lists and dicts among them; partials; and for functions written in Python the globals of torch's modules.
@@ -45,8 +48,10 @@ def follow() -> None:
 
 
 def follow_in(modules: Sequence[types.ModuleType]) -> None:
-    """Follows names of functions written in Python after the import of these modules of torch's: in their globals, and in those of all of
-    torch the names of functions that were replaced at that import."""
+    """Follow names of functions written in Python after the import of these modules of torch's.
+
+    In their globals, and in those of all of torch the names of functions that were replaced at that import.
+    """
     functions = _in_python(patches.replacements())
     fresh = _not_followed(functions)
     _put(functions, itertools.chain(_in_globals(modules, functions), _in_globals(_modules_of_torch(), fresh) if fresh else ()))
@@ -74,7 +79,7 @@ def _put(replaced: Mapping[int, Any], slots: Iterable[Slot]) -> None:
 
 
 def give_back(taken: Sequence[Any], originals: Sequence[Any]) -> None:
-    """Puts each of the `originals` where names, taken while torch was patched, hold what replaced it. Call it after patches.restore().
+    """Put each of the `originals` where names, taken while torch was patched, hold what replaced it. Call it after patches.restore().
 
     What is held elsewhere does what torch's function does; a PatchedOp equals it, too.
     """
@@ -122,7 +127,7 @@ def _in_globals(modules: Sequence[types.ModuleType], replaced: Mapping[int, Any]
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
-    """A function that returns the holder, or None once it is gone. It keeps only a list, a dict or a cell alive."""
+    """Return a function that returns the holder, or None once it is gone. It keeps only a list, a dict or a cell alive."""
     try:
         return weakref.ref(holder)
     except TypeError:
@@ -151,7 +156,7 @@ _TORCHS = frozenset(map(id, (torch, torch.nn, torch.nn.functional, torch.special
 
 
 def _inside(value: Any, module: str, replaced: Mapping[int, Any]) -> Iterator[Slot]:
-    """The slots inside the value of a module's global."""
+    """Yield the slots inside the value of a module's global."""
     kind = type(value)
     if kind is dict or kind is list:
         yield from _in(DICT if kind is dict else LIST, value, replaced)
@@ -166,7 +171,7 @@ def _inside(value: Any, module: str, replaced: Mapping[int, Any]) -> Iterator[Sl
 
 
 def _in_attribute(slot: Slot, attribute: Any, replaced: Mapping[int, Any]) -> Iterator[Slot]:
-    """The slot of a class's attribute, or those inside what is there."""
+    """Yield the slot of a class's attribute, or those inside what is there."""
     kind = type(attribute)
     if kind is dict or kind is list:
         yield from _in(DICT if kind is dict else LIST, attribute, replaced)
@@ -211,7 +216,7 @@ def _in_attributes(module: torch.nn.Module, replaced: Mapping[int, Any]) -> Iter
 
 
 def alone() -> bool:
-    """Whether no other thread runs Python code."""
+    """Return True if no other thread runs Python code."""
     return len(sys._current_frames()) == 1
 
 
@@ -223,7 +228,7 @@ class PartialsAndModules(NamedTuple):
 
 
 def partials_and_modules() -> PartialsAndModules:
-    """Those that are alive now. To be called while the garbage collector is paused, as convert() does."""
+    """Return those that are alive now. To be called while the garbage collector is paused, as convert() does."""
     with unfrozen():
         found = _of_types(functools.partial, torch.nn.Module)
     return PartialsAndModules(
@@ -232,7 +237,7 @@ def partials_and_modules() -> PartialsAndModules:
 
 
 def _of_types(*classes: type) -> list[Any]:
-    """Every object whose type is one of `classes` or a subclass of one.
+    """Return every object whose type is one of `classes` or a subclass of one.
 
     gc.get_objects() returns tuples too that another thread is still building, and CPython raises SystemError in that thread if a second
     reference to such a tuple exists. So the list is made, iterated over and freed inside one call of C code, in which no other thread runs.
@@ -247,7 +252,7 @@ def _of_types(*classes: type) -> list[Any]:
 
 
 def subclasses(cls: type) -> list[type]:
-    """All subclasses of `cls`, direct or not, each once."""
+    """Return all subclasses of `cls`, direct or not, each once."""
     found: dict[int, type] = {}  # by id: a metaclass may define no hash
     todo = [cls]
     while todo:

@@ -39,27 +39,27 @@ class ListEntry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The entry as list files spell it."""
+        """Return the entry as list files spell it."""
         return self.name if self.scope is None else f"{self.name} @ {self.scope}"
 
     @property
     def about(self) -> str:
-        """What the list decides of an op: what it keeps, or the dtype that it runs in, of which there is one."""
+        """Return what the list decides of an op: what it keeps, or the dtype that it runs in, of which there is one."""
         return "kept" if self.cast == "saved" else "dtype"
 
     @property
     def is_autocasts(self) -> bool:
-        """Whether the entry says that torch.autocast decides inside the op."""
+        """Return True if the entry says that torch.autocast decides inside the op."""
         return self.name.endswith(AUTOCAST)
 
     @property
     def place(self) -> str:
-        """The place as "path:line", "path" without a line, "" without either."""
+        """Return the place as "path:line", "path" without a line, "" without either."""
         return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
     @property
     def source(self) -> str:
-        """The entry as list files spell it, with its place where that is known."""
+        """Return the entry as list files spell it, with its place where that is known."""
         return f"{self.text} ({self.place})" if self.path else self.text
 
 
@@ -78,7 +78,7 @@ def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tup
 
 
 def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
-    """Return the entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
+    """Return the entry that `text`, "name" or "name @ scope", spells. Raise OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
         raise OpListError(f"expected an op before the '@', got {text.strip()!r}; write such as 'softmax @ decoder.*'", path, line)
@@ -96,7 +96,7 @@ def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | 
 
 
 def checked_names(cast: ListName, names: Any) -> Iterable[str]:
-    """Return `names`, the list `cast` as it was given. OpListError for what is no set of names."""
+    """Return `names`, the list `cast` as it was given. Raise OpListError for anything but a set of names."""
     if isinstance(names, str):
         raise OpListError(f"{cast}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
     if not isinstance(names, Iterable):
@@ -109,7 +109,10 @@ def checked_names(cast: ListName, names: Any) -> Iterable[str]:
 
 
 def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
-    """Return the entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
+    """Return the entries in the file at `path`.
+
+    An empty file is an empty list. Raise OpListError if it isn't a UTF-8 text file, or isn't a list.
+    """
     if not isinstance(path, (str, os.PathLike)):
         raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
@@ -144,7 +147,7 @@ def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
+    """Return the text of a list file, or of another in a policy's folder. Raise OpListError if it isn't a UTF-8 text file."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:

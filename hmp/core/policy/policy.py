@@ -1,4 +1,4 @@
-"""A policy: lists of op names and a low dtype, as an immutable value."""
+"""A policy: lists of op names and a low-precision dtype, as an immutable value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .policy_files import BASE_FILE, SAID, WORDS, low_dtype, read_gaudi_config
 from .precedence import Listed
 from .presets import meaning, policies
 
-DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
+DEFAULT = presets.OF_DEVICE  # what casts a model or a context, where no policy is named
 HABANA = "habana"  # what convert() makes active, and the default for list files that are not given
 
 
@@ -376,17 +376,17 @@ class Policy:
 
     @property
     def _of_optional_lists(self) -> list[str]:
-        """The fields that say how what the policy's optional lists name is done."""
+        """Return the fields that say how what the policy's optional lists name is done."""
         return [field for cast, fields in OPTIONAL.items() if cast in self.lists for field in fields]
 
     @property
     def in_fp8(self) -> str:
-        """How matrix products on the FP8 list are computed, in words."""
+        """Return how matrix products on the FP8 list are computed, in words."""
         return f"FP8 recipe {self.fp8_recipe}" + (", emulated on every device" if self.fp8_kernel == "emulate" else "")
 
     @property
     def lists(self) -> tuple[ListName, ...]:
-        """The policy's lists; "fp8" and "saved" only if it names something there."""
+        """Return the policy's lists; "fp8" and "saved" only if it names something there."""
         return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
 
     def entries(self, cast: ListName) -> list[str]:
@@ -406,7 +406,7 @@ class Policy:
 
     @property
     def unscoped(self) -> Policy:
-        """The policy without its scoped entries: the one of modules that none of them matches."""
+        """Return the policy without its scoped entries: the one of modules that none of them matches."""
         return self._without_scoped if self.scoped else self
 
     @functools.cached_property
@@ -415,7 +415,7 @@ class Policy:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
+        """Twelve hexadecimal digits, a hash of the lists and the low-precision dtype: the same for equal policies on every machine."""
         recipe = [getattr(self, field) for field in self._of_optional_lists]
         text = json.dumps([str(self.dtype), *map(self.entries, self.lists), *recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -521,7 +521,7 @@ class Policy:
 
         Returns:
             Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
-            as `mul` for `multiply`, are no difference. "(low dtype)", "(FP8 recipe)" and "(FP8 kernel)" come first, if they differ.
+            as `mul` for `multiply`, don't count as one. `(low dtype)`, `(FP8 recipe)` and `(FP8 kernel)` come first, if they differ.
 
         Raises:
             OpListError: There is no such policy.
@@ -590,7 +590,8 @@ def _refuse_other(field_name: str, value: Any) -> None:
 def _autocast(device: torch.device) -> Policy:
     """Return the policy "autocast" on `device`: torch.autocast's lists for it, in bfloat16 if it has instructions for that.
 
-    An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low dtype of their lists.
+    An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low-precision dtype of their
+    lists.
     """
     lists = as_policy(presets.device_preset(device))
     natively = presets.computes_in_bfloat16(device)

@@ -34,7 +34,7 @@ NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
-    """Return the low dtype that is given, or named. Raises HmpError for another one."""
+    """Return the low-precision dtype that is given, or named. Raise HmpError for another one."""
     for name, low in LOW_DTYPES.items():
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
@@ -42,7 +42,7 @@ def low_dtype(dtype: Any) -> torch.dtype:
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
-    """Return the list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    """Return the list files that a policy's folder holds, each with its list. Raise OpListError where it holds none."""
     found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
     if not found:
         raise OpListError(

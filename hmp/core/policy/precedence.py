@@ -45,7 +45,7 @@ class Listed:
         return self.source(op) or (self.star if op in self._starred else None)
 
     def saves(self, op: str) -> ListEntry | None:
-        """Return the entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*`."""
+        """Return the entry by which what `op` saves for backward is packed: its own, its base's, a synonym's, or `*`."""
         line, table = sites.ancestry(op), self.by_cast["saved"]
         own = next((table[name] for name in line if name in table), None)
         if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):

@@ -40,7 +40,7 @@ class ModuleNode(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The module's path in the model itself."""
+        """Return the module's path in the model itself."""
         return self.paths[-1]
 
     def upwards(self) -> Iterator[ModuleNode]:
@@ -63,12 +63,12 @@ def refuse_without_model(policy: Policy) -> None:
 
 
 def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
-    """Each module of `model` → the policy active in it, an unscoped one; the model itself comes first.
+    """Return each module of `model` → the policy active in it, an unscoped one; the model itself comes first.
 
     A scoped entry holds in the modules whose path its glob matches and in all modules inside them. It wins over the unscoped lists for its
     ops and for those that follow them. Of several entries for one op, the one whose glob matches the nearest module wins; at equal distance
-    the one whose glob has more characters that are no wildcards; BF16 and FP32 win over promote. A module at several paths has the entries
-    of all of them. Modules with the same entries get the same object. Raises OpListError for an entry that matches no module, and for two
+    the one whose glob has more characters besides wildcards; BF16 and FP32 win over promote. A module at several paths has the entries
+    of all of them. Modules with the same entries get the same object. Raise OpListError for an entry that matches no module, and for two
     equally near and exact entries that put an op on the BF16 and on the FP32 list. With `may_match_nothing` an entry may.
     """
     nodes = list(_nodes(model, policy.scoped))
@@ -199,7 +199,7 @@ def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
 
 
 def exactness(scope: str) -> int:
-    """Return how many characters of a scope's glob are no wildcards. `*`, `?` and `[0-9]` are wildcards."""
+    """Return how many characters of a scope's glob aren't wildcards. `*`, `?` and `[0-9]` are wildcards."""
     return len(_WILDCARD.sub("", scope))
 
 

@@ -56,7 +56,7 @@ def _user_site(name: str) -> Site | None:
 
 @sites.cached
 def _known(name: str) -> tuple[str, ...]:
-    """Return the ids of the ops that `name` means; () if only another release or ATen has it. Raises KeyError for an unknown name."""
+    """Return the ids of the ops that `name` means; () if only another release or ATen has it. Raise KeyError for an unknown name."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
@@ -82,7 +82,7 @@ def _known(name: str) -> tuple[str, ...]:
 
 
 def _is_op(name: str) -> bool:
-    """Return True if `name` is the id of an op: not all of torch's functions are, torch.save is none."""
+    """Return True if `name` is the id of an op: not all of torch's functions are, such as torch.save."""
     found = sites_of(name)
     if any(site.owner is not torch or name in IN_VARIABLE_FUNCTIONS for site in found):
         return True
@@ -92,9 +92,9 @@ def _is_op(name: str) -> bool:
 def resolve(entry: ListEntry) -> tuple[str, ...]:
     """Return the ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
-    Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for what is no product, and on a list of what
-    is packed for what can't be. For a name that
-    only another release of torch, ATen or Habana's compiler has it returns () and warns once.
+    Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for anything but a product, and on a list of
+    what is packed for what can't be. For a name that only another release of torch, ATen or Habana's compiler has it returns () and warns
+    once.
     """
     ids = _resolve(entry)
     if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
@@ -118,7 +118,10 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
 
 
 def can_be_listed(op: str) -> bool:
-    """Whether a list may hold `op` by this name, and decides by it: an op of torch's or a user's function, and no in-place form (R5)."""
+    """Return True if a list may hold `op` by this name, and decides by it.
+
+    An op of torch's or a user's function, and no in-place form (R5).
+    """
     if op.endswith("_") or op in op_facts.DTYPE_OPS or (op[:1] == "i" and op[1:] in op_facts.BINARY_DUNDERS):
         return False
     try:
@@ -150,7 +153,7 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
 
 
 def user_site(name: str) -> Site:
-    """Return the site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
+    """Return the site of the user's function at the dotted path `name`. Raise OpListError where it cannot be found."""
     site = _user_site(name)
     if site is None:
         raise OpListError(f"the function {name!r} of a list is gone; import the module that defines it")

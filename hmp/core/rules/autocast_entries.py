@@ -33,8 +33,8 @@ _clear: Callable[[], None] = torch.clear_autocast_cache
 
 
 class _Here(threading.local):
-    region: Region | None = None  # the innermost region that this thread is in
-    make_traced: Callable[[str, torch.dtype], Any] | None = None  # makes regions while this thread traces for torch.compile
+    region: Region | None = None  # the innermost context that this thread is in
+    make_traced: Callable[[str, torch.dtype], Any] | None = None  # makes contexts while this thread traces for torch.compile
 
 
 _here = _Here()
@@ -43,8 +43,8 @@ _here = _Here()
 class Region:
     """Context manager that enables torch.autocast for one op. The user's Python that the op calls runs outside of it (`call_outside`).
 
-    torch.autocast's cache of cast weights does not notice writes, and torch empties it where the outermost region ends, which may be one of
-    the user's around a whole training loop, for another device or disabled. So it is emptied before the op and after it (R18).
+    torch.autocast's cache of cast weights does not notice writes, and torch empties it where the outermost context ends, which may be one
+    of the user's around a whole training loop, for another device or disabled. So it is emptied before the op and after it (R18).
     """
 
     def __init__(self, device: str, dtype: torch.dtype, cached: bool = True) -> None:
@@ -71,7 +71,7 @@ class Region:
         _cache(cached)
 
     def call_outside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what `function` returns under the autocast state from before the region."""
+        """Return what `function` returns under the autocast state from before the context."""
         _here.region = self._around
         self._put(*self._before)
         try:
@@ -82,17 +82,20 @@ class Region:
 
 
 def region(device: str, dtype: torch.dtype) -> Any:
-    """Make a region for one op: where this thread traces for torch.compile one that is recorded in the graph."""
+    """Make a context for one op: where this thread traces for torch.compile one that is recorded in the graph."""
     return (_here.make_traced or Region)(device, dtype)
 
 
 def is_inside() -> bool:
-    """Return True if this thread is in a Region. An autocast kernel excludes its key, so that `is_enabled` is False in what it calls."""
+    """Return True if this thread is in a context of `Region`.
+
+    An autocast kernel excludes its key, so that `is_enabled` is False in what it calls.
+    """
     return _here.region is not None
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, a callback of the user's such as a saved-tensor hook, run under the autocast state from before the op's region."""
+    """Return `function`, the user's callback such as a saved-tensor hook, run under the autocast state from before the op's context."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -103,14 +106,14 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
-    """`op`, called with torch.autocast enabled; `inside` is what is called there.
+    """Return `op`, called with torch.autocast enabled; `inside` is what is called there.
 
-    The weights of a recurrent op are given to it in the low dtype by `caster`: torch.autocast would cast those of a cell at each call, and
-    sum their gradients in the low dtype (R21). So are the operands of `sparse.mm`: torch.autocast casts them where autograd does not see
-    it, and keeps for backward what its kernels refuse, unless backward too is called in the region.
+    The weights of a recurrent op are given to it in the low-precision dtype by `caster`: torch.autocast would cast those of a cell at each
+    call, and sum their gradients in the low-precision dtype (R21). So are the operands of `sparse.mm`: torch.autocast casts them where
+    autograd does not see it, and saves for backward what its kernels refuse, unless backward too is called in the context.
 
     `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
-    not support. In an autocast region of the user's `op` itself is called (R17).
+    not support. In an autocast context of the user's `op` itself is called (R17).
     """
     is_recurrent, is_cell = rule.op in op_facts.RECURRENT, rule.op in op_facts.CELLS
     is_sparse_product = rule.op == "sparse.mm"
@@ -167,7 +170,7 @@ def _cast(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
 
 
 class Traced:
-    """Context manager inside which this thread makes its regions by `make(device, dtype)`: torch.compile records them in its graph."""
+    """Context manager inside which this thread makes its contexts by `make(device, dtype)`: torch.compile records them in its graph."""
 
     def __init__(self, make: Callable[[str, torch.dtype], Any]) -> None:
         self._make = make

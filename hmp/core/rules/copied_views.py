@@ -115,7 +115,7 @@ class CopiedView(Tensor):
 class _StorageToRead:
     """The storage of a CopiedView, for code of the user's that compares memory; everything that might write raises HmpError.
 
-    It is no sequence, which torch would make a tensor of.
+    It isn't a sequence, which torch would make a tensor of.
     """
 
     __slots__ = ("_storage", "_view")
@@ -205,7 +205,7 @@ class _Memory:
         self._casts = casts
 
     def is_held(self, cast: Cast, view: Tensor) -> bool:
-        """Whether another cast copied it, or anything holds it besides the graph of `view`, in which the op that made it may save it."""
+        """Return True if another cast copied it, or anything besides the graph of `view`, whose op may save it, holds it."""
         if self._weak is None or any(each() not in (None, cast) for each in self._casts):
             return True
         memory = self._weak.cdata
@@ -236,7 +236,7 @@ def _saved_output(node: Any, name: str, memory: int) -> int:
 
 
 class Cast:
-    """One cast of a view op's inputs, of which CopiedViews share the result: tells whether a write into it would be missed."""
+    """One cast of a view op's inputs, of which CopiedViews share the result: reports whether a write into it would be missed."""
 
     __slots__ = ("__weakref__", "_memories")
 
@@ -328,7 +328,7 @@ def _weakly(value: Any) -> Any:
 
 
 def _strongly(value: Any) -> Any:
-    """Return what `_weakly` was given. Raises ReferenceError if a tensor is freed."""
+    """Return what `_weakly` was given. Raise ReferenceError if a tensor is freed."""
     if isinstance(value, (WeakTensor, Original)):
         tensor = value() if isinstance(value, WeakTensor) else value.view()
         if tensor is None:
@@ -340,7 +340,7 @@ def _strongly(value: Any) -> Any:
 
 
 def shares_memory(result: Any, values: Iterable[Any]) -> bool:
-    """Whether `result` may share memory with a tensor among `values`; True for what is no tensor.
+    """Return True if `result` may share memory with a tensor among `values`, or isn't a tensor.
 
     False under vmap and grad, and in a trace of torch.compile: a CopiedView would lose their level.
     """
@@ -475,7 +475,7 @@ def install() -> None:
 def original_view(value: Any) -> Any:
     """For a CopiedView the view of the real input, or where that is freed a plain tensor in the input's dtype; any other value itself.
 
-    Parameters and buffers must be neither in a low dtype (R9) nor refuse writes.
+    Parameters and buffers must be neither in a low-precision dtype (R9) nor refuse writes.
     """
     if not isinstance(value, CopiedView):
         return value

@@ -1,7 +1,8 @@
 """R11, "No instructions": an op computes in float32 on its rounded inputs and rounds its result, where the CPU has no instructions.
 
-The result and the gradients are those of `op(x.float(), ...).to(low)` for inputs `x` of the low dtype: a low-precision product, summed in
-float32 and rounded once, as accelerators compute it. For backward the inputs are kept in the low dtype, as torch's kernel keeps them.
+The result and the gradients are those of `op(x.float(), ...).to(low)` for inputs `x` of the low-precision dtype: a low-precision product,
+summed in float32 and rounded once, as accelerators compute it. For backward the inputs are kept in the low-precision dtype, as torch's
+kernel keeps them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _applies(rule: OpRule) -> bool:
 
 
 def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
-    """Return a function that calls `op` in float32 for CPU tensors of a low dtype without instructions, and unchanged for others.
+    """Return a function that calls `op` in float32 for CPU tensors of a low-precision dtype without instructions, and unchanged for others.
 
     `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state next to its low-precision weights, and the result.
     """
@@ -120,7 +121,7 @@ def _written(call: _Call, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
-    """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a region of the user's."""
+    """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a context of the user's."""
     if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
     return rule.facts.needs_instructions and rule.low_dtype in low_kernels.computed_in_float32()
@@ -148,7 +149,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
-    """Return False for a call that torch.autocast computes without a product in the low dtype, or in chunks whose dtypes it mixes."""
+    """Return False for a call that torch.autocast computes without a low-precision product, or in chunks whose dtypes it mixes."""
     if op == "sparse.mm":
         return reaches_sparse(args, kwargs, tensors)
     if op == "linear_cross_entropy":
@@ -169,7 +170,7 @@ def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tenso
 
 
 def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
-    """Return True if torch.autocast computes a call of the op in the low dtype in part.
+    """Return True if torch.autocast computes a call of the op in the low-precision dtype in part.
 
     Of an LSTM that is a packed batch, whose weights come after sizes and state.
     """
@@ -179,9 +180,9 @@ def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
 def _low_dtype_of(
     args: Iterable[Any], kwargs: Mapping[str, Any], *, slow: frozenset[torch.dtype], beside: frozenset[torch.dtype]
 ) -> torch.dtype | None:
-    """Return the low dtype, one of `slow`, of a call's CPU tensors; None if they have another floating dtype or the call names one.
+    """Return the dtype, one of `slow`, of a call's CPU tensors; None if they have another floating dtype or the call names one.
 
-    A dtype in `beside` is no other one.
+    A dtype in `beside` does not count as another one.
     """
     found: torch.dtype | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
@@ -239,7 +240,7 @@ class _Call:
         return wide
 
     def run(self) -> Any:
-        """Return the op's result; what it keeps for backward is kept in the low dtype where that loses nothing."""
+        """Return the op's result; what it saves for backward is kept in the low-precision dtype where that loses nothing."""
         op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
             return op(*args, **kwargs)
@@ -261,7 +262,7 @@ class _Call:
 
 
 class _Keeping:
-    """The hooks for saved tensors of one call, by which float32 tensors are kept in the low dtype.
+    """The hooks for saved tensors of one call, by which float32 tensors are kept in the low-precision dtype.
 
     An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were active before (a checkpoint's, the
     user's) get the low-precision tensors, as from torch's own kernel, and the others as they are.
@@ -316,7 +317,7 @@ def _hooks_around() -> Any:
 
 
 def _in_low(tensor: Tensor, pairs: Pairs, low_dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Return the tensor in the low dtype, with the tensor whose writes are to be noticed; None if rounding changes it.
+    """Return the tensor in the low-precision dtype, with the tensor whose writes are to be noticed; None if rounding changes it.
 
     That is the input that it is, one that it is a view of, or a rounded copy.
     """
@@ -437,7 +438,7 @@ class _Plan:
 
 
 class _Recomputed(torch.autograd.Function):
-    """A call that keeps its inputs for backward, in the low dtype, and makes the rest again."""
+    """A call that keeps its inputs for backward, in the low-precision dtype, and makes the rest again."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Wrapper of a product on the FP8 list: it runs in FP8 where it can, else in the low dtype, as on the BF16 list."""
+"""Wrapper of a product on the FP8 list: it runs in FP8 where it can, else in the low-precision dtype, as on the BF16 list."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
 def fp8_product_wrapper(op: Op, rule: OpRule, caster: Caster, in_fp8: Op) -> Op:
     """Return a function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have.
 
-    A call that cannot run in FP8 is one of `op` in the low dtype, and counted with the reason.
+    A call that cannot run in FP8 is one of `op` in the low-precision dtype, and counted with the reason.
     """
     in_low = one_dtype_wrapper(op, rule, caster)
     recipe = RECIPES[rule.fp8[0]]

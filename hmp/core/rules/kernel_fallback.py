@@ -1,4 +1,4 @@
-"""R11: an op runs in float32 where the device has no kernel for it in the low dtype, by torch's known lacks or after a call that failed."""
+"""R11: an op runs in float32 if the device has no low-precision kernel for it, by torch's known lacks or after a failed call."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fallbacks_of(op: str) -> int:
 
 
 def count_not_in_fp8(op: str, reason: str) -> None:
-    """Count a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and log the first one with that reason."""
+    """Count a product on the FP8 list that runs in the low-precision dtype, for `fallbacks()`, and log the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and should_log():
         log.info("%s is in fp8.txt but runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
 
@@ -70,7 +70,7 @@ def _count(what: str) -> bool:
 
 
 class Kernels:
-    """For which calls an op has no kernel in a low dtype. `failed` has the signatures of calls that raised for want of one.
+    """For which calls an op has no kernel in a low-precision dtype. `failed` has the signatures of calls that raised for want of one.
 
     `may_lack`: calls may be known to have none, so that each must be looked at.
     """
@@ -116,10 +116,11 @@ class Kernels:
     ) -> Any:
         """Return the result of `run(torch.float32)` after the op raised `error` in `dtype`.
 
-        GIVEN_UP if `error` is no refusal of a dtype, or float32 raises as well.
+        GIVEN_UP if `error` isn't the refusal of a dtype, or float32 raises as well.
 
-        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low dtype again. Random ops and
-        ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
+        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype again.
+        Random ops and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have
+        already run.
         """
         if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
             return GIVEN_UP
@@ -172,7 +173,7 @@ def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a hashable key of what the choice of a kernel depends on.
 
-    These are device types, layouts, dimensions (`linalg.norm` of a matrix is another kernel than that of a vector), the low dtype
+    These are device types, layouts, dimensions (`linalg.norm` of a matrix is another kernel than that of a vector), the low-precision dtype
     and all non-tensor arguments.
     """
     places = tuple((t.device.type, t.layout, t.dim()) for t in tensors)

@@ -132,7 +132,10 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def _with_weight(affine: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Tensor]:
-    """`affine`, with a weight of ones where it has only a bias: torch has no kernel for a bias alone in another dtype than the input."""
+    """Return `affine`, with a weight of ones where it has only a bias.
+
+    torch has no kernel for a bias alone in another dtype than the input.
+    """
     if "bias" in affine and "weight" not in affine and "weight" in values:
         return {**affine, "weight": _ones_like(affine["bias"])}
     return affine

@@ -61,7 +61,7 @@ class CastRule:
 
     @property
     def in_reports(self) -> str:
-        """What reports call it: the list, else its number; "" where the op is left to torch."""
+        """Return what reports call it: the list, else its number; "" where the op is left to torch."""
         return self.label if self.is_list else self.number if self.label else ""
 
 
@@ -78,7 +78,7 @@ class OpFacts(NamedTuple):
     view: bool = False  # its result may be a view of its input, or its input itself (R10)
     takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast (R7)
     needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
-    retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
+    retries: bool = False  # after a failure in the low-precision dtype it may run again in float32 (R11)
 
 
 class OpRule(NamedTuple):
@@ -89,17 +89,17 @@ class OpRule(NamedTuple):
     facts: OpFacts
     low_dtype: torch.dtype = torch.bfloat16
     fp8: tuple[str, str] = ("", "")  # on the FP8 list: the policy's recipe and kernel
-    saved: str = ""  # the recipe by which what it keeps for backward is packed (R22)
+    saved: str = ""  # the recipe by which what it saves for backward is packed (R22)
     unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
+        """Return the dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
         return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
 
     @property
     def leaves_to_autocast(self) -> bool:
-        """Whether torch.autocast decides inside the op."""
+        """Return True if torch.autocast decides inside the op."""
         return self.kind.name == "AUTOCAST"
 
 
@@ -216,7 +216,9 @@ def facts_of_users(function: Callable[..., Any]) -> OpFacts:
 
 
 def _is_written_to(function: Callable[..., Any], order: tuple[str, ...], parameter: str) -> bool:
-    """Whether the function writes into `parameter` (`out`): its default is None, or it is not the first input, which losses call `out` too.
+    """Return True if the function writes into `parameter` (`out`).
+
+    Its default is None, or it is not the first input, which losses call `out` too.
 
     In doubt the answer is yes: an input that is not cast is noticed, a write that is lost in a cast copy is not.
     """

@@ -41,7 +41,7 @@ def is_dtype_refusal(error: Exception) -> bool:
 
 
 def is_torchs_own(error: Exception) -> bool:
-    """Whether `error` is a RuntimeError of torch's own, not of memory, with no Python of the user's in its traceback below the caller."""
+    """Return True if `error` is a RuntimeError of torch's, not of memory, without the user's Python in its traceback below the caller."""
     if not isinstance(error, RuntimeError) or _root(type(error).__module__) not in ("builtins", "torch"):
         return False
     if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
@@ -123,7 +123,10 @@ def may_run_again(tensors: Iterable[Tensor]) -> bool:
 
 
 def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
-    """Whether torch accepts the call, found by making it without the user's hooks and modes; False where a tensor's class would see it."""
+    """Return True if torch accepts the call, found by making it without the user's hooks and modes.
+
+    False where a tensor's class would see it.
+    """
     if any(map(_answers, tensors)):
         return False
     try:

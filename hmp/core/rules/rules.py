@@ -40,7 +40,7 @@ def _first(rule: OpRule) -> Choose:
 
 
 def _low_among_them(rule: OpRule) -> Choose:
-    """Return the low dtype that an input has already, for which a kernel may be missing."""
+    """Return the low-precision dtype that an input has already, for which a kernel may be missing."""
     return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
 
 
@@ -52,7 +52,7 @@ def _own(op: Op, rule: OpRule) -> Op:
 
 
 def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low dtype (R11)."""
+    """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype (R11)."""
     return (NO_INSTRUCTIONS.make(_own(op, rule), rule),)
 
 
@@ -72,7 +72,7 @@ def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def _with_autocast(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) -> Op:
     alone = own if rule.unlisted is None else rule.unlisted.kind.make(unlisted, rule.unlisted, caster)
-    # under torch.autocast too a scalar beyond the low dtype saturates (R12)
+    # under torch.autocast too a scalar beyond the low-precision dtype saturates (R12)
     inside = alone if rule.unlisted is not None and rule.unlisted.kind in (FILL, GUARD) else own
     wrapper = autocast_entries.wrapper(own, inside, alone, rule, caster)
     return float32_products.under_autocast(wrapper, op, rule, caster)
@@ -295,7 +295,7 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
     Args:
         op: Torch's own function.
         rule: The op under its rule.
-        told: Those that are told of each call.
+        told: The listeners that get each call.
         around_cast: Gives a function that is called instead of the one that casts.
     """
     caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))

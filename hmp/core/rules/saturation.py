@@ -1,4 +1,4 @@
-"""Finite scalars and masks beyond the range of a low dtype stay finite in fills, bounds, sums and products (R12)."""
+"""Finite scalars and masks beyond the range of a low-precision dtype stay finite in fills, bounds, sums and products (R12)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PLAIN = frozenset({Tensor, _Parameter})
 
 
 def is_arithmetic(rule: OpRule) -> bool:
-    """Return True if the op computes in float32 where a scalar is beyond the low dtype."""
+    """Return True if the op computes in float32 where a scalar is beyond the low-precision dtype."""
     return rule.op in op_facts.ARITHMETIC
 
 
 def fills(rule: OpRule) -> bool:
-    """Return True if a scalar beyond the low dtype becomes that dtype's extreme."""
+    """Return True if a scalar beyond the low-precision dtype becomes that dtype's extreme."""
     return sites.base_of(rule.op) in (*op_facts.FILLS, "index_put")  # x[m] = s by another name
 
 
@@ -90,7 +90,7 @@ def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
+    """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low-precision dtype (R12)."""
 
     def general(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)

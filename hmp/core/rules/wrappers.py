@@ -86,7 +86,7 @@ class RuledOp:
         return None if self._leaves_dtypes else target
 
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of the call in float32 after it raised `error` in the low dtype (R11).
+        """Return the result of the call in float32 after it raised `error` in the low-precision dtype (R11).
 
         GIVEN_UP without one: the caller, who caught `error`, then re-raises it by a bare `raise`.
         """

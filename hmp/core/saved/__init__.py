@@ -1,4 +1,4 @@
-"""What ops keep for backward, packed into few bits until backward asks for it."""
+"""What ops save for backward, packed into few bits until backward asks for it."""
 
 from .copies import noting
 from .formats import FORMATS

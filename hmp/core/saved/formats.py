@@ -47,7 +47,7 @@ _Part = tuple[Tensor, ...]
 class Format(NamedTuple):
     """How blocks are packed: `pack` takes them as rows and gives tensors, `unpack` writes what these mean into rows.
 
-    `takes` are the dtypes of what is packed. NaN and Inf come back as they are, and what is finite stays finite. `pack` is told whether
+    `takes` are the dtypes of what is packed. NaN and Inf come back as they are, and what is finite stays finite. `pack` is given whether
     the numbers are `usual` (see `_is_usual`), which takes it half of the time, and whether `signs` must come back exactly: then no number
     is rounded to zero or across it.
     """
@@ -59,12 +59,12 @@ class Format(NamedTuple):
 
     @property
     def is_bits(self) -> bool:
-        """Whether it keeps the answer to one question alone, not the numbers."""
+        """Return True if it keeps the answer to one question alone, not the numbers."""
         return self.name not in FORMATS
 
     @property
     def scaled(self) -> bool:
-        """Whether the numbers of a block share a scale."""
+        """Return True if the numbers of a block share a scale."""
         return self is FP8 or self is INT8
 
 
@@ -85,7 +85,7 @@ class Packed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Return what it takes."""
         return self.rest.nbytes + sum(t.nbytes for part in self.parts for t in part)
 
 
@@ -130,7 +130,7 @@ def _block_of(row: int) -> int:
 
 
 def unpack(packed: Packed) -> Tensor:
-    """Return the tensor that was packed, as far as the format can tell."""
+    """Return the tensor that was packed, as far as the format allows."""
     rest = _numel(packed.rest)
     whole = packed.length - rest
     if packed.row:

@@ -1,4 +1,4 @@
-"""Packs what one op keeps for backward, by torch's hooks for saved tensors around its call."""
+"""Packs what one op saves for backward, by torch's hooks for saved tensors around its call."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
-    """Return a function that calls `op` and packs what it keeps for backward. `count` is told the op and the reason if it cannot.
+    """Return a function that calls `op` and packs what it saves for backward. `count` gets the op and the reason if it cannot.
 
     `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
     """
@@ -192,7 +192,7 @@ def counts(hook: Callable[[Tensor], Any]) -> bool:
 
 @contextlib.contextmanager
 def counting(keep: Callable[[Tensor], None], watcher: Watcher) -> Iterator[None]:
-    """Make a context in which `keep` is told of what is kept, and the watcher of what is to be packed.
+    """Make a context in which `keep` gets what is kept, and the watcher what is to be packed.
 
     Other hooks around an op would prevent the packing.
     """

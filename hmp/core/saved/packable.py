@@ -119,7 +119,7 @@ class How(NamedTuple):
 
     @property
     def takes_numbers(self) -> bool:
-        """Whether backward takes the numbers themselves."""
+        """Return True if backward takes the numbers themselves."""
         return not self.form.is_bits
 
 
@@ -153,7 +153,7 @@ _LOOKED_AT = 64
 
 
 def is_noise(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether what the op keeps is the mask of a dropout inside it, whose numbers are 0 or one other, which has to come back exactly."""
+    """Return True if the op saves the mask of a dropout inside it: numbers that are 0 or one other, and must come back exactly."""
     if op not in _DROP_INSIDE:
         return False
     given = [1 / (1 - each) for each in args if type(each) is float and 0 < each < 1]
@@ -164,7 +164,10 @@ def is_noise(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def is_statistic(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether what the op keeps are its statistics, whatever their number: means and deviations, the logarithms of an attention's sums."""
+    """Return True if what the op keeps are its statistics, whatever their number.
+
+    Means and deviations, the logarithms of an attention's sums.
+    """
     if op in _NORMS:
         given = next((a for a in args if isinstance(a, Tensor)), None)
         if given is None or tensor.numel() != given.numel() or tensor.shape[-1] == 1:

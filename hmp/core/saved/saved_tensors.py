@@ -1,4 +1,4 @@
-"""What the graph holds instead of a tensor that an op keeps for backward.
+"""What the graph holds instead of a tensor that an op saves for backward.
 
 Memory that others still hold is not packed: packs would only add to it. So a tensor stays as it is until the graph is its last holder,
 which `pack_unheld()` looks for at each later call of a listed op. By then nobody can write it any more, and everything that was kept of
@@ -41,7 +41,7 @@ _LOOKED_AT = 2**16  # elements of which the error of packing is measured
 
 
 class Watcher(Protocol):
-    """Is told of what ops keep for backward under a policy that has it packed."""
+    """Receives what ops save for backward under a policy that has it packed."""
 
     def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> Any:
         """Note that an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now.
@@ -61,12 +61,12 @@ About = list[tuple[Watcher, Any]]
 
 
 def tell_kept(op: str, tensor: Tensor, nbytes: int, left: int) -> About:
-    """Tell all watchers; gives what `changed` takes."""
+    """Report to all watchers; return what `changed` takes."""
     return [(watcher, watcher.kept(op, tensor, nbytes, left)) for watcher in watchers]
 
 
 def tell_changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-    """Tell those that were told of the keeping."""
+    """Report to those that got the keeping."""
     for watcher, each in about:
         watcher.changed(each, saved, seconds, errors)
 
@@ -101,7 +101,7 @@ class Exact:
         self._op = op
 
     def tensor(self) -> Tensor:
-        """Return the tensor; RuntimeError where it was written since."""
+        """Return the tensor; raise RuntimeError where it was written since."""
         if self._version >= 0:
             refuse_written(self._tensor, self._version, self._op)
         return self._tensor
@@ -130,7 +130,7 @@ class Recast:
         self._weight, self._look, self._op = weight, look, op
 
     def tensor(self) -> Tensor:
-        """Return the copy, made again; RuntimeError where the weight was written since."""
+        """Return the copy, made again; raise RuntimeError where the weight was written since."""
         weight = self._weight.tensor
         refuse_written(weight, self._weight.version, self._op)
         if not self._weight.holds():
@@ -172,7 +172,7 @@ class _Source:
 
 
 def _nothing() -> None:
-    """Stands for a weak reference to a source that does not exist yet."""
+    """Return None, as a weak reference to a source that does not exist yet would."""
 
 
 _unpacked_last: Callable[[], _Source | None] = _nothing
@@ -195,7 +195,7 @@ class Kept:
         self._written = -1
 
     def tensor(self) -> Tensor:
-        """Return what backward gets. Raises RuntimeError if the tensor was written since."""
+        """Return what backward gets. Raise RuntimeError if the tensor was written since."""
         alias = self.alias
         if alias is not None:
             with _lock:
@@ -401,7 +401,7 @@ def pack_unheld() -> None:
 
 
 def refuse_written(tensor: Tensor, version: int, op: str) -> None:
-    """RuntimeError, as torch's own, where a tensor that an op kept for backward was written since it had that version."""
+    """RuntimeError, as torch's own, where a tensor that an op saved for backward was written since it had that version."""
     if tensor._version != version:
         raise _written(tensor.dtype, tuple(_size(tensor)), tensor._version, version, op)
 

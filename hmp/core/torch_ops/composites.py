@@ -18,7 +18,7 @@ _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
 def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
-    """The sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided` (R8)."""
+    """Yield the sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided` (R8)."""
     for site in _python_ops():
         function: Any = site.original
         if function not in decided and not names_called(function).isdisjoint(changed):
@@ -27,7 +27,7 @@ def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site
 
 @sites.cached
 def _python_ops() -> tuple[Site, ...]:
-    """The sites of all ops that torch implements in Python."""
+    """Return the sites of all ops that torch implements in Python."""
     found = []
     for where, owner, _ in sites.NAMESPACES:
         attributes = vars(owner)
@@ -49,7 +49,7 @@ def _python_ops() -> tuple[Site, ...]:
 
 @sites.cached
 def names_called(function: types.FunctionType) -> frozenset[str]:
-    """The names of functions and attributes that a call of `function` may look up, with the dunders of its operators: a superset.
+    """Return the names of functions and attributes that a call of `function` may look up, with the dunders of its operators: a superset.
 
     Those of the helpers in its own module and in its closure are included.
     """
@@ -68,7 +68,7 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
 
 @sites.cached
 def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
-    """The names in the code of `function`, and the functions of its own module and its closure that it may call."""
+    """Return the names in the code of `function`, and the functions of its own module and its closure that it may call."""
     names = _names_in(function.__code__)
     found = [function.__globals__[name] for name in names & function.__globals__.keys()]
     helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
@@ -94,7 +94,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
-    """The dunder methods of Tensor that a bytecode instruction may call."""
+    """Return the dunder methods of Tensor that a bytecode instruction may call."""
     name = dis.opname[opcode]
     if name == "BINARY_OP":  # Python 3.11 and later: its argument says which operator
         symbol = dis._nb_ops[argument][1]  # type: ignore[attr-defined]

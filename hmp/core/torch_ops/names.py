@@ -25,7 +25,7 @@ _OWNERS = (
 
 
 def name_of(function: Any) -> str:
-    """The id of the op that `function` is; "" for what is no op: attributes, and functions that are structure (R8)."""
+    """Return the id of the op that `function` is; "" for anything but an op: attributes, and functions that are structure (R8)."""
     name = sites.op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
     if name.endswith((".__get__", ".__set__", ".__delete__")):
         return ""
@@ -41,14 +41,14 @@ def name_of(function: Any) -> str:
 
 @functools.cache
 def _declared_in_functional() -> dict[str, tuple[str, ...]]:
-    """Function of torch.nn.functional → its positional parameters, from torch's source: right even where somebody patched the function."""
+    """Return the positional parameters of each function in torch.nn.functional, by torch's source, in case it is patched."""
     tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     return {f.name: tuple(a.arg for a in (*f.args.posonlyargs, *f.args.args)) for f in functions}
 
 
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
-    """The names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
+    """Return the names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
     if isinstance(original, types.FunctionType):
         code = original.__code__
         if code.co_argcount:

@@ -235,7 +235,7 @@ _PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_los
     clamp clip clamp_min clamp_max max min maximum minimum div divide true_divide truediv mod rmod remainder where
     logaddexp logaddexp2 xlogy special.xlogy
     """
-    if "torch_xla" in sys.modules or find_spec("torch_xla")  # which raises for a stand-in that somebody put there
+    if "torch_xla" in sys.modules or find_spec("torch_xla")  # which raises for a placeholder that somebody put there
     else ""
 )
 
@@ -308,9 +308,9 @@ _EVERY_DEVICE = _names(
     special.spherical_bessel_j0 special.zeta
     """
 )
-# (device type or "*" for any, low dtypes, ops without a kernel there) (R11). Measured on CPU; for other devices, what torch's own tests
+# (device type or "*" for any, dtypes, ops without a kernel there) (R11). Measured on CPU; for other devices, what torch's own tests
 # expect. CUDA has float16 kernels for FFTs of power-of-two length, but they return complex32, which few ops accept.
-# on Gaudi: an op without a kernel in the low dtype runs on the CPU or raises an error that names the dtype, as torch's own kernels do.
+# on Gaudi: an op without a low-precision kernel runs on the CPU or raises an error that names the dtype, as torch's own kernels do.
 NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
@@ -330,11 +330,11 @@ NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     tuple((device, "bfloat16 float16", _names("special.i1 special.i1e")) for device in ("cpu", "cuda")) if TORCH < (2, 15) else ()
 )
 WITHOUT_KERNEL = frozenset().union(*(names for _, _, names in (*NO_KERNEL, *NO_BACKWARD_KERNEL)))
-# Ops that lack a kernel for some arguments: the low dtype is tried, and a failure is remembered.
+# Ops that lack a kernel for some arguments: the low-precision dtype is tried, and a failure is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
 )
-# Ops whose CPU kernel in a low dtype is slow where the processor has no instructions for that dtype: they compute in float32 there (R11),
+# Ops whose low-precision CPU kernel is slow where the processor has no instructions for the dtype: they compute in float32 there (R11),
 # and so does what follows one of them (addmm_, linalg.matmul, sparse.mm). benchmarks/results/LOW_KERNELS.md has the times of all ops on the
 # presets' low lists. Those that are not here, but for pow in float16, take less time by their own kernel than by casts around float32's.
 SLOW_WITHOUT_INSTRUCTIONS = _names(
@@ -351,7 +351,7 @@ KEEPS_MORE_THAN_INPUTS = _names(
 )
 # Those that use an input several times, such as a recurrent layer its weights at each step.
 USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef linear_cross_entropy")
-# Of the slow ones those that torch.autocast computes in the low dtype in part: their result, and a recurrent op's state, is float32.
+# Of the slow ones those that torch.autocast computes in low precision in part: their result, and a recurrent op's state, is float32.
 WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
 # And the one whose products torch.autocast leaves in float32.
 FLOAT32_UNDER_AUTOCAST = _names("bilinear")
@@ -403,7 +403,7 @@ FILLS = _names(
     fill_diagonal hardtanh setitem
     """
 )
-# Arithmetic: with a scalar beyond the range of the low dtype it is computed in float32, and the result saturates.
+# Arithmetic: with a scalar beyond the range of the low-precision dtype it is computed in float32, and the result saturates.
 ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
 # Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, where the low
 # dtype is float16 with its largest number 65504, for `scores - 1e9`.

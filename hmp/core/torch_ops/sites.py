@@ -47,14 +47,14 @@ _stood: list[Any] = []  # what torch consisted of when the caches were empty las
 
 
 def cached(function: F_, most: int | None = None) -> F_:
-    """`function` with a cache of its results, at most `most` of them, while torch's functions, without hmp's patches, are these."""
+    """Return `function` with a cache of its results, at most `most` of them, while torch's functions, without hmp's patches, are these."""
     with_cache = functools.lru_cache(most)(function)
     _clears.append(with_cache.cache_clear)
     return with_cache  # type: ignore[return-value]
 
 
 def forget() -> None:
-    """Empties the caches."""
+    """Empty the caches."""
     global _stood
     for clear in _clears:
         clear()
@@ -62,7 +62,7 @@ def forget() -> None:
 
 
 def forget_changed() -> None:
-    """Empties the caches, before hmp patches torch, unless torch is what it was: somebody else may have patched it since."""
+    """Empty the caches, before hmp patches torch, unless torch is what it was: somebody else may have patched it since."""
     global _stood
     found = stands()
     still_stand = all(_lookup(site.owner, site.attribute) is site.original for site in _found)
@@ -86,12 +86,12 @@ class Site:
 
     @property
     def in_place(self) -> bool:
-        """Whether every call writes into its first argument."""
+        """Return True if every call writes into its first argument."""
         return writes_first(self.op)
 
     @property
     def python(self) -> bool:
-        """Whether the function is written in Python, and so may call other ops."""
+        """Return True if the function is written in Python, and so may call other ops."""
         return isinstance(self.original, types.FunctionType)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Site:
 
 @cached
 def base_of(op: str) -> str:
-    """The op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself where there is none."""
+    """Return the op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself otherwise."""
     if op.endswith("_"):
         return op[:-1]
     if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
@@ -113,13 +113,13 @@ def base_of(op: str) -> str:
 
 @cached
 def writes_first(op: str) -> bool:
-    """Whether every call of the op writes into its first argument: add_, iadd and setitem do."""
+    """Return True if every call of the op writes into its first argument: add_, iadd and setitem do."""
     return op.endswith("_") or op == "setitem" or (op[:1] == "i" and base_of(op) != op)
 
 
 @cached
 def synonyms(op: str) -> tuple[str, ...]:
-    """The ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
+    """Return the ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
     known = op_facts.SYNONYMS.get(op, ())
@@ -128,14 +128,14 @@ def synonyms(op: str) -> tuple[str, ...]:
 
 @cached
 def namesakes(op: str) -> tuple[str, ...]:
-    """The synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
+    """Return the synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
     named = {site.original for site in sites_of(op)}
     return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
 
 
 @cached
 def ancestry(op: str) -> tuple[str, ...]:
-    """`op` and the ops that it follows while unlisted, nearest first: its base, then the synonyms of both."""
+    """Return `op` and the ops that it follows while unlisted, nearest first: its base, then the synonyms of both."""
     base = base_of(op)
     line = dict.fromkeys((op, base, base_of(base)))
     for name in tuple(line):
@@ -144,7 +144,7 @@ def ancestry(op: str) -> tuple[str, ...]:
 
 
 def op_id(attribute: str, prefix: str) -> str:
-    """The id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
+    """Return the id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
     if attribute.startswith("__") and attribute.endswith("__"):
         bare = attribute[2:-2]
         return op_facts.DUNDER_OPS.get(bare, bare)
@@ -165,7 +165,7 @@ _OF_OBJECTS = frozenset(dir(object))
 
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
-    """The function `owner.attribute` of torch's; None where there is none."""
+    """Return torch's function `owner.attribute`, or None."""
     # dictionaries first: most names are not there, and a getattr() that fails is slow
     if isinstance(owner, types.ModuleType):
         found = owner.__dict__.get(attribute)
@@ -186,7 +186,7 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
 
 @cached
 def _names(namespace: str) -> frozenset[str]:
-    """Every name that may be an op's in the namespaces with that prefix: most of those that are asked for are none."""
+    """Return every name that may be an op's in the namespaces with that prefix: most names that are looked up aren't ops."""
     owners = [owner for _, owner in _namespaces(namespace)]
     names = {name for owner in owners for name in vars(owner)}
     if torch.Tensor in owners:
@@ -196,7 +196,7 @@ def _names(namespace: str) -> frozenset[str]:
 
 @cached
 def _ids() -> frozenset[str]:
-    """Every id that may be an op's."""
+    """Return every id that may be an op's."""
     found: set[str] = set()
     for prefix in dict.fromkeys(prefix for _, _, prefix in NAMESPACES):
         found.update([prefix + name for name in _names(prefix.rstrip("."))])
@@ -205,7 +205,7 @@ def _ids() -> frozenset[str]:
 
 @cached
 def sites_of(op: str) -> tuple[Site, ...]:
-    """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
+    """Return the sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
     found = _as_found(op)
     return (*found, *[site for site in _by_others.values() if site.op == op]) if _by_others else found
 
@@ -259,7 +259,10 @@ def _is_hmps(function: types.FunctionType) -> bool:
 
 
 def are_torchs() -> bool:
-    """Whether all functions that were looked up are torch's own: what other code had put in their places is not to be kept alive (R16)."""
+    """Return True if all functions that were looked up are torch's own.
+
+    What other code had put in their places is not to be kept alive (R16).
+    """
     return all(_is_torchs(site.original) for site in (*_found, *_by_others.values()))
 
 
@@ -271,7 +274,7 @@ def _is_torchs(function: Any) -> bool:
 
 @cached
 def relatives(op: str) -> tuple[str, ...]:
-    """The ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
+    """Return the ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
     found, ids = [], _ids()
     for name in (op, *synonyms(op)):
         if name != op and name not in found:
@@ -283,7 +286,7 @@ def relatives(op: str) -> tuple[str, ...]:
 
 @cached
 def every_op() -> tuple[str, ...]:
-    """The ids of all ops of torch that take a tensor, sorted."""
+    """Return the ids of all ops of torch that take a tensor, sorted."""
     found: dict[str, None] = {}
     aten = aten_names()
     for _, owner, prefix in NAMESPACES:
@@ -304,13 +307,13 @@ def every_op() -> tuple[str, ...]:
 
 @functools.cache
 def aten_names() -> frozenset[str]:
-    """The names of ATen's ops that take a tensor."""
+    """Return the names of ATen's ops that take a tensor."""
     schemas = (s for s in torch_private.all_schemas() if s.name.startswith("aten::"))
     return frozenset(s.name.removeprefix("aten::") for s in schemas if takes_tensor([s]))
 
 
 def starred() -> Iterator[str]:
-    """The ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
+    """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
     left_out = op_facts.DTYPE_OPS | op_facts.VIEWS | op_facts.NOT_COMPUTED | op_facts.STRUCTURE
     for op in every_op():
         last = op.rpartition(".")[2]
@@ -319,7 +322,7 @@ def starred() -> Iterator[str]:
 
 
 def op_of(function: Any) -> str | None:
-    """The id of the op that `function` is, torch's own or hmp's replacement of it; None for any other function."""
+    """Return the id of the op that `function` is, torch's own or hmp's replacement of it; None for any other function."""
     function = unpatched_op(function)
     name = str(getattr(function, "__name__", ""))
     prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
@@ -328,7 +331,7 @@ def op_of(function: Any) -> str | None:
 
 
 def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:
-    """The site of a user's function `owner.attribute`, also of a static or class method's; None where it is no function."""
+    """Return the site of a user's function `owner.attribute`, also of a static or class method's; None if it isn't a function."""
     found = inspect.getattr_static(owner, attribute, None)
     if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
         found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
@@ -337,7 +340,10 @@ def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | Non
 
 
 def stands() -> list[Any]:
-    """The objects that torch's ops consist of, all that is read to find them: the same ones again where nobody has patched torch since."""
+    """Return the objects that torch's ops consist of, all that is read to find them.
+
+    The same ones again where nobody has patched torch since.
+    """
     owners = [owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)]
     found: list[Any] = []
     todo = [dict(names) for names in (*map(vars, owners), vars(TensorBase))]
@@ -361,5 +367,5 @@ def stands() -> list[Any]:
 
 
 def takes_tensor(schemas: Iterable[Any]) -> bool:
-    """Whether one of these schemas of ATen has a parameter that holds tensors."""
+    """Return True if one of these schemas of ATen has a parameter that holds tensors."""
     return any("Tensor" in str(argument.type) for schema in schemas for argument in schema.arguments)

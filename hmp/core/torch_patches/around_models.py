@@ -1,8 +1,9 @@
 """R17: what is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
 
-accelerate gives a model another `forward`, which opens a region and calls the model's own; Fabric and DeepSpeed put the model into a
-wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy becomes active in the model's own forward.
-A wrapper that asks for torch.autocast's state does so in order to open such a region, and not to build an island: it gets torch's answer.
+accelerate gives a model another `forward`, which opens a context and calls the model's own; Fabric and DeepSpeed put the model into a
+wrapper whose `forward` does; a pre-hook can, too. Such a context counts as outside: the policy becomes active in the model's own forward.
+A wrapper that asks for torch.autocast's state does so in order to open such a context, and not to build an autocast-disabled block: it gets
+torch's answer.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 class Step(NamedTuple):
-    """One call on the way to a region, of the interpreter's stack or of a trace of torch.compile's."""
+    """One call on the way to a context, of the interpreter's stack or of a trace of torch.compile's."""
 
     code: types.CodeType
     local: Callable[[str], Any]  # the value of a local variable
 
 
 def frames(frame: types.FrameType | None, names: Container[str] | None = None) -> Iterator[Step]:
-    """The calls from `frame` outwards; with `names` those of functions of such a name, for the others cost time."""
+    """Yield the calls from `frame` outwards; with `names` those of functions of such a name, for the others cost time."""
     while frame is not None:
         if names is None or frame.f_code.co_name in names:
             yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
@@ -45,24 +46,24 @@ CALLS = frozenset(("forward", "__call__", "_call_impl"))
 
 
 def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
-    """The modules that are being called at the innermost of `steps`, innermost first, and more than once each."""
+    """Yield the modules that are being called at the innermost of `steps`, innermost first, and more than once each."""
     for step in steps:
         if step.code.co_name in CALLS and isinstance(module := step.local("self"), torch.nn.Module):
             yield module
 
 
 def is_inside_another(module: torch.nn.Module, frame: types.FrameType) -> bool:
-    """Whether a call of another module than `module` is running at `frame`."""
+    """Return True if a call of another module than `module` is running at `frame`."""
     return any(each is not module for each in running(frames(frame, CALLS)))
 
 
 def is_of_wrapper(steps: Iterable[Step]) -> bool:
-    """Whether the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
+    """Return True if the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
     return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))
 
 
 def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
-    """Whether `region`, which the innermost of `steps` enters, begins in a call of an applied model and before its own forward.
+    """Return True if `region`, which the innermost of `steps` enters, begins in a call of an applied model and before its own forward.
 
     `region` is torch's object; None in a trace, where it is not known: one that the model's forward is decorated with is then taken for it.
     """
@@ -75,7 +76,7 @@ def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
 
 
 def _runs(code: types.CodeType, own: types.CodeType) -> bool:
-    """Whether `code` is `own`, or what torch.compile has made of it: of the whole, or of what comes after a graph break."""
+    """Return True if `code` is `own`, or what torch.compile has made of it: of the whole, or of what comes after a graph break."""
     if code is own or code.co_filename != own.co_filename:
         return code is own
     resumed = _RESUMED.fullmatch(code.co_name)
@@ -91,8 +92,10 @@ _DECORATED: types.CodeType = next(
 
 
 def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) -> bool:
-    """Whether the module's own code opened the region: a method of its class is among `passed`, the code between the call and the region,
-    or is decorated with the region."""
+    """Return True if the module's own code opened the context.
+
+    A method of its class is among `passed`, the code between the call and the context, or is decorated with the context.
+    """
     functions = [*_methods(type(module), passed), *([] if (replaced := _rewritten_forward(module)) is None else [replaced])]
     for function in functions:
         for each in _with_wrapped(function):
@@ -108,7 +111,7 @@ def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) 
 
 
 def _methods(cls: type, passed: list[types.CodeType]) -> list[Any]:
-    """The class's `forward`, and those of its methods that have the name of code in `passed` or are decorated with a region."""
+    """Return the class's `forward`, and those of its methods that have the name of code in `passed` or are decorated with a context."""
     names = {"forward"}
     names.update(resumed[1] if (resumed := _RESUMED.fullmatch(code.co_name)) else code.co_name for code in passed)
     own = [each for base in cls.__mro__ if base not in (torch.nn.Module, object) for each in vars(base).items()]
@@ -116,13 +119,13 @@ def _methods(cls: type, passed: list[types.CodeType]) -> list[Any]:
 
 
 def _rewritten_forward(module: torch.nn.Module) -> Any:
-    """What stands in the place of the module's `forward` and does not call it: the module's own code, by somebody who rewrote it."""
+    """Return the function that replaces the module's `forward` and does not call it: the module's own code, by somebody who rewrote it."""
     replaced = vars(module).get("forward")
     return None if replaced is None or _leads_to(replaced, type(module).forward, module) else replaced
 
 
 def _with_wrapped(function: Any) -> Iterator[Any]:
-    """`function`, and what it says it wraps."""
+    """Yield `function`, and what it says it wraps."""
     for _ in range(_MOST_LOOKED_AT):
         if function is None:
             return
@@ -131,7 +134,7 @@ def _with_wrapped(function: Any) -> Iterator[Any]:
 
 
 def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
-    """Whether the function that stands in the place of a module's forward calls that, as far as its closure and attributes tell."""
+    """Return True if the function that replaces a module's forward calls that, as far as its closure and attributes show."""
     targets = {id(function) for function in _with_wrapped(own)}
     kept = [value for name, value in vars(module).items() if name != "forward"]  # the old one, under another name
     code = getattr(getattr(replaced, "__func__", replaced), "__code__", None)

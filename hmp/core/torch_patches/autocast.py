@@ -1,16 +1,16 @@
-"""R17: `torch.is_autocast_enabled()` and the like answer for hmp's casts too, and disabled regions of torch.autocast turn hmp's casts off.
+"""R17: `torch.is_autocast_enabled()` and the like answer for hmp's casts too, and disabled torch.autocast contexts turn hmp's casts off.
 
-Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
-libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
-copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs).
-The one exception is torch.amp.custom_fwd, which asks in order to build an island. A wrapper around a model (DeepSpeed's engine) gets
-torch's own answer too: it asks which region it is in, and opens one around the whole model.
+Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low-precision dtype, because
+libraries ask before they build their float32 autocast-disabled blocks. Code in the torch package gets torch's own answer: it asks in order
+to copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs). The one
+exception is torch.amp.custom_fwd, which asks in order to build an autocast-disabled block. A wrapper around a model (DeepSpeed's engine)
+gets torch's own answer too: it asks which context it is in, and opens one around the whole model.
 
-What cannot be reached: `from torch import is_autocast_enabled` from before the patch and `torch._C.is_autocast_enabled` give torch's
-own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
-before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
-copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
-the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
+What cannot be reached: `from torch import is_autocast_enabled` from before the patch and `torch._C.is_autocast_enabled` give torch's own
+answer; an autocast context that was entered before hmp first patched anything is not seen; an object that was made before then and that
+torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that copies the state itself
+(`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at the very end of a
+torch.autocast context, which torch wrote in Python, leaves torch's state and hmp's alike in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _really_enabled: Callable[..., bool] = torch.is_autocast_enabled
 
 
 def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | None:
-    """The body of `name` inside `function`, None where it is not there or has other variables."""
+    """Return the body of `name` inside `function`, None where it is not there or has other variables."""
     for constant in function.__code__.co_consts:
         if isinstance(constant, types.CodeType) and constant.co_name == name:
             return constant if {*variables} <= {*constant.co_varnames, *constant.co_freevars} else None
@@ -67,18 +67,18 @@ _asked_to_enable: WeakSet[Any] = WeakSet()
 
 
 class _Entered(NamedTuple):
-    """One entering of a region of torch.autocast."""
+    """One entering of a torch.autocast context."""
 
     region: Any  # torch's object, which may be entered many times
-    # hmp's region, where the state inside is another one: what is active here keeps it alive, until it has ended, seen or unseen
+    # hmp's context, where the state inside is another one: what is active here keeps it alive, until it has ended, seen or unseen
     changed: ReferenceType[EnteredRegion] | None
-    suspension: Suspension | None  # where the region counts as outside of the active policy
+    suspension: Suspension | None  # where the context counts as outside of the active policy
     place: str  # file and line of the code that entered it
 
 
 # Those that this context is in, innermost first.
 _entered: ContextVar[tuple[_Entered, ...]] = ContextVar("hmp_autocast", default=())
-# Those of hmp's regions that have not ended: after a revert no patch sees their end.
+# Those of hmp's contexts that have not ended: after a revert no patch sees their end.
 _regions: WeakSet[EnteredRegion] = WeakSet()
 # Identifies the patches that are installed: another object after every revert.
 _installation: object | None = None
@@ -89,7 +89,7 @@ _said = False
 class Paused(Off):
     """The state inside `torch.autocast(enabled=False)`: nothing is cast. `torch.autocast(enabled=True)` inside it turns casts on again.
 
-    After a revert it acts as the state around the region, because the patch that would see the region's end is gone.
+    After a revert it acts as the state around the context, because the patch that would see the context's end is gone.
     """
 
     __slots__ = ("_installation", "look")
@@ -101,12 +101,12 @@ class Paused(Off):
 
     @property
     def off(self) -> Off:
-        """An `Off`: torch.autocast(enabled=True) does not turn on what `disable_casts()` inside the region turned off."""
+        """Return an `Off`: torch.autocast(enabled=True) does not turn on what `disable_casts()` inside the context turned off."""
         return self.on.off
 
     @property
     def in_backward(self) -> Off:
-        """As outside the region, where a gradient may have another dtype than a weight, too."""
+        """As outside the context, where a gradient may have another dtype than a weight, too."""
         return self.on.in_backward
 
     def _now(self) -> PolicyTable | Off:
@@ -131,7 +131,7 @@ class Paused(Off):
 
 
 def install() -> None:
-    """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
+    """Patch torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
     To be called after late_imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
@@ -155,11 +155,11 @@ def install() -> None:
     ):
         patches.wrap(owner, name, make)
     if FORWARD is None or BACKWARD is None or "enabled" not in _INIT.co_varnames:
-        log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
+        log.warning("hmp does not know the torch.amp of torch %s; ops that custom_fwd keeps in float32 may be cast", torch.__version__)
 
 
 def say_if_enabled() -> None:
-    """Logs, once, that torch.autocast is enabled, if it is where this is called. To be called by convert(), which is outermost."""
+    """Log, once, that torch.autocast is enabled, if it is where this is called. To be called by convert(), which is outermost."""
     if _any_really_enabled():
         _say_once("a line that ran before hmp.convert()")
 
@@ -178,7 +178,7 @@ def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 def _forget() -> None:
-    """Undoes what patches.restore() does not: torch.compile may have made a table of functions while the answers were in torch's places."""
+    """Undo what patches.restore() does not: torch.compile may have made a table of functions while the answers were in torch's places."""
     global _installation, _said
     _installation, _said = None, False
     for changed in list(_regions):
@@ -201,7 +201,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         if frame.f_code is not FORWARD:
             return really or not _asks_for_torchs(frame)
         if frame.f_locals["cast_inputs"] is not None:
-            return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
+            return True  # an autocast-disabled block: torch.amp.custom_fwd enters torch.autocast(enabled=False)
         # for custom_bwd, on autograd's ctx, where custom_fwd keeps its own notes
         frame.f_locals["args"][0]._hmp_forward = state.current_state(), policy
         return really
@@ -227,7 +227,7 @@ def _asks_for_torchs(frame: types.FrameType) -> bool:
 
 
 def is_torchs(module: str) -> bool:
-    """Whether code of the module gets torch's own answers."""
+    """Return True if code of the module gets torch's own answers."""
     return module == "torch" or module.startswith("torch.")
 
 
@@ -237,12 +237,12 @@ def own(function: Any) -> Any:
 
 
 def answers() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The functions that hmp puts in the places of `torch.is_autocast_enabled` and the like, each with torch's own."""
+    """Return the functions that hmp puts in the places of `torch.is_autocast_enabled` and the like, each with torch's own."""
     return dict(_answers)
 
 
 def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `original`, `torch.is_autocast_enabled` or the like, is to return to the user's code where `policy` is active."""
+    """Return what `original`, `torch.is_autocast_enabled` or the like, is to return to the user's code where `policy` is active."""
     if original.__name__ in _QUESTIONS:
         return True
     device_type = _DTYPES[original.__name__]
@@ -251,7 +251,7 @@ def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any)
 
 
 def inside(current: PolicyTable | Off, enabled: bool) -> PolicyTable | Off:
-    """The state inside a region of torch.autocast that is entered where `current` is active."""
+    """Return the state inside a torch.autocast context that is entered where `current` is active."""
     return _resumed(current) if enabled else _paused(current)
 
 
@@ -311,7 +311,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def opened_at(enabled: bool) -> str:
-    """File and line of the innermost enabled or disabled region that this context is in; "" where that was entered before the patches."""
+    """File and line of the innermost enabled or disabled context that this context is in; "" where that was entered before the patches."""
     asked = (each for each in _entered.get() if enabled == (each.region._enabled or each.region in _asked_to_enable))
     return next((each.place for each in asked if each.suspension is None), "")
 
@@ -327,15 +327,17 @@ def _resumed(current: PolicyTable | Off) -> PolicyTable | Off:
 
 
 def _of_forward(frame: types.FrameType) -> PolicyTable | None:
-    """The policy under which the forward of this torch.amp.custom_bwd ran; None for none, and after a change of the policy."""
+    """Return the policy under which the forward of this torch.amp.custom_bwd ran; None for none, and after a change of the policy."""
     ctx = frame.f_locals["args"][0]
     compiled, policy = getattr(ctx, "_hmp_forward", (None, None))
     return compiled if compiled is not None and compiled.policy == policy else None
 
 
 def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
-    """An `is_autocast_available` that notes the autocast objects whose constructor calls it with enabled=True: torch.autocast("cuda")
-    without CUDA disables itself, which is no request to turn casts off."""
+    """Return an `is_autocast_available` that notes the autocast objects whose constructor calls it with enabled=True.
+
+    torch.autocast("cuda") without CUDA disables itself, which does not ask to turn casts off.
+    """
 
     def is_autocast_available(device_type: str) -> bool:
         caller = sys._getframe(2)
@@ -347,8 +349,10 @@ def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
 
 
 def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A `_cast` for custom_fwd(device_type="cuda"), which leaves CPU tensors alone: in an island that is one because of hmp it casts
-    tensors of every device."""
+    """Return a `_cast` for custom_fwd(device_type="cuda"), which leaves CPU tensors alone.
+
+    In a block where only hmp casts, it casts tensors of every device.
+    """
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         device_types = [device_type]
@@ -366,8 +370,8 @@ def _say_once(place: str) -> None:
     global _said
     if not _said and should_log():
         log.warning(
-            "a region of torch.autocast, opened at %s, is enabled where hmp casts: hmp casts first, the region has the last word on the "
-            "ops of torch's lists. A policy that is to have it becomes active inside: hmp.casts() or a call of an applied model",
+            "torch.autocast, opened at %s, is enabled where hmp casts, and overrides hmp on the ops of torch's lists; to reverse this, "
+            "enter hmp.casts(), or call an applied model, inside the autocast context",
             place,
         )
     _said = True

@@ -1,5 +1,6 @@
-"""R13, R14: no list applies to user Python that autograd calls, such as hooks; a checkpoint's recomputation runs under the policy of its
-forward.
+"""R13, R14: no list applies to user Python that autograd calls, such as hooks.
+
+A checkpoint's recomputation runs under the policy of its forward.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from . import late_imports
 
 
 def install() -> None:
-    """Until patches.restore(): no list applies in hooks and in autograd.Function.backward, and nothing is cast in the pack hooks of
-    saved tensors, which autograd calls inside an op."""
+    """Until patches.restore().
+
+    No list applies in hooks and in autograd.Function.backward, and nothing is cast in the pack hooks of saved tensors, which autograd calls
+    inside an op.
+    """
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
@@ -41,7 +45,7 @@ def install() -> None:
         return make
 
     def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Attaches a callback that runs under the state active now, in whatever thread: DDP's communication hooks run as in backward."""
+        """Attach a callback that runs under the state active now, in whatever thread: DDP's communication hooks run as in backward."""
 
         @functools.wraps(original)
         def attach(self: Any, callback: Callable[..., Any]) -> Any:

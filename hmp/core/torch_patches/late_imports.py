@@ -47,7 +47,7 @@ def install(own: Callable[[Any], Any]) -> None:
 
 
 def after(then: Mapping[str, Callable[[], None]]) -> None:
-    """Calls each function of `then` once the module that it is named by is imported: now, or when that happens before patches.restore()."""
+    """Call each function of `then` once the module that it is named by is imported: now, or when that happens before patches.restore()."""
     _then.update(then)
     for name, each in then.items():
         if name in sys.modules:
@@ -59,8 +59,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """The spec of a module of torch, with a loader that replaces PatchedOps in it after executing it, or of one that `after` was
-        called for; None for other modules."""
+        """Return the spec of a module of torch, or of one that `after` was called for; None for other modules.
+
+        Its loader replaces PatchedOps in a module of torch after executing it.
+        """
         is_torchs = name.partition(".")[0] in _ROOTS
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if is_torchs or name in _then else None
         loader: Any = spec.loader if spec is not None else None
@@ -103,7 +105,7 @@ class _ObjectsOf:
         self._names = {module.__name__ for module in modules}
 
     def put_back(self) -> None:
-        """Replaces PatchedOps by torch's own functions in all these objects."""
+        """Replace PatchedOps by torch's own functions in all these objects."""
         seen: dict[int, Any] = {}
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
@@ -116,14 +118,16 @@ class _ObjectsOf:
                     todo += kind.inside(holder)
 
     def _is_theirs(self, holder: Any, kind: holders.Kind) -> bool:
-        """Whether the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
+        """Return True if the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
         if kind is holders.FUNCTION or kind is holders.CLASS:
             return holder.__module__ in self._names
         return kind is not holders.OBJECT or type(holder).__module__ in self._names
 
     def _other(self, value: Any) -> Any:
-        """torch's function for a PatchedOp; a new tuple, frozenset or static method for one with a PatchedOp in it; any other value
-        itself."""
+        """Return torch's function for a PatchedOp.
+
+        A new tuple, frozenset or static method for one with a PatchedOp in it; any other value itself.
+        """
         kind: Any = type(value)
         if kind is staticmethod:
             function = self._own(value.__func__)
@@ -143,13 +147,13 @@ _CACHED: Any = type(functools.lru_cache(lambda: None))
 
 
 def fill_tables() -> None:
-    """Fills the tables that are empty, with torch's own functions (R19). To be called before anything is patched; takes 25 ms, once."""
+    """Fill the tables that are empty, with torch's own functions (R19). To be called before anything is patched; takes 25 ms, once."""
     for table in _tables():
         table()
 
 
 def _tables() -> Iterator[Callable[[], Any]]:
-    """The functions of these modules of torch's that take no argument and cache their result."""
+    """Yield the functions of these modules of torch's that take no argument and cache their result."""
     for module in (overrides, device_mode):
         for value in list(vars(module).values()):
             function = getattr(value, "__wrapped__", None)

@@ -50,13 +50,13 @@ def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def has_autocast_kernel(op: Any) -> bool:
-    """Whether `op` is the packet or overload of a library's op with an autocast kernel of its own."""
+    """Return True if `op` is the packet or overload of a library's op with an autocast kernel of its own."""
     is_op = isinstance(op, (OpOverload, OpOverloadPacket))
     return is_op and torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) and torch_dispatcher.has_autocast_kernel(op)
 
 
 def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
-    """What torch.compile traces for a call of such an `op`: `call` in a region of torch.autocast, in which its kernel is reached."""
+    """Return what torch.compile traces for a call of such an `op`: `call` in a torch.autocast context, in which its kernel is reached."""
 
     def traced(*args: Any, **kwargs: Any) -> Any:
         tensor = next(each_tensor((args, kwargs)), None)

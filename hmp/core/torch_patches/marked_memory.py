@@ -24,7 +24,7 @@ _CLASSES = (("cuda", "CUDAGraph", "cuda"), ("xpu", "XPUGraph", "xpu"), ("hpu", "
 
 
 def install() -> None:
-    """Patches `capture_begin` of the classes of captured graphs until patches.restore(); not torch's own where it has no accelerator."""
+    """Patch `capture_begin` of the classes of captured graphs until patches.restore(); not torch's own where it has no accelerator."""
     has_accelerator = torch.accelerator.current_accelerator() is not None
     for module, name, device_type in _CLASSES:
         graph = getattr(getattr(torch, module, None), name, None)
@@ -48,7 +48,7 @@ def _telling(device_type: str | None, own: Callable[..., Any]) -> Callable[..., 
 
 
 def _install_resizing() -> None:
-    """Patches `UntypedStorage.resize_`, `Tensor.resize_` and `Tensor.resize_as_` until patches.restore()."""
+    """Patch `UntypedStorage.resize_`, `Tensor.resize_` and `Tensor.resize_as_` until patches.restore()."""
     patches.rebind(torch.UntypedStorage, "resize_", _after(write_marks.unmark, torch.UntypedStorage.resize_))
     for name in ("resize_", "resize_as_"):
         own = getattr(torch.Tensor, name)

@@ -32,7 +32,7 @@ class Mark:
     """The policies that calls of a module activate.
 
     `applied` is the policy of `apply()`, which every call of the module activates. Where it is None, `scoped` has by scope id the
-    policies that scoped lines (`softmax @ decoder.*`) give the module: a call activates one if the policy active around the call has
+    policies that scoped entries (`softmax @ decoder.*`) give the module: a call activates one if the policy active around the call has
     its scope id.
     """
 
@@ -66,7 +66,7 @@ class Mark:
         return None if copied is None else self.of(copied)
 
     def of(self, module: torch.nn.Module, scoped: dict[int, PolicyTable] | None = None) -> Mark:
-        """Return a mark of `module` with the same policies, those of scoped lines replaced by `scoped` where it is given."""
+        """Return a mark of `module` with the same policies, those of scoped entries replaced by `scoped` where it is given."""
         return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 _numbers: weakref.WeakKeyDictionary[PolicyTable, int] = weakref.WeakKeyDictionary()  # of the policies of marks, from 1
 _next_number = functools.partial(next, itertools.count(1))
 _changes = 0
-# Returns a new scope id; each model for which a policy's scoped lines are resolved has one.
+# Returns a new scope id; each model for which a policy's scoped entries are resolved has one.
 new_scope_id = functools.partial(next, itertools.count(1))
 
 
@@ -97,7 +97,7 @@ def _count_change() -> None:
 
 
 def mark(module: torch.nn.Module, compiled: PolicyTable, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
-    """Marks `module`: `compiled` is active during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
+    """Mark `module`: `compiled` is active during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
     _follow_marks(module)
     for name in methods:
         patches.rebind(type(module), name, _following_marks(getattr(type(module), name), name))
@@ -106,7 +106,7 @@ def mark(module: torch.nn.Module, compiled: PolicyTable, outputs: torch.dtype | 
 
 
 def mark_scoped(module: torch.nn.Module, compiled: PolicyTable) -> None:
-    """Marks `module`: `compiled` is active during those calls of it that are made where a policy of the same scope id is active."""
+    """Mark `module`: `compiled` is active during those calls of it that are made where a policy of the same scope id is active."""
     _follow_marks(module)
     found = vars(module).get(MARK) or Mark(module, None, {})
     _put(module, found.of(module, {**found.scoped, compiled.scope_id: compiled}))
@@ -122,7 +122,7 @@ def _put(module: torch.nn.Module, new: Mark) -> None:
 
 
 def _follow_marks(module: torch.nn.Module) -> None:
-    """Patches the module's class, so that calls of its modules read their marks. HmpError for a `__call__` that is no Python function."""
+    """Patch the module's class, so that calls of its modules read their marks. Raise HmpError if its `__call__` isn't a Python function."""
     cls = type(module)
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
@@ -143,7 +143,7 @@ def _follow_marks(module: torch.nn.Module) -> None:
 
 
 def _take_marks_along(cls: Any) -> None:
-    """Has copies of the class's modules carry their marks where its own code makes them, as that of an fx.GraphModule does."""
+    """Have copies of the class's modules carry their marks where its own code makes them, as that of an fx.GraphModule does."""
     for name in ("__copy__", "__deepcopy__"):
         own = getattr(cls, name, None)
         if own is not None:
@@ -164,20 +164,22 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_mark(value: Any) -> Any:
-    """`value`; of the `__dict__` of a marked module a copy without the mark."""
+    """Return `value`; of the `__dict__` of a marked module a copy without the mark."""
     return {name: item for name, item in value.items() if name != MARK} if type(value) is dict and MARK in value else value
 
 
 def drop_lost_marks(model: torch.nn.Module) -> None:
-    """Takes away what marks have become in a pickle, from modules that were loaded while nothing was patched."""
+    """Take away what marks have become in a pickle, from modules that were loaded while nothing was patched."""
     for module in model.modules():
         if module.__dict__.get(MARK, module) is None:
             del module.__dict__[MARK]
 
 
 def inside_compiled(module: Any) -> Any:
-    """The model that torch.compile made `module` of, else `module` itself. It is marked in the place of `module`: torch.compile calls it
-    directly where `module` is called in compiled code or compiled again."""
+    """Return the model that torch.compile made `module` of, else `module` itself.
+
+    It is marked instead of `module`: torch.compile calls it directly where `module` is called in compiled code or compiled again.
+    """
     imported = dynamo()
     while imported is not None and isinstance(module, imported.OptimizedModule):
         module = module._orig_mod
@@ -185,19 +187,19 @@ def inside_compiled(module: Any) -> Any:
 
 
 def applied_policy(module: torch.nn.Module) -> Any:
-    """The policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
+    """Return the policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
     found = inside_compiled(module).__dict__.get(MARK)
     return None if found is None or found.applied is None else found.applied.user_policy
 
 
 def is_applied(module: Any) -> bool:
-    """Whether `module` is one that a policy is applied to."""
+    """Return True if `module` is one that a policy is applied to."""
     found = vars(module).get(MARK) if isinstance(module, torch.nn.Module) else None
     return found is not None and found.applied is not None
 
 
 def unmark(model: torch.nn.Module) -> None:
-    """Undoes `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
+    """Undo `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
     found: Mark | None = vars(model).get(MARK)
     if found is None or found.applied is None:
         return
@@ -210,14 +212,14 @@ def unmark(model: torch.nn.Module) -> None:
 
 
 def _modules_of_marked_models(scope_id: int) -> set[torch.nn.Module]:
-    """The modules of all models that `apply()` has marked with this scope id: a shallow copy of a model shares its submodules."""
+    """Return the modules of all models that `apply()` has marked with this scope id: a shallow copy of a model shares its submodules."""
     marks = [each for each in list(_marks) if each.applied is not None and each.applied.scope_id == scope_id]
     models = [model for each in marks if (model := each.module()) is not None and vars(model).get(MARK) is each]
     return {module for model in models for module in model.modules()}
 
 
 def unmark_scope(scope_id: int) -> None:
-    """Undoes `mark_scoped` for all modules with this scope id, deep copies included."""
+    """Undo `mark_scoped` for all modules with this scope id, deep copies included."""
     for each in list(_marks):
         module = each.module()
         if module is not None:
@@ -232,7 +234,7 @@ def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
 
 
 def unmark_all() -> None:
-    """Removes all marks from modules, those of deep copies included."""
+    """Remove all marks from modules, those of deep copies included."""
     for each in list(_marks):
         module = each.module()
         if module is not None:
@@ -242,17 +244,17 @@ def unmark_all() -> None:
 
 
 def any_marked() -> bool:
-    """Whether a policy is applied to any module that is alive."""
+    """Return True if a policy is applied to any module that is alive."""
     return any(each.applied is not None for each in list(_marks))  # a shallow copy may hold the mark of a module that is gone
 
 
 def policy_of_call_now(module: torch.nn.Module) -> PolicyTable | None:
-    """The policy that a call of `module` in this thread or task makes active; None where it changes nothing."""
+    """Return the policy that a call of `module` in this thread or task makes active; None where it changes nothing."""
     return policy_of_call(module, state.current_state()) if MARK in module.__dict__ else None
 
 
 def policy_of_call(module: torch.nn.Module, current: PolicyTable | Off) -> PolicyTable | None:
-    """The policy that a call of `module` makes active where `current` is active; None where it changes nothing."""
+    """Return the policy that a call of `module` makes active where `current` is active; None where it changes nothing."""
     found: Mark | None = module.__dict__.get(MARK)
     if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
@@ -265,13 +267,13 @@ def policy_of_call(module: torch.nn.Module, current: PolicyTable | Off) -> Polic
 
 
 def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
-    """The dtype of what a call of `module`, in which its policy is active, returns; None as it is."""
+    """Return the dtype of what a call of `module`, in which its policy is active, returns; None as it is."""
     found: Mark | None = module.__dict__.get(MARK)
     return None if found is None else found.outputs
 
 
 def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
-    """The dtype that `apply(module, outputs=...)` was given."""
+    """Return the dtype that `apply(module, outputs=...)` was given."""
     return outputs_of_call(inside_compiled(module))
 
 
@@ -282,13 +284,13 @@ def has_method(module: torch.nn.Module, name: str) -> bool:
 
 
 def applied_methods(module: torch.nn.Module) -> tuple[str, ...]:
-    """The methods that `apply(module, methods=...)` was given, `forward` apart."""
+    """Return the methods that `apply(module, methods=...)` was given, `forward` apart."""
     found: Mark | None = inside_compiled(module).__dict__.get(MARK)
     return () if found is None else found.methods
 
 
 def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
-    """A model that a policy is applied to and that `module` is a submodule of; None without one."""
+    """Return a model that a policy is applied to and that `module` is a submodule of; None without one."""
     for each in list(_marks):
         model = each.module() if each.applied is not None and each.applied.policy is not None else None
         if model is not None and model is not module and vars(model).get(MARK) is each and any(one is module for one in model.modules()):
@@ -297,7 +299,7 @@ def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
-    """The policy in whose place `off` is active, inside calls of the modules `running`, outermost first; None for none.
+    """Return the policy in whose place `off` is active, inside calls of the modules `running`, outermost first; None for none.
 
     Calls inside `off` activate no policy: it may be that of one of these modules.
     """
@@ -305,7 +307,7 @@ def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any
 
 
 def policy_inside(model: torch.nn.Module, running: Iterable[torch.nn.Module]) -> Any:
-    """The policy that a call of the applied `model` makes active in calls of the modules `running`, outermost first."""
+    """Return the policy that a call of the applied `model` makes active in calls of the modules `running`, outermost first."""
     return _policy_in(vars(model)[MARK].applied, running)
 
 
@@ -322,13 +324,15 @@ _look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see t
 
 
 def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
-    """Return True if what `look_at_calls` was given found something to do for `module`, and has done it. `is_traced` is whether
-    torch.compile traces the call."""
+    """Return True if what `look_at_calls` was given found something to do for `module`, and has done it.
+
+    `is_traced` is whether torch.compile traces the call.
+    """
     return _look is not None and _look(module, is_traced)
 
 
 def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
-    """Has `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
+    """Have `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
     global _look
     own = getattr(*CALL_OF_MODULES)
     _look = look
@@ -354,15 +358,17 @@ def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes() -> int:
-    """How often a mark was put on a module or removed: code of torch.compile's is guarded on this number."""
+    """Return how often a mark was put on a module or removed: code of torch.compile's is guarded on this number."""
     return _changes
 
 
 def _following_marks(
     call_impl: Callable[..., Any], method: str = "", *, own_call: bool = False, inside_call: bool = False
 ) -> Callable[..., Any]:
-    """`call_impl`, or the `method` of that name, which activates the policy of its module's mark. What is called `inside_call`, by a
-    class's `own_call` that does so, leaves it at that: a region in between has the last word."""
+    """Return `call_impl`, or the `method` of that name, which activates the policy of its module's mark.
+
+    What is called `inside_call`, by a class's `own_call` that does so, leaves it at that: a context in between wins.
+    """
     if getattr(call_impl, "hmp_follows_marks", False):
         return call_impl  # a base class's
 
@@ -391,7 +397,7 @@ CALL: types.CodeType = next(
 
 
 def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[torch.nn.Module], str]:
-    """An `extra_repr` with which `print(model)` shows the policy that is applied to the module, too."""
+    """Return an `extra_repr` with which `print(model)` shows the policy that is applied to the module, too."""
     if getattr(extra_repr, "hmp_tells_mark", False):
         return extra_repr  # a base class's
 
@@ -416,7 +422,7 @@ def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[tor
 
 
 def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
-    """A `__setstate__` after which the module has no mark from a pickle, and one of its own from a shallow copy."""
+    """Return a `__setstate__` after which the module has no mark from a pickle, and one of its own from a shallow copy."""
 
     def __setstate__(self: torch.nn.Module, values: dict[str, Any]) -> None:
         set_state(self, values)
@@ -436,7 +442,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def as_dtype(outputs: Any) -> torch.dtype | None:
-    """The dtype that `outputs=` names. HmpError for what is none that outputs may have."""
+    """Return the dtype that `outputs=` names. Raise HmpError for any dtype that outputs cannot have."""
     for dtype in _DTYPES:
         if outputs is dtype or (isinstance(outputs, str) and outputs.removeprefix("torch.") == dtype_name(dtype)):
             return dtype
@@ -446,8 +452,10 @@ def as_dtype(outputs: Any) -> torch.dtype | None:
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with its float32, bfloat16 and float16 tensors in `dtype`, also those in lists, tuples, dicts, other mappings and dataclasses
-    in it. What holds none of another dtype is returned itself."""
+    """Return `value` with its float32, bfloat16 and float16 tensors in `dtype`.
+
+    Also those in lists, tuples, dicts, other mappings and dataclasses. What holds none of another dtype is returned itself.
+    """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if castable(tensor) else tensor

@@ -34,7 +34,7 @@ _LOADING = {
 
 
 def install() -> None:
-    """Turns casts off in the loading of every module, and from nn.Module.__init__ on in its construction, until patches.restore().
+    """Turn casts off in the loading of every module, and from nn.Module.__init__ on in its construction, until patches.restore().
 
     That is enough for `apply()`: a call of a model seldom constructs another.
     """
@@ -50,7 +50,7 @@ def is_in_classes() -> bool:
 
 
 def install_in_classes() -> None:
-    """Turns casts off in the whole construction of every module, of classes made later too, until patches.restore().
+    """Turn casts off in the whole construction of every module, of classes made later too, until patches.restore().
 
     For policies that are active outside of the calls of models.
     """
@@ -104,8 +104,10 @@ def _patch_construction(cls: type) -> None:
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
-    """An nn.Module.__init__ for classes that got their `__init__` after they were made (dataclasses): where casts are on, it turns them off
-    until that `__init__` returns."""
+    """Return an nn.Module.__init__ for classes that got their `__init__` after they were made (dataclasses).
+
+    Where casts are on, it turns them off until that `__init__` returns.
+    """
 
     def init(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if state.casts_enabled():
@@ -118,7 +120,7 @@ def _late(base_init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
-    """The outermost frame on the stack whose first argument is `module`: the `__init__` that is being run."""
+    """Return the outermost frame on the stack whose first argument is `module`: the `__init__` that is being run."""
     found = None
     frame: types.FrameType | None = sys._getframe(3)  # past _late's function and the base class's own frame
     while frame is not None:

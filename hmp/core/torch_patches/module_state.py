@@ -25,7 +25,7 @@ class _Descriptor(property):
 
 
 def install() -> None:
-    """Patches `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
+    """Patch `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
     patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
     patches.wrap(ParametrizationList, "right_inverse", _keeping_dtype)
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def _narrowing(value: Any, dtype: torch.dtype) -> bool:
-    """Whether casts are on and `value` would change the dtype of what it is assigned to."""
+    """Return True if casts are on and `value` would change the dtype of what it is assigned to."""
     return casting.castable(value) and value.dtype is not dtype and dtype in casting.CASTABLE and state.casts_enabled()
 
 
@@ -59,7 +59,7 @@ def _set_grad(self: torch.Tensor, value: Any) -> None:
 
 
 def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
-    """The method that computes what a parametrized parameter holds from a value that is assigned to it: in the dtype that it has."""
+    """Return the method that computes what a parametrized parameter holds from a value that is assigned to it: in the dtype that it has."""
     uncast = without_casts(right_inverse)
 
     def assign(self: Any, value: Any) -> None:

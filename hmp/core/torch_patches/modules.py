@@ -25,7 +25,7 @@ _new_zeros, _to = torch.Tensor.new_zeros, torch.Tensor.to
 
 
 def install() -> None:
-    """Patches those modules of torch until patches.restore()."""
+    """Patch those modules of torch until patches.restore()."""
     patches.wrap_by_name("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     patches.wrap_by_name("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     patches.wrap_by_name("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
@@ -38,7 +38,7 @@ _DYNAMIC = tuple(f"torch.ao.nn.quantized.dynamic.modules.{name}" for name in ("l
 
 
 def _install_quantized() -> None:
-    """Makes dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
+    """Make dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
     for module in filter(None, map(sys.modules.get, _DYNAMIC)):
         for cls in vars(module).values():
             if inspect.isclass(cls) and cls.__module__ == module.__name__ and "forward" in vars(cls):
@@ -56,7 +56,7 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A `parallel_apply` of nn.DataParallel's whose threads run under the caller's state (R14)."""
+    """Return a `parallel_apply` of nn.DataParallel's whose threads run under the caller's state (R14)."""
 
     def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
         return original([UnderCapturedState(module) for module in modules], *args, **kwargs)
@@ -65,7 +65,7 @@ def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
-    """A `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too (R8)."""
+    """Return a `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too (R8)."""
 
     def get_fastpath_enabled() -> bool:
         return not state.casts_enabled() and original()
@@ -95,14 +95,19 @@ class _Packing:
 
 
 def _is_handed_on(layer: torch.nn.Module) -> bool:
-    """Whether somebody's `__torch_function__` hears of what the layer computes: torch packs nothing then. hmp's recorder does not count."""
+    """Return True if somebody's `__torch_function__` hears of what the layer computes: torch packs nothing then.
+
+    hmp's recorder does not count.
+    """
     kinds = {type(parameter) for parameter in layer.parameters()} - {torch.Tensor, torch.nn.Parameter}
     return bool(kinds) or any(not type(mode).__module__.startswith("hmp.") for mode in function_mode_stack())
 
 
 def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A TransformerEncoder.forward that leaves zeros before its norm where torch does: at the padded positions of a batch that it would
-    pack into a nested tensor for its fast path."""
+    """Return a TransformerEncoder.forward that leaves zeros before its norm where torch does.
+
+    At the padded positions of a batch that it would pack into a nested tensor for its fast path.
+    """
 
     def forward(self: Any, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = original(self, src, *args, **kwargs)
@@ -121,7 +126,7 @@ def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
-    """An RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on, because R7 casts it."""
+    """Return an RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on, because R7 casts it."""
 
     def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
         weight = self._flat_weights[0]
@@ -142,7 +147,7 @@ _in_code: WeakKeyDictionary[Any, frozenset[torch.dtype]] = WeakKeyDictionary()
 
 
 def _install_scripted() -> None:
-    """Patches calls of modules of torch.jit, until patches.restore()."""
+    """Patch calls of modules of torch.jit, until patches.restore()."""
     patches.on_restore(_in_code.clear)
     patches.rebind(torch.jit.ScriptModule, "__call__", _with_wide_inputs(torch.jit.ScriptModule.__call__))
 
@@ -162,7 +167,7 @@ def _with_wide_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dtypes(module: Any) -> set[torch.dtype]:
-    """The floating dtypes of all that the module holds and of what is in its code."""
+    """Return the floating dtypes of all that the module holds and of what is in its code."""
     if module not in _in_code:
         _in_code[module] = frozenset(_of_code(module.inlined_graph))
     return {tensor.dtype for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()} | _in_code[module]

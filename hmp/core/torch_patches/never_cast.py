@@ -41,7 +41,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 
 
 def install() -> None:
-    """Makes these functions run with casts off, until patches.restore()."""
+    """Make these functions run with casts off, until patches.restore()."""
     for module_name, names in _WITHOUT_CASTS.items():
         for name in names:
             patches.wrap_by_name(module_name, name, without_casts)
@@ -62,8 +62,9 @@ def install() -> None:
 
 
 def codes() -> set[types.CodeType]:
-    """The code objects of all functions that are wrapped, such as those above, and of backward: calls of them that began before install()
-    must end before a policy becomes active.
+    """Return the code objects of all functions that are wrapped, such as those above, and of backward.
+
+    Calls of them that began before install() must end before a policy becomes active.
 
     Not of data loading, in which a thread may wait for any time.
     """
@@ -115,7 +116,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A hook that turns casts off until the step returns, where they are on: it was called past the class."""
+    """Turn casts off until the step returns, where they are on: a hook of an optimizer that was called past the class."""
     if not state.casts_enabled():
         return None
     closures = {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}

@@ -1,8 +1,8 @@
-"""R17: says, once, where a region `torch.autocast(enabled=False)` was opened in which a whole model runs, so that its policy casts nothing.
+"""R17: warns, once, where a whole model runs inside `torch.autocast(enabled=False)`, so that its policy casts nothing.
 
-A region inside a model is the model's own float32 island. One around a model may be a script's `torch.autocast("cuda", enabled=args.amp)`
-or an engine's, and whoever asked for casts gets none. What tells them apart are the modules that are being called where the region is
-entered and where the first op in it is called; they are looked at a limited number of times in a process.
+A context inside a model is the model's own float32 block. One around a model may be a script's `torch.autocast("cuda", enabled=args.amp)`
+or an engine's, and whoever asked for casts gets none. They differ in the modules that are being called where the context is entered and
+where the first op in it is called; they are looked at a limited number of times in a process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _looks_left = _MOST_LOOKS
 
 
 class Look:
-    """What is known of a region of torch.autocast that casts are off in: where it was opened, and inside how many modules' calls."""
+    """What is known of a torch.autocast context that casts are off in: where it was opened, and inside how many modules' calls."""
 
     __slots__ = ("around", "place")
 
@@ -32,8 +32,10 @@ class Look:
         self.place = place
 
     def is_done(self, policy: PolicyTable) -> bool:
-        """Whether it is known by now, where an op is called in the region, if a whole model runs in it. Says so if one does, and `policy`
-        or one that is applied to the model would be active."""
+        """Return True if it is known by now, where an op is called in the context, if a whole model runs in it.
+
+        Says so if one does, and `policy` or one that is applied to the model would be active.
+        """
         modules = _running(sys._getframe(1))
         inside = modules[self.around :]
         model = next((each for each in inside if next(each.parameters(), None) is not None), None)
@@ -46,7 +48,7 @@ class Look:
 
 
 def look(frame: types.FrameType, place: str) -> Look | None:
-    """What finds out whether a whole model runs in the region that `frame` enters, opened at `place`; None where none can."""
+    """Return what finds out whether a whole model runs in the context that `frame` enters, opened at `place`; None where none can."""
     if _looks_left <= 0:
         return None
     around = _running(frame)
@@ -54,14 +56,14 @@ def look(frame: types.FrameType, place: str) -> Look | None:
 
 
 def _running(frame: types.FrameType | None) -> list[torch.nn.Module]:
-    """The modules that are being called at `frame`, outermost first."""
+    """Return the modules that are being called at `frame`, outermost first."""
     global _looks_left
     _looks_left -= 1
     return list(dict.fromkeys(running(frames(frame, CALLS))))[::-1]
 
 
 def _has_all_weights(module: torch.nn.Module, model: torch.nn.Module) -> bool:
-    """Whether `module`, which `model` calls, is all of it but what is wrapped around it."""
+    """Return True if `module`, which `model` calls, is all of it but what is wrapped around it."""
     if module is model:
         return True
     own = {id(parameter) for parameter in module.parameters()}
@@ -69,7 +71,7 @@ def _has_all_weights(module: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 
 def forget() -> None:
-    """Looks again, and says again what it finds."""
+    """Look again, and report again what is found."""
     global _looks_left
     _looks_left = _MOST_LOOKS
 
@@ -80,7 +82,7 @@ def _say(model: torch.nn.Module, place: str, name: str) -> None:
     if should_log():
         log.warning(
             "%s runs inside torch.autocast(enabled=False), opened at %s, which switches hmp's casts off: nothing that policy %r lists is "
-            "cast there. Leave that region away, or enter hmp.casts() inside it",
+            "cast there. Remove that context, or enter hmp.casts() inside it",
             type(unwrapped(model)[1]).__name__,
             place,
             name,

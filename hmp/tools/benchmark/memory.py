@@ -30,18 +30,18 @@ class SavedBytes(Listener):
 
     @contextmanager
     def watch(self) -> Iterator[SavedBytes]:
-        """A stretch in which saved tensors are counted."""
+        """Make a context in which saved tensors are counted."""
         with listen(self):
             yield self
 
     @property
     def bytes(self) -> int:
-        """What has been saved."""
+        """Return what has been saved."""
         in_storages = sum(storage.nbytes() for storage in self._kept.values())
         return in_storages + sum(t.numel() * t.element_size() for t in self._opaque) + self._packed
 
     def saved(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor that is saved."""
+        """Count a tensor that is saved."""
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
             return
@@ -58,7 +58,7 @@ class SavedBytes(Listener):
                 self._kept[address] = storage
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
-        """Counts what an op keeps that is to be packed: in place of `saved`."""
+        """Count what an op keeps that is to be packed: in place of `saved`."""
         address = memory_of(tensor.untyped_storage())
         counts = address not in self._own and address not in self._kept
         if counts:
@@ -67,12 +67,12 @@ class SavedBytes(Listener):
         return counts
 
     def changed(self, about: bool, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Counts what packing it saved."""
+        """Count what packing it saved."""
         self._packed -= saved if about else 0
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What has the tensor's memory: itself, of a sparse one its indices and the elements that it stores."""
+    """Return what has the tensor's memory: itself, of a sparse one its indices and the elements that it stores."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -88,21 +88,24 @@ Meter = Callable[[Callable[[], object]], int]  # gives the bytes of a step, whic
 
 
 def saved_by(step: Callable[[], object], own: Iterable[torch.Tensor] = ()) -> int:
-    """The bytes that a step, which is run, saves for backward, the tensors `own` left out."""
+    """Return the bytes that a step, which is run, saves for backward, the tensors `own` left out."""
     with SavedBytes(own).watch() as found:
         step()
     return found.bytes
 
 
 def allocated(device: torch.device) -> int:
-    """The bytes that the device's allocator holds now, 0 where it has none that tells."""
+    """Return the bytes that the device's allocator holds now, 0 if it does not report them."""
     tell = getattr(getattr(torch, device.type, None), "memory_allocated", None)
     return 0 if tell is None else int(tell(device))
 
 
 def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> tuple[str, Meter]:
-    """Which memory is measured on this device, and how: the most that its allocator holds during a step, less the `copies` of the state
-    that are hmp's; elsewhere what a step saves for backward, the state's `own` tensors left out."""
+    """Return which memory is measured on this device, and how.
+
+    The most that its allocator holds during a step, less the `copies` of the state that are hmp's; elsewhere what a step saves for
+    backward, the state's `own` tensors left out.
+    """
     module: Any = getattr(torch, device.type, None)
 
     def peak(step: Callable[[], object]) -> int:
@@ -115,7 +118,7 @@ def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> tuple[s
 
 
 def enters_autocast(step: Callable[[], object]) -> bool:
-    """Whether the step, which is run, saves a tensor for backward while torch.autocast is enabled."""
+    """Return True if the step, which is run, saves a tensor for backward while torch.autocast is enabled."""
     found = False
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +132,7 @@ def enters_autocast(step: Callable[[], object]) -> bool:
 
 
 def device_of(given: Any, where: str = "") -> torch.device:
-    """The device that `given`, an argument device=, means. HmpError, which begins with `where`, for what means none."""
+    """Return the device that `given`, an argument device=, means. HmpError, which begins with `where`, for what means none."""
     try:
         return torch.device(given)
     except (RuntimeError, TypeError) as error:

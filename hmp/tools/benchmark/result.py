@@ -105,7 +105,7 @@ class Benchmark:
 
 
 def table(result: Benchmark) -> str:
-    """A heading, a line for each policy, and the notes."""
+    """Return a heading, a line for each policy, and the notes."""
     headings = ["policy", "step time", "spread", f"vs {result.baseline}", result.memory_kind]
     if result.losses_compare:
         headings += ["loss, step 1", f"step {result.untimed_steps + result.steps}"]

@@ -44,7 +44,7 @@ def run(  # noqa: PLR0913
     device: str | torch.device | None,
     progress: bool | None,
 ) -> Benchmark:
-    """What `hmp.benchmark()` returns."""
+    """Return what `hmp.benchmark()` returns."""
     _check_step(step)
     _check_numbers(seconds, rounds=rounds, steps=steps, warmup=warmup)
     _check_surroundings()
@@ -93,7 +93,10 @@ def _check_step(step: Any) -> None:
 
 
 def misfit(function: Callable[..., Any], arguments: int) -> str:
-    """Why a function cannot be called with so many arguments; "" where it can, and for one written in C, of which nobody can tell."""
+    """Return why a function cannot be called with so many arguments.
+
+    "" where it can, and for one written in C, whose arguments are unknown.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -142,7 +145,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _progress(wanted: bool | None) -> Callable[[str], None]:
-    """Shows a text in the last line of a terminal, in place of the text before."""
+    """Show a text in the last line of a terminal, in place of the text before."""
     if wanted is None:
         wanted = sys.stderr is not None and sys.stderr.isatty()
     if not wanted:

@@ -52,7 +52,7 @@ class Sampler:
     say: Callable[[str], None]
 
     def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
-        """The samples of every variant: `rounds` rounds, or as many as fit into `seconds` with the preparation."""
+        """Return the samples of every variant: `rounds` rounds, or as many as fit into `seconds` with the preparation."""
         start = timing.clock()
         collected = [Samples(variant) for variant in variants]
         step_seconds = [took for samples in collected if (took := self._prepare(samples)) is not None]
@@ -72,11 +72,11 @@ class Sampler:
 
     @property
     def untimed_steps(self) -> int:
-        """The steps that a sample begins with."""
+        """Return the steps that a sample begins with."""
         return max(self.warmup, (self.steps or 0) // 10)
 
     def _prepare(self, samples: Samples) -> float | None:
-        """Measures memory, and returns the seconds that a step takes about; None where it fails."""
+        """Measure memory, and return the seconds that a step takes about; None where it fails."""
         variant = samples.variant
         self.say(f"preparing: {variant.name}")
         with self._from_the_start(samples):
@@ -92,7 +92,7 @@ class Sampler:
         return took
 
     def _look(self, samples: Samples) -> None:
-        """One or two more steps, watched; a step that does not stand being watched is said to have no memory."""
+        """Run one or two more steps, watched; a step that fails when watched counts as without memory."""
         watched = Samples(samples.variant)
         with self._from_the_start(watched):
             self._once(samples.variant)
@@ -119,12 +119,12 @@ class Sampler:
             return self.step()
 
     def _timed(self, variant: Variant, count: int) -> tuple[float, Any]:
-        """The seconds a step, over `count` steps, and what the last one returned."""
+        """Return the seconds a step, over `count` steps, and what the last one returned."""
         return timing.seconds_of(functools.partial(self._once, variant), count, self.device)
 
     @contextmanager
     def _from_the_start(self, samples: Samples) -> Iterator[None]:
-        """A region that begins with the state restored; what fails in it becomes the failure of `samples`."""
+        """Make a context that begins with the state restored; an error in it becomes the failure of `samples`."""
         self.snapshot.restore()
         seed_all(self.seed)
         try:
@@ -139,13 +139,13 @@ class Sampler:
 
 
 def loss_of(result: Any) -> float | None:
-    """The loss that a step returned, None where it returned something else."""
+    """Return the loss that a step returned, None where it returned something else."""
     if isinstance(result, torch.Tensor):
         return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
     return float(result) if isinstance(result, numbers.Real) else None
 
 
 def described(error: BaseException) -> str:
-    """The error's type and the first line of its message."""
+    """Return the error's type and the first line of its message."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

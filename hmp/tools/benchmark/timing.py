@@ -17,7 +17,7 @@ clock = time.perf_counter
 
 
 def seconds_of(step: Callable[[], T], count: int, device: torch.device) -> tuple[float, T]:
-    """The seconds a step, over `count` steps, one or more, and what the last one returned."""
+    """Return the seconds a step, over `count` steps, one or more, and what the last one returned."""
     synchronize(device)
     start = clock()
     for _ in range(count):
@@ -27,7 +27,7 @@ def seconds_of(step: Callable[[], T], count: int, device: torch.device) -> tuple
 
 
 def least_seconds(steps: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
-    """The seconds of each step in its least disturbed round; in a round each is run once."""
+    """Return the seconds of each step in its least disturbed round; in a round each is run once."""
     best = [math.inf] * len(steps)
     for _ in range(rounds):
         for at, step in enumerate(steps):
@@ -36,18 +36,21 @@ def least_seconds(steps: Sequence[Callable[[], object]], rounds: int, device: to
 
 
 def rotated(things: Sequence[T], number: int) -> list[T]:
-    """What is timed beside each other, in the order of round `number`: each is the first of a round as often as the others."""
+    """Return the variants in the order of round `number`: each is the first of a round as often as the others."""
     first = number % len(things)
     return [*things[first:], *things[:first]]
 
 
 def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """`seconds` beside `base` in each round. Rounds are compared, not medians: what slows a whole round down leaves its ratio as it is."""
+    """Return the ratio of `seconds` to `base` in each round.
+
+    Rounds are compared, not medians: what slows a whole round down leaves its ratio as it is.
+    """
     return [own / its for own, its in zip(seconds, base, strict=False)]
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what was asked of it."""
+    """Wait until the device has done what was asked of it."""
     if device.type == "cpu":
         return
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -37,9 +37,9 @@ class Variant:
 
 
 def variants(policies: Iterable[str | Path | Policy], device: torch.device, model: torch.nn.Module | None = None) -> list[Variant]:
-    """The variants of these names, folders and policies. HmpError for none, for one named twice and for one that there is not.
+    """Return the variants of these names, folders and policies. Raise HmpError for none, for one named twice and for one that there is not.
 
-    `model` is the one whose modules scoped lines speak of.
+    `model` is the one whose modules scoped entries name.
     """
     if isinstance(policies, (str, os.PathLike, Policy)):
         raise HmpError(f"policies={policies!r} is one policy; give a list, such as policies=['float32', {str(_name(policies))!r}]")
@@ -48,7 +48,7 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device, mode
         variant = _variant(given, device, model)
         if variant.name in found:
             raise HmpError(
-                f"policies names {variant.name!r} twice; take one of them out, or tell them apart: policy.replace(name='another name')"
+                f"policies names {variant.name!r} twice; take one of them out, or rename one: policy.replace(name='another name')"
             )
         found[variant.name] = variant
     if not found:
@@ -82,7 +82,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
 
 @contextmanager
 def policy_active(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
-    """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again, nothing if it did none."""
+    """Make a context with `policy` active, its scoped entries in `model`; it restores what hmp did before."""
     # convert() and not casts(): a handle takes the patches off again
     with convert(policy=policy, model=model), Region("benchmark()", lambda _: PROCESS):
         yield

@@ -1,4 +1,4 @@
-"""compare(): a model's forward and backward under a policy, every op beside float32."""
+"""compare(): a model's forward and backward under a policy, every op compared with float32."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def compare(
     """Compare each op of the model's forward and backward under a policy with float32: alone, and with all that came before.
 
     First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
-    one there, which the float32 beside each op follows. Where it raises, its error has a note of what was compared until then.
+    one there, which the float32 run of each op follows. Where it raises, its error has a note of what was compared until then.
 
-    Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
+    Every op runs as it does without the comparison, on the model itself; in addition it runs in float32 on the same inputs, and in
     float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor that is alive
     at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch and the
     random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled. What is
@@ -63,9 +63,9 @@ def compare(
     Args:
         model: The module. It is called itself, and left as it is.
         batch: What it is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: What it runs under, the loss too. Default: the policy in force here, else what hmp.apply() gave the model, else "autocast".
+        policy: What it runs under, the loss too. Default: the policy active here, else what hmp.apply() gave the model, else "autocast".
         against: Another policy, compared with float32 in the same way; its errors are columns next to the first one's.
-        loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; where there is none, or under
+        loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; without one, or under
             `torch.no_grad()`, only the forward is compared.
         shift: Whether the logits at one place are of the label at the next one, as in causal language models (`Comparison.tokens`).
 
@@ -73,7 +73,8 @@ def compare(
         The comparison of `policy`; with `against` it holds that policy's, `Comparison.against`.
 
     Raises:
-        HmpError: For what is no module, a scripted module, a loss that is no scalar, the same policy twice, and inside another compare().
+        HmpError: For anything but a module, a scripted module, a loss that isn't a scalar, the same policy twice, and inside another
+                compare().
         TypeError: `policy` is a list of policies.
 
     Example:
@@ -91,10 +92,10 @@ def compare(
 
 
 def another(against: Policy, policy: Policy) -> Policy:
-    """Return `against` under a name that is not that of `policy`. HmpError if it is the same policy."""
+    """Return `against` under a name that is not that of `policy`. Raise HmpError if it is the same policy."""
     if against == policy:
         raise HmpError(
-            f"against={against.name!r} is the same policy as {policy.name!r}: leave it out, or change a list or the low dtype, "
+            f"against={against.name!r} is the same policy as {policy.name!r}: leave it out, or change a list or the dtype, "
             "policy.replace(dtype=torch.float16)"
         )
     if against.name != policy.name:
@@ -168,7 +169,7 @@ class _Untouched(NamedTuple):
 
 
 def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None) -> _Untouched:
-    """The forward pass and the loss without hmp."""
+    """Return the forward pass and the loss without hmp."""
     written = changed_since(map(local, _tensors(model, batch)))
     with preserve_state(model, _leaves(model, batch), written), running_uncompiled(), disable_casts():
         before = torch.get_rng_state()
@@ -255,7 +256,7 @@ def _compared(
 
 @contextmanager
 def _saying_what_was_seen(chosen: Policy, statistics: ErrorSums) -> Iterator[None]:
-    """Adds to an error of the model's what was compared until then: the last ops that ran are next to its cause."""
+    """Add to an error of the model's what was compared until then: the last ops that ran are next to its cause."""
     try:
         yield
     except Exception as error:
@@ -272,7 +273,7 @@ def _saying_what_was_seen(chosen: Policy, statistics: ErrorSums) -> Iterator[Non
 
 
 def _device(model: torch.nn.Module) -> str:
-    """Where the model's first parameter or buffer is."""
+    """Return where the model's first parameter or buffer is."""
     return next((tensor.device.type for tensor in (*model.parameters(), *model.buffers())), "cpu")
 
 
@@ -285,7 +286,7 @@ def _check(model: Any, loss: Any) -> None:
 
 
 def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
-    """The scalar that backward starts from, and what it is."""
+    """Return the scalar that backward starts from, and what it is."""
     if loss is not None:
         value, source = loss(output), "forward and backward of the given loss"
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -304,7 +305,7 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
 
 
 def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> str:
-    """Why no backward can start from the loss, and the remedy."""
+    """Return why no backward can start from the loss, and the remedy."""
     cut = "a .detach(), a .item() or a torch.no_grad()"
     without = "call compare() under torch.no_grad()"
     if loss is not None and any(tensor.requires_grad for tensor in each_tensor((output,))):
@@ -341,7 +342,7 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
 
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, list[Tensor]]:
-    """The model's and the batch's tensors by the memory that they stand in, which several may share."""
+    """Return the model's and the batch's tensors by their memory, which several may share."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in _tensors(model, batch):
         by_storage.setdefault(storage_address(tensor), []).append(local(tensor))
@@ -359,7 +360,7 @@ def _leaves(model: torch.nn.Module, batch: Any) -> list[Tensor]:
 
 @contextmanager
 def _knowing_views() -> Iterator[None]:
-    """A stretch without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
+    """Make a context without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
     enabled = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield

@@ -21,8 +21,8 @@ class ErrorRow:
     """One ATen op of one op of the lists, in one module and direction.
 
     `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none;
-    `dtype` that of the results. `isolated` is the error of this op alone, beside float32 on the same inputs; `accumulated` that of its
-    result beside the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
+    `dtype` that of the results. `isolated` is the error of this op alone, against float32 on the same inputs; `accumulated` that of its
+    result against the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
     calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32. `order` is the
     place of its first call among all rows.
     """
@@ -71,7 +71,7 @@ class Comparison:
     the gradients as one vector, None without such a list or without backward: nothing else here is packed.
     `untouched_output` and `untouched_loss` are the relative distances of the model's output and of the loss from those of a float32 run
     that hmp has not touched, whose loss is `untouched_loss_value`: there a model may go another way than under the policy, where it picks
-    a constant or a branch by the dtype, which the float32 beside each op follows. None where `untouched_why_not` says why: the run failed,
+    a constant or a branch by the dtype, which the float32 run of each op follows. None where `untouched_why_not` says why: the run failed,
     or drew random numbers.
     `against` is the comparison of the policy that was given as that, on the same batch with the same random numbers.
 
@@ -195,7 +195,7 @@ class Comparison:
         return lines
 
     def _of_untouched(self) -> list[str]:
-        """A line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
+        """Return a line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
         far = [each for each in (self.untouched_output, self.untouched_loss) if each is not None]
         if not far:
             return [f"  not compared with a run without hmp: {self.untouched_why_not}"] if self.untouched_why_not else []
@@ -211,12 +211,12 @@ class Comparison:
         return lines
 
     def _ends(self) -> str:
-        """The errors of the whole that are known."""
+        """Return the errors of the whole that are known."""
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
         return ", ".join(f"{name} {two_digits(value)}" for name, value in ends if value is not None)
 
     def _why_nothing(self) -> str:
-        """Why no change to the lists is advised."""
+        """Return why no change to the lists is advised."""
         most = next((group for group in self.by_op() if group.share > 0), None)
         if most is None:
             return "no op rounds: there is nothing to move to the FP32 list"
@@ -259,11 +259,11 @@ class ErrorSums:
 
     @property
     def squares(self) -> float:
-        """The sum over all calls of the squared isolated errors."""
+        """Return the sum over all calls of the squared isolated errors."""
         return sum(sums.isolated.squares for sums in self._rows.values())
 
     def rows(self) -> tuple[ErrorRow, ...]:
-        """The rows, the largest isolated error first."""
+        """Return the rows, the largest isolated error first."""
         total = self.squares
         rows = [sums.row(key, total, order) for order, (key, sums) in enumerate(self._rows.items())]
         return tuple(sorted(rows, key=lambda row: (-(row.isolated or 0.0), -row.accumulated, row.op, row.aten, row.module)))
@@ -318,7 +318,7 @@ def _grouped(rows: Iterable[ErrorRow], name: Callable[[ErrorRow], str]) -> list[
 
 
 def paired(groups: list[Group], others: list[Group]) -> list[tuple[Group | None, Group | None]]:
-    """Return each group with the one of its name among the others, and behind them those that are among the others alone."""
+    """Return each group with the one of its name among the others, and after them those that are among the others alone."""
     names = {other.name: other for other in others}
     pairs: list[tuple[Group | None, Group | None]] = [(group, names.pop(group.name, None)) for group in groups]
     return [*pairs, *((None, other) for other in names.values())]

@@ -28,8 +28,9 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """The distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask. Beside such
-    a reference half of that is enough, or half of the largest number of a dtype with less range.
+    """Return the distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask.
+
+    Next to such a reference half of that is enough, or half of the largest number of a dtype with less range.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
@@ -42,7 +43,7 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
 
 
 def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
-    """The relative distance of all tensors as one vector, None for no tensor; each counts by the size of its reference."""
+    """Return the relative distance of all tensors as one vector, None for no tensor; each counts by the size of its reference."""
     errors = sizes = 0.0
     found = False
     for got, reference in pairs:
@@ -54,9 +55,10 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
 
 
 def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float, torch.Tensor]:
-    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements.
+    """Return ||got - reference||, ||reference||, and the reference's real numbers, all without masked elements.
 
-    The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone."""
+    The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone.
+    """
     limits = [min(LARGE, torch.finfo(each.dtype).max) / 2 for each in (got, reference)]
     got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
@@ -74,7 +76,7 @@ def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, f
 
 
 def _infinities(tensor: torch.Tensor, least: float) -> torch.Tensor:
-    """What each element stands for: 1 or -1 for an infinity, which numbers from `least` on are, 2 for NaN, 0 for a number."""
+    """Return what each element stands for: 1 or -1 for an infinity, which numbers from `least` on are, 2 for NaN, 0 for a number."""
     return torch.where(tensor.abs() < least, 0.0, tensor.clamp(-1.0, 1.0).nan_to_num(2.0))
 
 
@@ -85,12 +87,12 @@ def _power_below(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, one in FP8 as float32: torch promotes no FP8 and answers no question about its values."""
+    """Return `tensor`, one in FP8 as float32: torch promotes no FP8 and answers no question about its values."""
     return tensor.float() if tensor.dtype.itemsize == 1 and tensor.is_floating_point() else tensor
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers that a complex tensor holds, two for each element; a real tensor itself."""
+    """Return the numbers that a complex tensor holds, two for each element; a real tensor itself."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -100,7 +102,7 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    """Summed in float64; in float32 within blocks, three times as fast, where that rounds no more than float32 does."""
+    """Return Summed in float64; in float32 within blocks, three times as fast, where that rounds no more than float32 does."""
     norm = torch.linalg.vector_norm
     if tensor.dtype is torch.float32 and tensor.numel() % _BLOCK == 0 and tensor.is_contiguous():
         found = float(norm(norm(tensor.view(-1, _BLOCK), dim=1), dtype=torch.float64))
@@ -110,5 +112,8 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def ratio(error: float, norm: float) -> float:
-    """An error relative to a norm: 0 where there is no error, infinite where there is one and nothing that it could be relative to."""
+    """Return an error relative to a norm.
+
+    0 where there is no error, infinite where there is one and nothing that it could be relative to.
+    """
     return error / norm if norm else math.inf if error else 0.0

@@ -1,7 +1,7 @@
 """Every ATen op that runs, computed again in float32: on its own inputs, and on what float32 would have made of them so far.
 
 A listener below autograd sees the ops of forward and backward with the plain tensors that they run on, so that hmp and torch
-decide as they do without it. Beside each of these tensors, for as long as it lives, stands its reference.
+decide as they do without it. Each of these tensors has its reference, for as long as it lives.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Seen = Callable[[AtenCall, str, torch.dtype, Distance | None, Distance, bool], N
 class Float32Reference(OpOwners):
     """Computes each ATen op once more in float32.
 
-    `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance from the same op in
-    float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in that of the op that it is
-    a part of.
+    `seen` is called with each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance from the same
+    op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in that of the op that
+    it is a part of.
     """
 
     def __init__(self, seen: Seen, guarded: dict[int, list[Tensor]]) -> None:
@@ -55,17 +55,17 @@ class Float32Reference(OpOwners):
         self.written: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
-        """How many references are held."""
+        """Return how many references are held."""
         return len(self._references)
 
     def reference(self, tensor: Tensor) -> Tensor:
-        """The float32 run's counterpart of `tensor`, of a DTensor of this process's part; what no op has made is its own."""
+        """Return the float32 run's counterpart of `tensor`, of a DTensor of this process's part; what no op has made is its own."""
         tensor = local(tensor)
         found = self._known(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
     def end(self, call: Call) -> None:
-        """An op of hmp's has ended: what comes next takes its result as it is, rounded."""
+        """Handle the end of an op of hmp's: what comes next takes its result as it is, rounded."""
         if call.rule is None:
             return
         self._inside.clear()
@@ -76,7 +76,7 @@ class Float32Reference(OpOwners):
             self._casts.pop(tensor, None)
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The op's own result, once it was computed three times."""
+        """Return the op's own result, once it was computed three times."""
         flat = _flat(args, kwargs)
         known = facts(func)
         call = self.owned(known.name)
@@ -112,7 +112,10 @@ class Float32Reference(OpOwners):
         return out
 
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A collective's own result. All processes do it once more with their references, so that one has what came of the others'."""
+        """Return a collective's own result.
+
+        All processes do it once more with their references, so that one has what came of the others'.
+        """
         written = written_by_collective(func, args)
         if is_point_to_point(func):
             for tensor in written:
@@ -131,7 +134,7 @@ class Float32Reference(OpOwners):
         return out
 
     def _is_received(self, known: Facts, args: Any) -> bool:
-        """Whether the op writes the result of a collective that is there: those of gloo write it at each wait."""
+        """Return True if the op writes the result of a collective that is there: those of gloo write it at each wait."""
         if known.name != "copy_" or args[0] not in self._received or args[1] in self._references:
             return False
         return torch.equal(args[0], args[1])
@@ -169,9 +172,10 @@ class Float32Reference(OpOwners):
     def _keep_result(
         self, known: Facts, call: AtenCall, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, first: Any
     ) -> None:
-        """Keeps what the op gives in float32 of the same inputs, and counts how far its own result is from that and from the reference.
+        """Keep what the op gives in float32 of the same inputs, and count how far its own result is from that and from the reference.
 
-        `is_exact`: no input is in a low dtype, so that the op's own result is what float32 gives."""
+        `is_exact`: no input is in a low-precision dtype, so that the op's own result is what float32 gives.
+        """
         is_inside = here.call is not None
         # a product that was computed in float32 is told of where it is rounded (R11), as the kernel's would be
         rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
@@ -206,7 +210,7 @@ class Float32Reference(OpOwners):
                     store[tensor] = exact
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """The reference of `tensor`, and of a view that was made unseen, as a CopiedView is, that of its base in its place."""
+        """Return the reference of `tensor`, and of a view that was made unseen, as a CopiedView is, that of its base in its place."""
         found: Tensor | None = self._references.get(tensor)
         if found is None and tensor._base is not None:
             found = self._in_base(tensor, tensor._base)
@@ -215,7 +219,7 @@ class Float32Reference(OpOwners):
         return found
 
     def _in_base(self, tensor: Tensor, base: Tensor) -> Tensor | None:
-        """The view of the base's reference that `tensor` is of the base, None where there is none."""
+        """Return the view of the base's reference that `tensor` is of the base, or None."""
         whole: Tensor | None = self._references.get(base) if base.dtype is tensor.dtype else None
         if whole is None or whole.stride() != base.stride():
             return None
@@ -247,7 +251,7 @@ class Float32Reference(OpOwners):
         )
 
     def _before_write(self, tensor: Tensor) -> None:
-        """What is written gets a reference of its own, and what is the model's is remembered."""
+        """Give what is written a reference of its own, and remember what is the model's."""
         owners = self._guarded.pop(storage_address(tensor), ())
         self.written.extend((owner, owner.detach().clone()) for owner in owners)
         if self._known(tensor) is not None or not _has_reference(tensor):
@@ -260,7 +264,7 @@ class Float32Reference(OpOwners):
         self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True) if found is None else found
 
     def _take_over(self, out: Any) -> None:
-        """The references of these tensors hold what the tensors hold."""
+        """Copy the values of these tensors into their references."""
         for tensor in _tensors(out):
             if _has_reference(tensor):
                 found = self._references.get(tensor)
@@ -291,7 +295,7 @@ def _has_reference(tensor: Tensor) -> bool:
 
 
 def _flat(args: Any, kwargs: Any) -> list[Any]:
-    """The arguments one by one, those in lists too: an ATen op takes no deeper ones."""
+    """Return the arguments one by one, those in lists too: an ATen op takes no deeper ones."""
     return [each for value in (*args, *kwargs.values()) for each in (value if type(value) in (list, tuple) else (value,))]
 
 
@@ -306,8 +310,7 @@ def _filled(args: Any, kwargs: Any, values: list[Any]) -> tuple[Any, Any]:
 
 
 def _again(func: Any, args: Any, kwargs: Any, state: States | None, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
-    """The tensors that `func` makes of `values` in the place of its arguments, None where torch cannot or they do not fit the ones that
-    were `made`."""
+    """Return the tensors that `func` makes of `values` instead of its arguments; None if torch cannot or they do not fit `made`."""
     args, kwargs = _filled(args, kwargs, values)
     if "half_to_float" in (a.name for a in func._schema.arguments):
         # the flag widens what is low; here nothing is

@@ -1,5 +1,7 @@
-"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table; of a comparison
-with another policy too first the errors of both."""
+"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table.
+
+Of a comparison with another policy too first the errors of both.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,7 @@ def _calls(rows: Sequence[ErrorRow]) -> Section:
 
 
 def _own(row: ErrorRow) -> float:
-    """The largest error of the op by itself, 0 where it is not known."""
+    """Return the largest error of the op by itself, 0 where it is not known."""
     return row.isolated or 0.0
 
 
@@ -228,7 +230,10 @@ def _figure(rows: Sequence[ErrorRow], low: str, direction: str) -> Figure | None
 
 
 def _median(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The points with the median of four neighbours on each side: by-products such as a norm's statistics err more than what goes on."""
+    """Return the points with the median of four neighbours on each side.
+
+    By-products such as a norm's statistics err more than what goes on.
+    """
     return [(x, statistics.median(y for _, y in points[max(at - 4, 0) : at + 5])) for at, (x, _) in enumerate(points)]
 
 
@@ -265,19 +270,19 @@ def _percent(value: float) -> str:
 
 
 def _advices(comparison: Comparison) -> list[dict[str, Any]]:
-    """The ops that are worth a try on the FP32 list, with the lines to change, and where they err most."""
+    """Return the ops that are worth a try on the FP32 list, with the lines to change, and where they err most."""
     found = []
     for name, squares in comparison.advice[:_TOP]:
         own = [row for row in comparison.rows if row.op == name]
         changes = [("-", f"{cast}.txt") for cast in ("bf16", "promote") if any(row.listed == cast for row in own)] + [("+", "fp32.txt")]
         if any(row.listed == "fp8" for row in own):
-            changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low dtype is tried before float32
+            changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low-precision dtype is tried before float32
         found.append({"op": name, "share": squares, "changes": changes, "worst": max(own, key=_own, default=None)})
     return found
 
 
 def _worst_ops(rows: Sequence[ErrorRow]) -> list[ErrorRow]:
-    """The ops whose own error is largest, one line for each dtype and direction, with where it is."""
+    """Return the ops whose own error is largest, one line for each dtype and direction, with where it is."""
     found: dict[tuple[str, str, str], ErrorRow] = {}
     for row in rows:
         kept = found.get((row.op, row.direction, row.dtype))

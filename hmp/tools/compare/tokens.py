@@ -70,7 +70,7 @@ def distance_of_tokens(
 
 
 def token_distance(logits: Tensor, reference: Tensor, tokens: Tensor, where: Tensor, of: str) -> TokenDistance | None:
-    """Return the distance of the log-probabilities of the `tokens` that stand `where` the mask is True, None where it is nowhere."""
+    """Return the distance of the log-probabilities of the `tokens` that are `where` the mask is True, None where it is nowhere."""
     errors, exact, divergences = [], [], []
     rows = where.flatten().nonzero()[:, 0]
     for part in rows.split(max(1, _CHUNK // logits.shape[-1])) if len(rows) else ():

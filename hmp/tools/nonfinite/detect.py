@@ -18,7 +18,7 @@ from .watcher import NonfiniteFinder
 
 
 class Findings(list[Finding]):
-    """What a region has found so far, in order; one for each op and line."""
+    """What a context has found so far, in order; one for each op and line."""
 
 
 def detect_nonfinite(
@@ -48,7 +48,7 @@ def detect_nonfinite(
 
     Raises:
         NonFiniteError: With `.finding`, where the op ran.
-        HmpError: For another `on_find`, and for what is no list of names.
+        HmpError: For another `on_find`, and for anything but a list of names.
 
     Example:
         >>> x = torch.zeros(2)

@@ -21,7 +21,7 @@ from ..explain import Rule, explain
 from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)
-_NARROW = ("fp8", "bf16")  # the lists whose results are in the low dtype
+_NARROW = ("fp8", "bf16")  # the lists whose results are in the low-precision dtype
 Kind = Literal["op", "data", "parameter"]
 
 
@@ -43,7 +43,7 @@ class Values(NamedTuple):
 
 
 def values(tensor: torch.Tensor) -> Values:
-    """`tensor` in short."""
+    """Return `tensor` in short."""
     given = widened(tensor.detach())
     finite = given[torch.isfinite(given)]
     real = torch.view_as_real(finite) if finite.is_complex() else finite
@@ -100,7 +100,7 @@ class Finding:
 def find(
     call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = ""
 ) -> Finding:
-    """The finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
+    """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
     owner, place = call.owner, call.owner.place
     op = owner.op
     written = {id(t) for t in outputs}
@@ -135,7 +135,7 @@ _DATA = {
 
 
 def _explained(op: str, owner: Owner) -> Rule | None:
-    """What explain() says, None for what is no op of a list."""
+    """Return what explain() says, None for an unlisted op."""
     if owner.policy is None:
         return None
     for name in (op, op.strip("_")):
@@ -163,7 +163,7 @@ def _in_place(owner: Owner) -> bool:
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
+    """Return True if few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
     return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
 
 
@@ -191,7 +191,7 @@ def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
 
 
 def _moved(explained: Rule, policy: Policy, wider: str) -> str:
-    """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+    """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
     entry, at, scope = (explained.listed_as or "").partition(" @ ")
     listed = explained.listed_as if explained.cast in _NARROW and entry != EVERY_OP else None
     # there is no einsum.autocast on an FP32 list

@@ -35,9 +35,11 @@ _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the NaN or Inf in some memory comes from: written by the user, unwritten memory, a finding that was reported, waits for the
-    GradScaler, is not yet known to matter or is still inside what made it, or what came in from outside. `received` is memory that a
-    collective wrote."""
+    """Where the NaN or Inf in some memory comes from.
+
+    Written by the user, unwritten memory, a finding that was reported, waits for the GradScaler, is not yet known to matter or is still
+    inside what made it, or what came in from outside. `received` is memory that a collective wrote.
+    """
 
     kind: Literal["written", "unwritten", "reported", "waiting", "pending", "inside", "outside"]
     finding: Finding | None = None
@@ -47,8 +49,10 @@ class Origin:
 
 @dataclass(eq=False)
 class Held:
-    """A finding inside a call or an autograd node that has not ended; whether it is one for the GradScaler, stands in memory that was
-    written in place, and was computed with, as in `1 / inf`."""
+    """A finding inside a call or an autograd node that has not ended.
+
+    Whether it is one for the GradScaler, depends on memory that was written in place, and was computed with, as in `1 / inf`.
+    """
 
     finding: Finding
     waits: bool
@@ -77,12 +81,12 @@ class NonfiniteFinder(OpOwners):
         self._unrounded: tuple[Tensor, Facts, list[Tensor]] | None = None
 
     def close(self) -> None:
-        """The region ends: what waited for a GradScaler that did not come is a finding."""
+        """Handle the end of the context: what waited for a GradScaler that did not come is a finding."""
         self._unit_ended()
         self._settle(skipped=False)
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The op's own result, which was looked at."""
+        """Return the op's own result, which was looked at."""
         known = facts(func)
         call = self.owned(known.name)
         unit = call.node if call.node is not None and not call.by_user else here.function
@@ -131,7 +135,7 @@ class NonfiniteFinder(OpOwners):
             self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
 
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
+        """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
         origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
         out = run_collective(func, args, kwargs, run)
@@ -190,7 +194,7 @@ class NonfiniteFinder(OpOwners):
     # Units: a torch function or a node of autograd's that masks what its own steps made, such as the norm of a zero, made nothing
 
     def end(self, call: Call) -> None:
-        """A call of a torch function has ended."""
+        """Handle the end of a call of a torch function."""
         if call.rule is not None or call.error is not None:
             return
         if self._held:
@@ -198,13 +202,15 @@ class NonfiniteFinder(OpOwners):
         self._unit = None
 
     def _unit_ended(self) -> None:
-        """A node ended, or what is no unit: what is still in memory came out."""
+        """Handle the end of a node, or of anything but a unit: what is still in memory came out."""
         if self._held:
             self._judge({id(each.finding) for each in self._held})
 
     def _judge(self, came_out: set[int]) -> None:
-        """The findings held so far are decided: those that were used, and those in `came_out` or in memory written in place that are
-        still in memory."""
+        """Decide the findings held so far.
+
+        Those that were used count, and those in `came_out` or in memory written in place that are still in memory.
+        """
         held, self._held = self._held, []
         alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
         matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
@@ -233,7 +239,7 @@ class NonfiniteFinder(OpOwners):
                 del self._origins[memory_of(storage_of(tensor))]
 
     def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
-        """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
+        """Return True if an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
         rule = call.owner.rule
         if known.name == "_to_copy" and rule is not None and takes_masks(rule):
             return True  # hmp puts the finite extreme in its place (R12)
@@ -244,7 +250,7 @@ class NonfiniteFinder(OpOwners):
     def _handed_on(
         self, call: AtenCall, known: Facts, inputs: list[Tensor], bad: list[Tensor], odd: list[Tensor], nan_of_inf: bool, nan_came: bool
     ) -> None:
-        """An argument was not finite: the op is no finding, but what it got may be."""
+        """Handle an argument that was not finite: the op isn't a finding, but what it got may be."""
         origins = [(t, self._origin(t)) for t in bad]
         origin = next((o for _, o in origins if o is not None and o.finding is not None), None)
         if origin is None:
@@ -286,7 +292,7 @@ class NonfiniteFinder(OpOwners):
     # The GradScaler
 
     def _scaler_ran(self, name: str, args: Any) -> None:
-        """An op of the scaler's ran; `_amp_update_scale_(scale, growth_tracker, found_inf, ...)` is told whether steps were skipped."""
+        """Handle an op of the scaler's: `_amp_update_scale_(scale, growth_tracker, found_inf, ...)` gets whether steps were skipped."""
         if name != "_amp_update_scale_":
             return
         scale, _, found = args[:3]
@@ -332,7 +338,7 @@ class NonfiniteFinder(OpOwners):
                     self._of_integers[tensor] = True
 
     def _name(self, tensor: Tensor) -> str:
-        """What the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
+        """Return what the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
         address = storage_address(tensor)
         root = modules.root
         if root is not None and address:
@@ -368,12 +374,12 @@ def _has_nan(tensor: Tensor) -> bool:
 
 
 def _at_pole(known: Facts, inputs: list[Tensor]) -> bool:
-    """Whether a division by an exact zero, or the like, made the Inf: no loss scale did."""
+    """Return True if a division by an exact zero, or the like, made the Inf: no loss scale did."""
     return known.name in _POLES and bool((inputs[-1] == 0).any())
 
 
 def _inside_scaler() -> bool:
-    """Whether GradScaler.scale() is running."""
+    """Return True if GradScaler.scale() is running."""
     frame: Any = sys._getframe(2)
     for _ in range(12):
         if frame is None:

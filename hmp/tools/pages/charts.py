@@ -49,7 +49,7 @@ def error_by_depth(
 ) -> Figure:
     """Return relative errors against the order of the calls, on a logarithmic scale.
 
-    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what stands side by side.
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what is drawn side by side.
     """
     drawing, axes = _axes(3.4, across, "relative error")
     for line in lines:
@@ -88,7 +88,7 @@ class Point:
 def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | None) -> Figure:
     """Return how much worse each trial is against what it costs; a dashed line where the tolerance ends, and one along the best trade-offs.
 
-    What fits is a dot and what does not is a cross, so that they are told apart without colours; what has a name is in a frame of its
+    What fits is a dot and what does not is a cross, so that they differ without colours; what has a name is in a frame of its
     own, what was chosen in a thick one.
     """
     drawing, axes = _axes(4.2, cost, worse)

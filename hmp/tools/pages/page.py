@@ -24,9 +24,11 @@ _COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, and how it looks. `kind` is "text", "code", "op", "module", "place", "number", "chips", "flow", "bar" or
-    "why"; `value` is what a number sorts by; `dtypes` are those of chips, of a flow three of them; `shares` are a bar's colours, each with
-    the percentage of the cell's width."""
+    """A cell of a table: its text, and how it looks.
+
+    `kind` is "text", "code", "op", "module", "place", "number", "chips", "flow", "bar" or "why"; `value` is what a number sorts by;
+    `dtypes` are those of chips, of a flow three of them; `shares` are a bar's colours, each with the percentage of the cell's width.
+    """
 
     text: str = ""
     kind: str = "text"
@@ -107,7 +109,7 @@ def colour_class(name: str) -> str:
 
 
 def place_text(row: Any) -> str:
-    """Return the file's name and the line of a row, "-" where there is none."""
+    """Return the file's name and the line of a row, "-" if it has none."""
     return f"{row.file.replace(chr(92), '/').rpartition('/')[2]}:{row.line}" if row.file else "-"
 
 
@@ -129,8 +131,10 @@ def amount(value: int) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `columns` are names, those of numbers with a `>` before them. One with a `filter` has a field that filters its rows, and a
-    choice among `choices`, which `groups` gives for each row."""
+    """A table. `columns` are names, those of numbers with a `>` before them.
+
+    One with a `filter` has a field that filters its rows, and a choice among `choices`, which `groups` gives for each row.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -147,7 +151,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; what stands between backquotes is code."""
+    """Return a paragraph; text between backquotes is code."""
 
     text: str
     is_soft: bool = False
@@ -167,7 +171,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of texts; as notes it stands out."""
+    """Return a list of texts; as notes it is highlighted."""
 
     items: Sequence[str]
     is_notes: bool = False
@@ -266,7 +270,7 @@ class Page:
         """Return the page; what its values hold is text, and is escaped."""
 
         def breakable(text: str) -> Any:
-            """A long name may go on in the next line after a dot or an underscore, and between the words of a class's name."""
+            """Let a long name go on in the next line after a dot or an underscore, and between the words of a class's name."""
             return markupsafe.Markup(re.sub(r"(?<=[._])|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
 
         def coded(text: str) -> Any:

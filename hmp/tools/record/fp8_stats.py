@@ -16,8 +16,9 @@ _PENDING = 512  # tensors whose figures wait on the device: to read one waits fo
 
 @dataclass(frozen=True)
 class Fp8Row:
-    """The tensors that were quantised for the products of one op in one module, in one role: "input" (the left operand), "weight" (the
-    right one) or "grad" (the result's gradient).
+    """The tensors that were quantised for the products of one op in one module, in one role.
+
+    "input" (the left operand), "weight" (the right one) or "grad" (the result's gradient).
 
     Of `tensors` tensors: `amax` is the largest finite magnitude, `least_scale` and `greatest_scale` the range of the scales (a value is a
     number in the format times its scale), `saturated` and `flushed` the mean shares of elements at the format's largest number, and of
@@ -36,7 +37,7 @@ class Fp8Row:
 
 
 class Fp8Rows:
-    """Adds up what is told of each quantised tensor, in any thread."""
+    """Adds up the reports of each quantised tensor, from any thread."""
 
     def __init__(self) -> None:
         self._lock = fork_safe.RLock()
@@ -44,7 +45,7 @@ class Fp8Rows:
         self._rows: list[Fp8Row] = []
 
     def quantised(self, op: str, module: str, statistics: Statistics) -> None:
-        """Notes what quantising did to an operand."""
+        """Note what quantising did to an operand."""
         if not has_values(statistics.amax) or not has_storage(statistics.amax) or not in_plain_autograd():
             return  # a meta or fake tensor, or one that stands for several (vmap): it has no figures
         with self._lock:
@@ -53,7 +54,7 @@ class Fp8Rows:
                 self._read()
 
     def rows(self) -> list[Fp8Row]:
-        """What was told so far, in the order of first uses."""
+        """Return the reports so far, in the order of first uses."""
         with self._lock:
             self._read()
             return list(self._rows)
@@ -64,6 +65,6 @@ class Fp8Rows:
 
 
 def merged(rows: Iterable[Fp8Row]) -> list[Fp8Row]:
-    """The rows with those of one op, module and role taken together, as of several ranks."""
+    """Return the rows with those of one op, module and role taken together, as of several ranks."""
     means = dict.fromkeys(("saturated", "flushed"), "tensors")
     return group_rows(rows, ("op", "module", "role"), {"tensors": sum, "amax": max, "least_scale": min, "greatest_scale": max, **means})

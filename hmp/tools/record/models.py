@@ -1,4 +1,4 @@
-"""What a call of a model keeps for backward: autograd's graph of what it returned, read without a hook that would change the call."""
+"""What a call of a model saves for backward: autograd's graph of what it returned, read without a hook that would change the call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Checkpointed = list[tuple[str, object, int]]  # what checkpoints keep: the modul
 
 
 def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks, checkpointed: Checkpointed) -> dict[str, int] | None:
-    """The bytes that a call of `module` keeps, by the path of the module that ran; None where autograd recorded nothing of it.
+    """Return the bytes that a call of `module` keeps, by the path of the module that ran; None where autograd recorded nothing of it.
 
     Each storage counts once, for the first module that keeps it; those of parameters and buffers do not.
     """
@@ -62,7 +62,7 @@ def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks, checkp
 
 
 def _nodes(output: Any, first: int) -> set[Any]:
-    """The nodes, from the one numbered `first` on, that backward would run for what a call returned."""
+    """Return the nodes, from the one numbered `first` on, that backward would run for what a call returned."""
     found: set[Any] = set()
     # tensors may also be the attributes of an object that was returned
     todo = [_made_by(tensor) for tensor in each_tensor((output, getattr(output, "__dict__", {})))]
@@ -75,7 +75,7 @@ def _nodes(output: Any, first: int) -> set[Any]:
 
 
 def _made_by(tensor: Tensor) -> Any:
-    """The node that the tensor comes from; None where there is none, or where torch refuses it: a view whose base was written since."""
+    """Return the node that the tensor comes from; None without one, or if torch refuses it: a view whose base was written since."""
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -87,7 +87,7 @@ def _number(node: Any) -> int:
 
 
 def _saved(node: Any, names: list[str]) -> Iterator[Any]:
-    """What the node saved, or what a hook of the user's made of it: the hook that would give it back is not called."""
+    """Yield what the node saved, or what a hook of the user's made of it: the hook that would give it back is not called."""
     for name in names:
         try:
             values = getattr(node, name)
@@ -98,7 +98,7 @@ def _saved(node: Any, names: list[str]) -> Iterator[Any]:
 
 
 def _storage(tensor: Tensor) -> tuple[object, int]:
-    """What tells the tensor's memory from others, and its bytes."""
+    """Return what identifies the tensor's memory, and its bytes."""
     if has_values(tensor) and has_storage(tensor):
         storage = storage_of(tensor)
         return memory_of(storage), storage.nbytes()
@@ -107,13 +107,15 @@ def _storage(tensor: Tensor) -> tuple[object, int]:
 
 @dataclass(frozen=True)
 class Model:
-    """An outermost module with parameters that was called: the name of its class, `count` of them with such parameters, and of one the
-    numbers of its parameters by dtype, of those to be trained, and their bytes.
+    """An outermost module with parameters that was called.
 
-    `kept` are the bytes that its first call that autograd recorded keeps for backward, by the path of the module that ran: each storage
-    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low dtype not. Of a checkpoint its inputs
-    count. None where there was no such call, or torch does not tell. What other hooks for saved tensors keep themselves, C++ extensions,
-    and changes in place of views is not seen.
+    The name of its class, `count` of them with such parameters, and of one the numbers of its parameters by dtype, of those to be trained,
+    and their bytes.
+
+    `kept` are the bytes that its first call that autograd recorded saves for backward, by the path of the module that ran: each storage
+    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low-precision dtype not. Of a checkpoint
+    its inputs count. None without such a call, or if torch does not show it. What other hooks for saved tensors keep themselves, C++
+    extensions, and changes in place of views is not seen.
     """
 
     name: str
@@ -125,18 +127,18 @@ class Model:
 
     @property
     def size(self) -> int:
-        """The number of its parameters."""
+        """Return the number of its parameters."""
         return sum(self.parameters.values())
 
     @property
     def dtypes(self) -> str:
-        """The dtypes of its parameters, with how many are of which where there are several."""
+        """Return the dtypes of its parameters, with how many are of which where there are several."""
         parts = self.parameters.items()
         return ", ".join(f"{number:,} {dtype}" for dtype, number in parts) if len(parts) > 1 else "".join(self.parameters)
 
     @property
     def kept_bytes(self) -> int:
-        """What a call of it keeps, in all its modules."""
+        """Return what a call of it keeps, in all its modules."""
         return sum((self.kept or {}).values())
 
 
@@ -150,7 +152,7 @@ class Share:
 
 
 def shares(kept: Mapping[str, int]) -> list[Share]:
-    """What a call keeps by module, layers that are repeated taken together, most bytes first."""
+    """Return what a call keeps by module, layers that are repeated taken together, most bytes first."""
     found: dict[str, list[str]] = {}
     for path in kept:
         found.setdefault(pattern(path), []).append(path)
@@ -159,13 +161,16 @@ def shares(kept: Mapping[str, int]) -> list[Share]:
 
 
 def pattern(path: str) -> str:
-    """The path of a module with `*` for its numbers, by which it is known as one of several layers; of one that is only numbered itself."""
+    """Return the path of a module with `*` for its numbers, by which it is known as one of several layers.
+
+    Of one that is only numbered itself.
+    """
     parts = path.split(".")
     return path if all(map(str.isdecimal, parts)) else ".".join("*" if part.isdecimal() else part for part in parts)
 
 
 def merge_models(models: Iterable[Model]) -> list[Model]:
-    """The models of several recordings: those of one class with the same parameters are the same ones."""
+    """Return the models of several recordings: those of one class with the same parameters are the same ones."""
     found: list[Model] = []
     for model in models:
         for at, known in enumerate(found):
@@ -192,14 +197,14 @@ class RunningModels(Listener):
         self._places: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
     def entered(self, module: torch.nn.Module) -> None:
-        """Begins to follow the call of an outermost module, and notes where each other one begins."""
+        """Begin to follow the call of an outermost module, and note where each other one begins."""
         if modules.around is None:
             self._followed.marks = [] if self._is_to_be_followed(module) else None
             self._followed.checkpointed = []
         self._mark(modules.path)
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """Notes where a module ends, and of an outermost one what the call keeps for backward."""
+        """Note where a module ends, and of an outermost one what the call saves for backward."""
         around = modules.around
         if around is not None:
             self._mark(around)
@@ -215,7 +220,7 @@ class RunningModels(Listener):
                 self.found[place] = replace(self.found[place], kept=kept)
 
     def checkpointed(self, inputs: Sequence[Tensor]) -> None:
-        """Notes what a checkpoint keeps."""
+        """Note what a checkpoint keeps."""
         if getattr(self._followed, "marks", None) is not None:
             kept = [each for each in inputs if not (each.is_leaf and each.requires_grad)]
             self._followed.checkpointed += [(modules.path, *_storage(each)) for each in kept]
@@ -226,7 +231,7 @@ class RunningModels(Listener):
             marks.append((sequence_number(), path))
 
     def _is_to_be_followed(self, module: torch.nn.Module) -> bool:
-        """Whether the call may be the first one of the model that autograd records."""
+        """Return True if the call may be the first one of the model that autograd records."""
         if packed is None or not torch.is_grad_enabled() or graph_task() >= 0 or not in_plain_autograd():
             return False
         place = self._places.get(module)

@@ -1,4 +1,4 @@
-"""Compares each call that is recorded with the line of its list: what it asks for, what ran, and who made the difference."""
+"""Compares each recorded call with its entry: what it asks for, what ran, and who made the difference."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ from .violations import Violation, together
 
 
 class Overrider(NamedTuple):
-    """`kind` is "region" (an enabled region of torch.autocast), "island" (a disabled one), "disable_casts", "outside" (of an applied
-    model's calls) or "backward"; `words` say which, with the line that opened a region."""
+    """What overrode a list.
+
+    `kind` is "region" (an enabled torch.autocast context), "island" (a disabled one), "disable_casts", "outside" (of an applied model's
+    calls) or "backward"; `words` say which, with the line that opened a context.
+    """
 
     kind: str
     words: str
 
 
 def over_casts() -> Overrider | None:
-    """Who casts once more what hmp has cast: a region of torch.autocast; None for nobody."""
+    """Who casts once more what hmp has cast: a torch.autocast context; None for nobody."""
     return Overrider("region", f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
 
 
 def overridden(running: Iterable[torch.nn.Module]) -> Any:
-    """The policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
+    """Return the policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
     here = state.current_state()
     return module_calls.policy_if_casts_were_on(here, running) if isinstance(here, Off) else None
 
@@ -53,8 +56,10 @@ class AppliedParts:
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module] | None] = weakref.WeakKeyDictionary()
 
     def model_of(self, running: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, Any] | None:
-        """The applied model that the innermost of the modules `running`, outermost first, is a part of, and the policy that would be in
-        force in that part inside a call of the model; None without one."""
+        """Return the applied model that holds the innermost of the modules `running`, outermost first, or None.
+
+        With it comes the policy that would be active in that part inside a call of the model.
+        """
         if self._changes != module_calls.changes():
             self._models.clear()
             self._changes = module_calls.changes()
@@ -76,7 +81,7 @@ def outside_of(model: torch.nn.Module) -> Overrider:
 
 
 def is_around_a_forward() -> bool:
-    """Whether a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
+    """Return True if a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
     steps = list(around_models.frames(sys._getframe(1), around_models.CALLS))
     torchs = (i for i, step in enumerate(steps) if step.code.co_filename == around_models.TORCHS)
     called = next(torchs, None)
@@ -84,7 +89,7 @@ def is_around_a_forward() -> bool:
 
 
 def in_place_of_casts() -> Overrider | None:
-    """Who has switched casts off; None where they are on, and where hmp did for torch's own code (R8, R15): no list speaks of that."""
+    """Return who has switched casts off; None if they are on, or hmp did for torch's own code (R8, R15), which no list covers."""
     here = state.current_state()
     if isinstance(here, autocast.Paused):
         return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
@@ -108,8 +113,8 @@ Given = tuple[Any, ...]  # the arguments of a call
 class RoundedBefore:
     """Which inputs of a recorded op were rounded by somebody else than hmp.
 
-    Until an op has first made a low dtype of float32, every tensor in a low dtype came so. From then on such a tensor may be of hmp's
-    making; what a module's hook or a wrapper around a model (FSDP2, DeepSpeed) casts is not, and is noted.
+    Until an op has first made a low-precision dtype of float32, every tensor in a low-precision dtype came so. From then on such a tensor
+    may be of hmp's making; what a module's hook or a wrapper around a model (FSDP2, DeepSpeed) casts is not, and is noted.
     """
 
     def __init__(self) -> None:
@@ -128,7 +133,7 @@ class RoundedBefore:
             self._others[result] = True
 
     def before(self, given: tuple[Any, ...], result: Any) -> tuple[str, str]:
-        """The low dtype that a weight or an input of the call came in, and which of them it was in words; "" for none."""
+        """Return the low-precision dtype that a weight or an input of the call came in, and which of them it was in words; "" for none."""
         results = list(each_tensor((result,)))
         lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
         for tensor in lows:
@@ -149,7 +154,8 @@ def _is_any_low(result: Any) -> bool:
 class OverrideRecorder:
     """Notes the calls that ran otherwise than the BF16, FP32 or FP8 list says; in any thread.
 
-    A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
+    A line of the FP8 list is followed by the low-precision dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the
+    inputs.
     """
 
     def __init__(self, places: BoundedPlaces) -> None:
@@ -162,12 +168,12 @@ class OverrideRecorder:
         self._parts = AppliedParts()
 
     def found(self) -> list[Violation]:
-        """What was noted so far, most calls first."""
+        """Return what was noted so far, most calls first."""
         with self._lock:
             return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
 
     def decided(self, call: Call, rule: OpRule, given: Given) -> None:
-        """A call of an op that hmp decided by `rule`."""
+        """Note a call of an op that hmp decided by `rule`."""
         policy, given_by_user = call.here.policy, call.here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
@@ -180,19 +186,19 @@ class OverrideRecorder:
         self.rounded.notice(given, call.result)
 
     def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
-        """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
+        """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before."""
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
             self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded_before", words))
 
     def past(self, call: Call) -> None:
-        """A call of torch's own function by a name that Python code took before."""
+        """Note a call of torch's own function by a name that Python code took before."""
         overrider = Overrider("bypassed", "a name that was taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:
-        """A call where no casts are in force."""
+        """Note a call where no casts are active."""
         op, got, given, result = call.op, call.computed, call.given, call.result
         if not state.current_state().disabled:
             self._outside_of_calls(op, got, given, result)
@@ -211,7 +217,7 @@ class OverrideRecorder:
                 self._note(op, *violated[0], got, overrider)
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
-        """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
+        """Note a call without an active policy. In a submodule of an applied model somebody called a part of it, or another method."""
         running = modules.running
         found = self._parts.model_of(running) if running else None
         if found is not None:
@@ -219,7 +225,7 @@ class OverrideRecorder:
             self._check(policy, op, got, outside_of(model), given, result)
 
     def _is_torchs(self) -> bool:
-        """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
+        """Return True if torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
             if frame.f_code is RUNS_BACKWARD:
@@ -228,7 +234,7 @@ class OverrideRecorder:
         return False
 
     def begin_backward(self) -> None:
-        """A call of backward(): inside a region of torch.autocast it is cast in, too."""
+        """Note a call of backward() inside a torch.autocast context, which casts there, too."""
         region = over_casts()
         if region is not None and self._listed:
             self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
@@ -239,7 +245,7 @@ class OverrideRecorder:
             self._note(op, *found, got, overrider)
 
     def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
-        """The line that the call did not follow, and the dtype that it asks for; None where there is none."""
+        """Return the line that the call did not follow, and the dtype that it asks for; or None."""
         entry = self._entry(policy, op)
         if entry is None or entry.cast == "promote" or not got:
             return None
@@ -271,5 +277,5 @@ class OverrideRecorder:
 
 
 def _is_asked(given: tuple[Any, ...]) -> bool:
-    """Whether `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
+    """Return True if `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
     return any(type(value) is torch.dtype and value.is_floating_point for value in given)

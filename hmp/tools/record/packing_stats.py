@@ -1,4 +1,4 @@
-"""What ops kept for backward packed, by op and module."""
+"""What ops saved for backward packed, by op and module."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .rows import group_rows
 
 @dataclass(frozen=True)
 class PackingRow:
-    """What one op in one module kept for backward where the policy has it packed, weights apart.
+    """What one op in one module saved for backward where the policy has it packed, weights apart.
 
-    `tensors` were kept, each memory once, of `nbytes` bytes; `left` of these were held behind packing. That is all of what is integer,
-    small or a statistic, or was held by others until the end, and nothing of a weight's low-precision copy, which backward makes again.
-    `error` is the root of what packing changed over that of the numbers themselves, each squared and summed, in the first 65,536 of each
-    tensor; `seconds` were spent in packing and unpacking, as the threads saw them.
+    `tensors` were kept, each memory once, of `nbytes` bytes; `left` of these were held in addition to packing. That is all of what is
+    integer, small or a statistic, or was held by others until the end, and nothing of a weight's low-precision copy, which backward makes
+    again. `error` is the root of what packing changed over that of the numbers themselves, each squared and summed, in the first 65,536 of
+    each tensor; `seconds` were spent in packing and unpacking, as the threads saw them.
     """
 
     op: str
@@ -34,7 +34,7 @@ class PackingRow:
 
 
 class PackingRows(Listener):
-    """Adds up what is told of packed tensors, in any thread. `module` gives the module whose call is running."""
+    """Adds up the reports of packed tensors, from any thread. `module` gives the module whose call is running."""
 
     def __init__(self, module: Callable[[], str] = lambda: modules.path) -> None:
         self._module = module
@@ -42,13 +42,13 @@ class PackingRows(Listener):
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:
-        """Counts what an op keeps."""
+        """Count what an op keeps."""
         key = op, self._module()
         self._add(key, 1, nbytes, left)
         return key
 
     def changed(self, about: tuple[str, str], saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Counts what packing or unpacking it did."""
+        """Count what packing or unpacking it did."""
         self._add(about, 0, 0, -saved, sum(each[0] for each in errors), sum(each[1] for each in errors), seconds)
 
     def _add(self, key: tuple[str, str], *values: float) -> None:
@@ -58,7 +58,7 @@ class PackingRows(Listener):
                 sums[i] += value
 
     def rows(self) -> list[PackingRow]:
-        """What was told so far, in the order of first uses."""
+        """Return the reports so far, in the order of first uses."""
         with self._lock:
             return [
                 PackingRow(op, module, tensors, nbytes, left, math.sqrt(changed / numbers) if numbers else 0.0, seconds)
@@ -67,5 +67,5 @@ class PackingRows(Listener):
 
 
 def merged(rows: Iterable[PackingRow]) -> list[PackingRow]:
-    """The rows with those of one op and module taken together, as of several ranks; their error is the mean by bytes."""
+    """Return the rows with those of one op and module taken together, as of several ranks; their error is the mean by bytes."""
     return group_rows(rows, ("op", "module"), {**dict.fromkeys(("tensors", "nbytes", "left", "seconds"), sum), "error": "nbytes"})

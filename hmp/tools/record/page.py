@@ -348,19 +348,19 @@ class Branch:
     hidden: int = 0  # lines below it that the page leaves out
 
     def walk(self) -> Iterator[Branch]:
-        """The branch and all below it."""
+        """Yield the branch and all below it."""
         yield self
         for branch in self.branches.values():
             yield from branch.walk()
 
     @property
     def lines(self) -> int:
-        """The lines that unfolding it adds."""
+        """Return the lines that unfolding it adds."""
         return len(self.branches) + len(self.rows)
 
 
 def tree(rows: Iterable[Row]) -> Branch:
-    """The modules of `rows` as a tree in the order of their first calls; the part with most cast time is unfolded."""
+    """Return the modules of `rows` as a tree in the order of their first calls; the part with most cast time is unfolded."""
     root = Branch("all modules", "", open=True)
     for row in rows:
         branch = root
@@ -399,7 +399,7 @@ def _unfold(root: Branch) -> None:
 
 
 def _cut(root: Branch) -> None:
-    """Leaves out the lines of ops with the least time where there are too many, and then the innermost modules."""
+    """Leave out the lines of ops with the least time where there are too many, and then the innermost modules."""
     order = sorted((row for branch in root.walk() for row in branch.rows), key=lambda row: -row.seconds)
     modules = sum(1 for _ in root.walk())
     kept = {id(row) for row in order[: max(TREE_LINES - modules, TREE_LINES // 4)]}
@@ -431,12 +431,12 @@ class OpBar:
 
     @property
     def total(self) -> float:
-        """All its seconds."""
+        """Return all its seconds."""
         return sum(self.seconds.values()) + self.cast_seconds
 
 
 def op_bars(rows: Iterable[Row]) -> list[OpBar]:
-    """The ops with most time, most first; those that are left are one bar, "n others"."""
+    """Return the ops with most time, most first; those that are left are one bar, "n others"."""
     bars = sorted(_bars(rows, lambda row: row.op), key=lambda bar: (-bar.total, -sum(bar.calls.values())))
     if len(bars) <= _BARS + 1:
         return bars
@@ -465,7 +465,7 @@ class TimePart:
 
 
 def parts(rows: Iterable[Row]) -> list[TimePart]:
-    """Where the time went: into ops by compute dtype, and into casts."""
+    """Return where the time went: into ops by compute dtype, and into casts."""
     found: dict[str, float] = {}
     for row in rows:
         dtype = row.compute or "other"
@@ -475,18 +475,18 @@ def parts(rows: Iterable[Row]) -> list[TimePart]:
 
 
 def cast_places(report: Report) -> list[Row]:
-    """The lines of the program that spent most time in casts."""
+    """Return the lines of the program that spent most time in casts."""
     return [row for row in report.grouped("line", "cast_seconds")[:_PLACES] if row.casts]
 
 
 def modules_of(report: Report, row: Row) -> str:
-    """The modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
+    """Return the modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
     known = [getattr(row, name) for name in GROUPS["line"]]
     return in_short(each.module for each in report.rows if [getattr(each, name) for name in GROUPS["line"]] == known)
 
 
 def in_short(modules: Iterable[str]) -> str:
-    """The names of modules, those that differ in a number taken together."""
+    """Return the names of modules, those that differ in a number taken together."""
     found: dict[str, set[str]] = {}
     for path in modules:
         found.setdefault(pattern(path), set()).add(path)
@@ -504,7 +504,7 @@ def verdict(report: Report, sums: Row) -> str:
 
 
 def headline(report: Report) -> str:
-    """Which op, and which line, spent most time in casts; "" where none was made."""
+    """Return which op, and which line, spent most time in casts; "" where none was made."""
     ops = sorted(_bars(report.rows, lambda row: row.op), key=lambda bar: -bar.cast_seconds)
     whole = sum(bar.cast_seconds for bar in ops)
     if not whole:
@@ -522,7 +522,7 @@ def headline(report: Report) -> str:
 
 
 def never_called(report: Report) -> dict[str, list[str]]:
-    """The listed names that were never called, by list."""
+    """Return the listed names that were never called, by list."""
     never = set(report.never_called)
     found = {}
     for cast in ("bf16", "fp32", "promote"):

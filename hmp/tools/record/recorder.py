@@ -29,7 +29,7 @@ _compiling = torch.compiler.is_compiling
 
 
 class Recorder(Listener):
-    """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
+    """Counts every call in every thread, until it gets no more reports. Unlisted ops are seen in the thread that records."""
 
     measures = unlisted = in_backward = True
 
@@ -39,7 +39,7 @@ class Recorder(Listener):
         self.models = RunningModels()
         self.policies: dict[Policy, None] = {}  # as they were given
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
-        self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is in force and of what was given
+        self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is active and of what was given
         self.uncast = 0
         self.unplaced = 0  # calls in later places than are kept
         self.fp8 = Fp8Rows()
@@ -51,11 +51,11 @@ class Recorder(Listener):
 
     @property
     def seconds(self) -> float:
-        """How long it has recorded."""
+        """Return how long it has recorded."""
         return _clock() - self.started
 
     def end(self, call: Call) -> None:
-        """Counts a call."""
+        """Count a call."""
         rule = call.rule
         if rule is None:
             if call.error is None:
@@ -70,16 +70,16 @@ class Recorder(Listener):
             self.last_word.decided(call, rule, given)
 
     def quantised(self, op: str, module: str, statistics: Any) -> None:
-        """Counts an operand of a product in FP8."""
+        """Count an operand of a product in FP8."""
         module = self.places.bounded(module)
         self.fp8.quantised(op, module, statistics)
 
     def backward_begins(self) -> None:
-        """Looks for what overrides the policy in backward."""
+        """Look for what overrides the policy in backward."""
         self.last_word.begin_backward()
 
     def _unlisted(self, call: Call) -> None:
-        """A call of a torch function that no list decides."""
+        """Note a call of a torch function that no list decides."""
         result = call.result
         if call.here.policy is None:
             self.uncast += 1
@@ -129,7 +129,7 @@ class Recorder(Listener):
     # --- what comes of it ---
 
     def rows(self) -> list[Row]:
-        """What was noted so far, in the order of first calls."""
+        """Return what was noted so far, in the order of first calls."""
         found = []
         for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
@@ -140,14 +140,14 @@ class Recorder(Listener):
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
     def _entries(self) -> list[tuple[Any, ...]]:
-        """What was noted, each with the list entry that its op follows."""
+        """Return what was noted, each with the list entry that its op follows."""
         with self._lock:
             counts = [(*key, *values) for key, values in self._counts.items()]
             listed = {key: Listed(policy) for key, policy in self._in_force.items()}
         return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
 
     def never_called(self) -> list[str]:
-        """The entries on the lists of the policies in force none of whose ops was called, of those with a scope none where they hold."""
+        """Return the entries on the active policies' lists none of whose ops was called; with a scope, none in a module of it."""
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
         names = {name for policy in self.policies for cast in LISTS for name in getattr(policy, cast) if name != EVERY_OP}
@@ -168,8 +168,10 @@ def _said_of(kind: CastRule) -> str:
 
 
 def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
-    """Return the dtype that torch computes in by itself: the one that it was asked for, or that it promotes a mixture to, or a wider
-    result's."""
+    """Return the dtype that torch computes in by itself.
+
+    The one that it was asked for, or that it promotes a mixture to, or a wider result's.
+    """
     asked = asked_dtype(values)
     if asked or not inputs:
         return asked

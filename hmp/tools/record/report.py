@@ -75,14 +75,14 @@ class Report:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the recording goes on."""
+        """Return True if the recording goes on."""
         return self._recorder is not None
 
     # --- what was recorded ---
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The distinct calls, in the order in which they were first made."""
+        """Return the distinct calls, in the order in which they were first made."""
         return self._rows if self._recorder is None else tuple(self._recorder.rows())
 
     def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
@@ -109,27 +109,27 @@ class Report:
 
     @property
     def policies(self) -> list[dict[str, Any]]:
-        """The policies that were in force, as `Policy.to_dict()` has them."""
+        """Return the policies that were active, as `Policy.to_dict()` has them."""
         return list(self._told("policies"))
 
     @property
     def never_called(self) -> list[str]:
-        """The names on their lists none of whose ops was called."""
+        """Return the names on their lists none of whose ops was called."""
         return list(self._told("never_called"))
 
     @property
     def unlisted(self) -> list[Row]:
-        """What was called and no list decides, by op, most time first. Seen in the thread that recorded."""
+        """Return what was called and no list decides, by op, most time first. Seen in the thread that recorded."""
         return [row for row in self.grouped("op", "op_seconds") if row.rule == UNLISTED]
 
     @property
     def fp8(self) -> list[Fp8Row]:
-        """What quantising did to the operands of products in FP8, by op, module and role."""
+        """Return what quantising did to the operands of products in FP8, by op, module and role."""
         return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
 
     @property
     def kept(self) -> list[PackingRow]:
-        """What ops kept for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
+        """Return what ops saved for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
         return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
 
     def violations(self) -> list[Violation]:
@@ -144,24 +144,31 @@ class Report:
 
     @property
     def models(self) -> list[Model]:
-        """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
+        """Return the models that ran, in the order in which they first returned.
+
+        Their parameters, and what a call of each saves for backward.
+        """
         return list(self._models) if self._recorder is None else list(self._recorder.models.found)
 
     @property
     def no_kernel(self) -> list[Row]:
-        """What ran in float32 for want of a kernel in the low dtype (R11), by op."""
+        """Return what ran in float32 for want of a kernel in the low-precision dtype (R11), by op."""
         return [row for row in self.grouped("op", "no_kernel") if row.no_kernel]
 
     @property
     def uncast_calls(self) -> int:
-        """How many calls ran where no casts were in force: inside `disable_casts()`, in the optimizer's step, outside of a region or of a
-        model that hmp.apply() was called for."""
+        """Return how many calls ran where no casts were active.
+
+        Inside `disable_casts()`, in the optimizer's step, outside of a context or of a model that hmp.apply() was called for.
+        """
         return int(self._told("uncast_calls"))
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up; where hmp
-        recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
+        """Return how it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up.
+
+        Where hmp recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too.
+        """
         told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
         if self._recorder is not None:
             told["seconds"] = self._recorder.seconds
@@ -170,7 +177,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of how this was recorded."""
+        """Return what a reader must know of how this was recorded."""
         rows = self.rows
         notes = []
         if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
@@ -251,11 +258,11 @@ class Report:
         """Raise unless every call on the BF16, FP32 or FP8 list ran as its entry says.
 
         Args:
-            allow: Kinds of violations that are no error: "region" (an enabled torch.autocast), "island" (a model's own
+            allow: Kinds of violations that do not raise: "region" (an enabled torch.autocast), "island" (a model's own
                 torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
-                it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward",
-                "rounded_before" (an op on the FP32 list whose weight or input came in a low dtype, from the caller, a hook or a wrapper
-                and not by hmp), "torch".
+                it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward", "rounded_before"
+                (an op on the FP32 list whose weight or input came in a low-precision dtype, from the caller, a hook or a wrapper and not by
+                hmp), "torch".
 
         Returns:
             The report itself.
@@ -263,7 +270,7 @@ class Report:
         Raises:
             ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
                 dtype that was wanted and the one that it got, what overrode the list, and the remedy.
-            HmpError: No call followed a list, so that nothing was shown, or `allow` is no list of kinds.
+            HmpError: No call followed a list, so that nothing was shown, or `allow` isn't a list of kinds.
 
         Example:
             >>> net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
@@ -279,14 +286,14 @@ class Report:
             raise ViolationError(f"{told}:\n{in_lines(found)}{self.never_called_notice}", self)
         if not any(row.source for row in self.rows):
             raise HmpError(
-                "nothing was verified: no call followed a line of a list. Give a policy, or call hmp.apply(model, policy) before"
+                "nothing was verified: no call followed an entry of a list; give a policy, or call hmp.apply(model, policy) first"
                 + self.never_called_notice
             )
         return self
 
     @property
     def never_called_notice(self) -> str:
-        """A line that names what is on the lists and matched no call; "" for nothing."""
+        """Return a line that names what is on the lists and matched no call; "" for nothing."""
         names = self.never_called
         return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""
 
@@ -343,7 +350,7 @@ class Report:
         )
 
     def _called(self) -> set[str]:
-        """The entries on the lists of its policies of which an op was called."""
+        """Return the entries on the lists of its policies of which an op was called."""
         return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
 
     def gather(self) -> Report:
@@ -446,7 +453,7 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Write the report as a page: one file that needs no network and is smaller than 2 MB. Needs the extra `report`.
 
-        It says where the time went, where casts are made, which calls did not follow their list, and what was kept for backward.
+        It says where the time went, where casts are made, which calls did not follow their list, and what was saved for backward.
 
         Args:
             path: The file.
@@ -495,7 +502,7 @@ class Report:
 
 
 def _check_reports(method: str, *others: object) -> None:
-    """HmpError where one of `others`, the arguments of that method, is no report."""
+    """Raise HmpError if one of `others`, the arguments of that method, isn't a report."""
     for each in others:
         if not isinstance(each, Report):
             raise HmpError(f"Report.{method}(): expected reports, got {each!r}; of a file give Report.load(path)")

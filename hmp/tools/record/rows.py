@@ -41,7 +41,7 @@ class Row:
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
     `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
-    `in_float32` calls computed in float32 on inputs rounded to the low dtype, and rounded their result, as the processor has no
+    `in_float32` calls computed in float32 on inputs rounded to the low-precision dtype, and rounded their result, as the processor has no
     instructions for it (R11).
     """
 
@@ -67,24 +67,24 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """The time in the op and in its casts."""
+        """Return the time in the op and in its casts."""
         return self.op_seconds + self.cast_seconds
 
     @property
     def dtypes(self) -> str:
-        """`inputs → compute → output`; of products that compute in float32 for a low dtype "bfloat16 in float32" in the middle."""
+        """Return `inputs → compute → output`; of products that compute in float32 for bfloat16 "bfloat16 in float32" in the middle."""
         compute = f"{self.compute} in float32" if self.in_float32 and self.compute != "float32" else self.compute
         return " → ".join(part or "-" for part in (self.inputs, compute, self.output))
 
     @property
     def place(self) -> str:
-        """`module at file:line`, what of it is known."""
+        """Return `module at file:line`, what of it is known."""
         at = f"{self.file}:{self.line}" if self.file else ""
         return " at ".join(part for part in (self.module, at) if part)
 
 
 def in_words(rule: str) -> str:
-    """A row's rule with a word beside its number."""
+    """Return a row's rule with a word after its number."""
     return _WORDS.get(rule, rule)
 
 
@@ -92,7 +92,7 @@ FIELDS = tuple(field.name for field in fields(Row))
 
 
 def grouped(rows: Iterable[Row], by: str) -> list[Row]:
-    """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
+    """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise ValueError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
     others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
@@ -100,8 +100,10 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
 
 
 def group_rows(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
-    """The rows, dataclasses of one kind, with those that are the same `by` these fields as one: `how` has for each other field what makes
-    one value of all, or the field by which its mean is weighed."""
+    """Return the rows, dataclasses of one kind, with those that are the same `by` these fields as one.
+
+    `how` has for each other field what makes one value of all, or the field by which its mean is weighed.
+    """
     groups: dict[tuple[Any, ...], list[T]] = {}
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in by), []).append(row)
@@ -117,7 +119,7 @@ def group_rows(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[
 
 
 def _common(values: list[Any]) -> Any:
-    """The value that all are, else nothing."""
+    """Return the value that all are, else nothing."""
     return values[0] if values.count(values[0]) == len(values) else type(values[0])()
 
 
@@ -126,7 +128,7 @@ def _mean(values: list[float], weights: list[float]) -> float:
 
 
 def total(rows: Iterable[Row]) -> Row:
-    """What was counted of the rows, added up; nothing else is in the row that it gives."""
+    """Return what was counted of the rows, added up; nothing else is in the row that it gives."""
     kept = list(rows)
     return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
 
@@ -139,7 +141,7 @@ class BoundedPlaces:
         self._modules: set[str] = set()
 
     def here(self) -> Place:
-        """The place of the code that calls now."""
+        """Return the place of the code that calls now."""
         place = modules.place()
         if place in self._known:
             return place
@@ -149,7 +151,7 @@ class BoundedPlaces:
         return place
 
     def bounded(self, module: str) -> str:
-        """The module, for the first `MOST_PLACES` different ones; later ones are all "", outside of all."""
+        """Return the module, for the first `MOST_PLACES` different ones; later ones are all "", outside of all."""
         if module not in self._modules:
             if len(self._modules) >= MOST_PLACES:
                 return ELSEWHERE.module

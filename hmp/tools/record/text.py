@@ -79,7 +79,7 @@ def _more(rows: Sequence[object], where: str) -> str:
 
 
 def _kept(report: Report) -> Counter[str]:
-    """The bytes that a call of each model keeps for backward, by module: paths do not say of which model they are."""
+    """Return the bytes that a call of each model saves for backward, by module: paths do not say of which model they are."""
     return sum((Counter(model.kept or {}) for model in report.models), Counter())
 
 

@@ -48,10 +48,10 @@ def check_allowed(allow: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Violation:
-    """Calls of one op in one place that ran otherwise than a line of a list says.
+    """Calls of one op in one place that ran otherwise than an entry of a list says.
 
     `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
-    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a region of torch.autocast with the line that
+    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a torch.autocast context with the line that
     opened it. `module`, `file` and `line` say who called, `calls` how often.
     """
 
@@ -68,12 +68,12 @@ class Violation:
 
     @property
     def place(self) -> str:
-        """`module at file:line`, what of it is known."""
+        """Return `module at file:line`, what of it is known."""
         return " at ".join(part for part in (self.module, f"{self.file}:{self.line}" if self.file else "") if part)
 
     @property
     def remedy(self) -> str:
-        """What may be done about it."""
+        """Return what may be done about it."""
         return OverrideKind(self.kind).remedy
 
     def __str__(self) -> str:
@@ -83,18 +83,18 @@ class Violation:
 
 
 def together(found: Iterable[Violation]) -> list[Violation]:
-    """The violations, those that differ in nothing but the number of calls added up, most calls first."""
+    """Return the violations, those that differ in nothing but the number of calls added up, most calls first."""
     same = [each.name for each in fields(Violation) if each.name != "calls"]
     return sorted(group_rows(found, same, {"calls": sum}), key=lambda each: -each.calls)
 
 
 def kinds(found: Iterable[Violation]) -> list[str]:
-    """The kinds of the violations, each once."""
+    """Return the kinds of the violations, each once."""
     return list(dict.fromkeys(each.kind for each in found))
 
 
 def in_lines(found: Iterable[Violation]) -> str:
-    """The violations as lines of text, each kind with its remedy."""
+    """Return the violations as lines of text, each kind with its remedy."""
     listed = list(found)
     lines = []
     for kind in kinds(listed):

@@ -1,4 +1,4 @@
-"""Which rows and places of one batch stand where in another: a batch of one beside a row of eight, padding left, right or absent."""
+"""Which rows and places of one batch are where in another: a batch of one against a row of eight, padding left, right or absent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of one batch beside a row of the other, with the places in each that are compared; None for all."""
+    """A row of one batch and its row of the other, with the places in each that are compared; None for all."""
 
     row_a: int
     row_b: int
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The pairs of two batches; `is_whole` where every place of every row stands where it stands in the other."""
+    """The pairs of two batches; `is_whole` if every place of every row is at the same position in both."""
 
     a: Batch
     b: Batch
@@ -48,7 +48,7 @@ class Alignment:
     note: str
 
     def picked(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the elements of two outputs that stand for the same rows and places, as vectors; None if the shapes do not tell which."""
+        """Return the elements of two outputs that stand for the same rows and places, as vectors; None if the shapes do not show which."""
         if self.is_whole:
             return (a.reshape(-1), b.reshape(-1)) if a.shape == b.shape else None
         with_rows_a, with_rows_b = _with_rows(a, self.a), _with_rows(b, self.b)
@@ -70,8 +70,10 @@ class Alignment:
 
 
 def align_batches(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: tuple[int, int] | None) -> Alignment:
-    """The alignment of two calls of the models, by the places of what they were given in `calls`. HmpError where it is not known, or where
-    they were given other tokens."""
+    """Return the alignment of two calls of the models, by the places of what they were given in `calls`.
+
+    Raise HmpError where it is not known, or where they were given other tokens.
+    """
     one, other = _batch(a, calls[0]), _batch(b, calls[1])
     for batch, row in zip((one, other), rows or (), strict=False):
         if batch.rows and not 0 <= row < batch.rows:
@@ -124,7 +126,7 @@ def _batch(capture: Capture, call: int | None) -> Batch:
 
 
 def _fits(mask: Tensor, shape: Sequence[int]) -> bool:
-    """Whether it is a mask of zeros and ones over the batch's places; with a cache it goes over the earlier ones too."""
+    """Return True if it is a mask of zeros and ones over the batch's places; with a cache it goes over the earlier ones too."""
     is_binary = bool(((mask == 0) | (mask == 1)).all())
     return is_binary and len(shape) > 1 and len(mask) == shape[0] and mask.shape[1] >= shape[1]
 
@@ -134,7 +136,10 @@ def _counted(mask: Tensor, is_padding: bool, length: int) -> tuple[Tensor, ...]:
 
 
 def _by_tokens(a: tuple[str, tuple[Tensor, ...]], b: tuple[str, tuple[Tensor, ...]], rows: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """The rows with the same tokens, as far as the shorter one goes: a server that is given the prompt alone computes the same there."""
+    """Return the rows with the same tokens, as far as the shorter one goes.
+
+    A server that is given the prompt alone computes the same there.
+    """
     (name_a, tokens_a), (name_b, tokens_b) = a, b
     if rows is not None:
         one, other = tokens_a[rows[0]], tokens_b[rows[1]]
@@ -188,7 +193,7 @@ def _is_all(places: Tensor | None, batch: Batch) -> bool:
 
 
 def _told(a: Batch, b: Batch, pairs: Sequence[Pair]) -> str:
-    """Which rows stand beside which, in words."""
+    """Return in words which rows are compared with which."""
     shown = ", ".join(f"row {pair.row_a} beside row {pair.row_b}" for pair in pairs[:4])
     more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
     places = sum(len(pair.places_a) for pair in pairs if pair.places_a is not None)
@@ -200,7 +205,7 @@ def _told(a: Batch, b: Batch, pairs: Sequence[Pair]) -> str:
 
 
 def _with_rows(values: Tensor, batch: Batch) -> Tensor | None:
-    """The output with the batch's rows first: one that has a row for each token is split up. One row may stand for all."""
+    """Return the output with the batch's rows first: one that has a row for each token is split up. One row may stand for all."""
     if not values.dim():
         return None
     if not batch.rows or len(values) in (batch.rows, 1):

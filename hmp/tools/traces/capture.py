@@ -1,4 +1,4 @@
-"""capture(): what each module returned, noted when it returns, and written into a file when the region ends."""
+"""capture(): what each module returned, noted when it returns, and written into a file when the context ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _compiling = torch.compiler.is_compiling
 
 
 class NothingCalled(HmpError):
-    """No module was called in the region of a capture."""
+    """No module was called in the context of a capture."""
 
 
 @contextmanager
@@ -46,11 +46,11 @@ def capture(
     calls: int | None = None,
     **removed: Any,
 ) -> Iterator[Capture]:
-    """Write what each module returns within the region into a file, for `hmp.compare_captures()` and `hmp compare`.
+    """Write what each module returns within the context into a file, for `hmp.compare_captures()` and `hmp compare`.
 
     Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
     kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
-    say. The file is written when the region ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
+    say. The file is written when the context ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
 
     Args:
         path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
@@ -60,8 +60,8 @@ def capture(
         **removed: parameters of earlier versions, which are refused.
 
     Yields:
-        The capture, to be read after the region. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
-        they are no larger than 4 MiB; of the model's own call also what it was given.
+        The capture, to be read after the context. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
+        they are at most 4 MiB; of the model's own call also what it was given.
 
     Raises:
         HmpError: no module was called, or the file cannot be written.
@@ -91,7 +91,7 @@ def capture(
             found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
-            raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
+            raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the context")
 
 
 def _about_removed(name: str) -> str:
@@ -112,8 +112,10 @@ def _check(model: Any, mask: Any, calls: int | None) -> None:
 
 
 class _TraceRecorder(Listener):
-    """Notes calls while its `watch()` lasts. No module has a hook of its own: what looks for one, as the fused path of
-    torch.nn.TransformerEncoderLayer, finds none."""
+    """Notes calls while its `watch()` lasts.
+
+    No module has a hook of its own: what looks for one, as the fused path of torch.nn.TransformerEncoderLayer, finds none.
+    """
 
     def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
         self.calls: list[ModuleCall] = []
@@ -125,14 +127,14 @@ class _TraceRecorder(Listener):
         self._numbers: Counter[str] = Counter()
         self._outputs = self._left_out = self._unkept = self._unread = 0
         self._device = ""
-        self.rank = ""  # when the first call returned: a script may join the others in the region, and leave them
+        self.rank = ""  # when the first call returned: a script may join the others in the context, and leave them
         self._hooked: dict[str, None] = {}
         self._opaque: dict[str, None] = {}
         self._lock = fork_safe.RLock()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """A stretch in which what modules return is noted."""
+        """Make a context in which what modules return is noted."""
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             # torch's own: that global hooks see the compiled module too, which is what they are for here
@@ -152,13 +154,13 @@ class _TraceRecorder(Listener):
         return result
 
     def entered(self, module: torch.nn.Module) -> None:
-        """Finds the name of a module that is called."""
+        """Find the name of a module that is called."""
         if not _is_unseen():
             with self._lock:
                 self._names.place(module)
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """Notes what a module returned."""
+        """Note what a module returned."""
         if raised or _is_unseen():
             return
         with self._lock:
@@ -183,7 +185,7 @@ class _TraceRecorder(Listener):
         self._add(ModuleCall(place.name, kind, root.prefix, root.calls, 0, is_leaf, _floats(given), weights, policy, ()), result)
 
     def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
-        """What the outermost module was given, before what came of it."""
+        """Note what the outermost module was given, before what came of it."""
         given = named_arguments(module, args, kwargs)
         if self._mask is not None:
             given[MASK] = self._mask
@@ -218,16 +220,16 @@ class _TraceRecorder(Listener):
         return replace(said, **moments(values)._asdict(), bits=bits(values), is_whole=is_whole)
 
     def named(self) -> str:
-        """The model, in an error."""
+        """Return the model, in an error."""
         return "the program" if self._model is None else type(self._model).__name__
 
     def about(self) -> dict[str, str]:
-        """What the file says of the program."""
+        """Return what the file says of the program."""
         kinds = {call.kind: None for call in self.calls if not call.module and call.kind}
         return {"model": ", ".join(kinds) or self.calls[-1].kind, "device": self._device, **provenance()}
 
     def notes(self) -> list[str]:
-        """What was not seen, and what was not kept."""
+        """Return what was not seen, and what was not kept."""
         notes = []
         seen = {call.module for call in self.calls if call.kind}
         places = list(self._names.places.items())
@@ -262,8 +264,10 @@ class _TraceRecorder(Listener):
 
 
 def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them. What holds
-    itself is gone through once; `inside` is what holds `value`."""
+    """Yield the tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them.
+
+    What holds itself is gone through once; `inside` is what holds `value`.
+    """
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -283,14 +287,14 @@ def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> I
 
 
 def _floats(given: Any) -> tuple[str, ...]:
-    """The dtypes of the floating tensors; of all where none is floating."""
+    """Return the dtypes of the floating tensors; of all where none is floating."""
     found = [tensor for _, tensor in named_tensors(given)]
     floating = [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()]
     return tuple(dict.fromkeys(dtype_name(tensor.dtype) for tensor in floating or found))
 
 
 def _policy_here(result: Any) -> str:
-    """The policy in force, or torch.autocast's region; "" for none."""
+    """Return the policy active, or torch.autocast's context; "" for none."""
     policy = current_state().user_policy
     if policy is not None:
         return str(policy.name)
@@ -300,14 +304,14 @@ def _policy_here(result: Any) -> str:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Whether torch tells the values here and now."""
+    """Return True if torch gives the values here and now."""
     if not has_values(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not in_plain_autograd():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _is_unseen() -> bool:
-    """Whether what is called is no call of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
+    """Return True if the call isn't one of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
     return _compiling() or graph_task() >= 0 or trace_here() is not None
 
 

@@ -1,4 +1,4 @@
-"""compare_captures(): two captures beside each other, output by output."""
+"""compare_captures(): two captures compared output by output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare_captures(
         The comparison.
 
     Raises:
-        HmpError: No names are common, rows cannot be told, or the programs were given other tokens.
+        HmpError: No names are common, rows cannot be matched, or the programs were given other tokens.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -87,8 +87,11 @@ class _ByPath(Capture):
 
 
 def _pairs(a: Sequence[ModuleCall], b: Sequence[ModuleCall], rename: Callable[[str], str]) -> Iterator[tuple[int, int | None]]:
-    """Each call of the first with that of the second beside it: in the same call of the model, which need not call each module every time,
-    as experts; else, where the second calls a part by itself, the one of the same number."""
+    """Match the calls of the first with those of the second.
+
+    In the same call of the model, which need not call each module every time, as experts; else, where the second calls a part by itself,
+    the one of the same number.
+    """
     outermost = {(name, number): step for name, number, step in _outermost(b)}
     steps: dict[tuple[str, int], tuple[str, int]] = {}
     for name, number, step in _outermost(a):
@@ -106,14 +109,14 @@ def _pairs(a: Sequence[ModuleCall], b: Sequence[ModuleCall], rename: Callable[[s
 
 
 def _outermost(calls: Sequence[ModuleCall]) -> Iterator[tuple[str, int, tuple[str, int]]]:
-    """The calls of what no other module called: module, number, and which call of the model that is. Their inputs stand after them."""
+    """Yield the calls of what no other module called: module, number, and which call of the model that is. Their inputs follow them."""
     for call, after in pairwise(calls):
         if after.module.endswith(INPUTS):
             yield call.module, call.number, (call.root, call.step)
 
 
 def _counted(calls: Sequence[ModuleCall]) -> Iterator[tuple[ModuleCall, int]]:
-    """Each call, and how many of its module there were before it in the same call of the model."""
+    """Yield each call, and how many of its module there were before it in the same call of the model."""
     seen: Counter[tuple[str, str, int]] = Counter()
     for call in calls:
         key = call.module, call.root, call.step
@@ -122,7 +125,7 @@ def _counted(calls: Sequence[ModuleCall]) -> Iterator[tuple[ModuleCall, int]]:
 
 
 def _order(calls: Sequence[ModuleCall]) -> list[tuple[int, bool]]:
-    """What sorts calls as they returned, and what a model was given before the first of that call of the model."""
+    """Return what sorts calls as they returned, and what a model was given before the first of that call of the model."""
     begun: dict[tuple[str, int], int] = {}
     for at, call in enumerate(calls):
         begun.setdefault((call.root, call.step), at)
@@ -141,7 +144,7 @@ class _Alignments:
         self._found: dict[tuple[str, int, str, int], Alignment] = {}
 
     def of(self, a: int, b: int) -> Alignment:
-        """That of two calls of modules."""
+        """Return that of two calls of modules."""
         one, other = self._captures[0].calls[a], self._captures[1].calls[b]
         key = one.root, one.step, other.root, other.step
         if key not in self._found:
@@ -150,12 +153,12 @@ class _Alignments:
         return self._found[key]
 
     def notes(self) -> tuple[str, ...]:
-        """Which rows stand beside which, once for all calls that are aligned alike."""
+        """Return which rows are compared with which, once for all calls that are aligned alike."""
         return tuple(dict.fromkeys(each.note for each in self._found.values() if each.note))
 
 
 def _gaps(a: Capture, b: Capture, at: int, found: int, alignment: Alignment) -> Iterator[Gap]:
-    """A gap for each output that a call of a module has on both sides."""
+    """Yield a gap for each output that a call of a module has on both sides."""
     one, other = a.calls[at], b.calls[found]
     for here, there in _outputs(one, other):
         relative, how, why = _apart(a, b, (at, here), (found, there), alignment)
@@ -169,21 +172,23 @@ def _computed(call: ModuleCall, output: int) -> Computed:
 
 
 def _outputs(a: ModuleCall, b: ModuleCall) -> list[tuple[int, int]]:
-    """The outputs with one path, but masks, which say what is compared; where there is none, the first of each side, since a module may
-    return a tensor or a tuple that begins with it."""
+    """Return the outputs with one path, but masks, which say what is compared.
+
+    Without one, the first of each side, since a module may return a tensor or a tuple that begins with it.
+    """
     places = {path: at for at, path in enumerate(_paths(b)) if path[0] not in MASKS or b.kind}
     pairs = [(at, places[path]) for at, path in enumerate(_paths(a)) if path in places]
     return pairs or ([(0, 0)] if a.outputs and b.outputs and a.kind else [])
 
 
 def _paths(call: ModuleCall) -> list[tuple[str, int]]:
-    """The paths of the outputs, each with how often it was there before: a key may have dots in it."""
+    """Return the paths of the outputs, each with how often it was there before: a key may have dots in it."""
     paths = [output.path for output in call.outputs]
     return [(path, paths[:at].count(path)) for at, path in enumerate(paths)]
 
 
 def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int], alignment: Alignment) -> tuple[float | None, str, str]:
-    """How far two outputs are apart, how that is known, and why not."""
+    """Return how far two outputs are apart, how that is known, and why not."""
     one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
     if not one.bits or not other.bits:
         return None, "", "torch did not tell the values"
@@ -202,7 +207,10 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    """||a - b|| / ||b|| in float64; infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign."""
+    """Return ||a - b|| / ||b|| in float64.
+
+    Infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign.
+    """
     found = distance(a.to(torch.float64), b.to(torch.float64)).relative
     if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
         return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
@@ -210,7 +218,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps: Sequence[Gap]) -> list[str]:
-    """What was not compared, and what each capture says of itself."""
+    """Return what was not compared, and what each capture says of itself."""
     notes = [
         f"{count(len(names), 'module')} of {capture.name} alone returned, or more often: {_some(names)}"
         for capture, names in ((a, alone_a), (b, alone_b))
@@ -226,7 +234,7 @@ def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps:
 
 
 def _told_of_pairs(a: Capture, b: Capture, common: Sequence[tuple[int, int]]) -> list[str]:
-    """Outputs that a module has on one side alone, and modules of the first that --map has given one name."""
+    """Return the outputs that a module has on one side alone, and modules of the first that --map has given one name."""
     notes = []
     beside: dict[int, str] = {}
     twice: dict[str, None] = {}
@@ -249,7 +257,7 @@ def _told_of_pairs(a: Capture, b: Capture, common: Sequence[tuple[int, int]]) ->
 
 
 def _names(capture: Capture) -> str:
-    """Some of the modules' names, for an error."""
+    """Return some of the modules' names, for an error."""
     names = dict.fromkeys(call.module for call in capture.calls if call.module and not call.module.endswith(INPUTS))
     return f"{capture.name} has {_some(list(names)) or 'the model alone'}"
 

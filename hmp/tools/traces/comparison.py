@@ -23,8 +23,11 @@ _ROWS = 12
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: the capture's name and file, its model's class, the dtypes of its modules' weights and of what they returned, each
-    with the number of calls, the policies that were in force, and what the capture notes."""
+    """One of the two captures.
+
+    Its name and file, its model's class, the dtypes of its modules' weights and of what they returned, each with the number of calls, the
+    policies that were active, and what the capture notes.
+    """
 
     name: str
     path: str
@@ -61,7 +64,7 @@ class Gap:
     """An output of a module's call in both programs, and how far it is apart.
 
     `module` is its name in the second program, `module_a` in the first; `kind` the class, `number` which call of it; `output` the path in
-    what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that cannot be told; what
+    what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that is unknown; what
     is NaN, infinite or beyond 2**100 in both, as masks are, does not count. `how` says what was compared: "bits" (all are the same),
     "values" or "", and then `why` not.
     """
@@ -81,13 +84,13 @@ class Gap:
 
     @property
     def rounding(self) -> float:
-        """The largest relative error of one rounding to the wider spaced of both dtypes; 0 for integers."""
+        """Return the largest relative error of one rounding to the wider spaced of both dtypes; 0 for integers."""
         dtypes = [getattr(torch, each.output) for each in (self.a, self.b)]
         return max((torch.finfo(dtype).eps / 2 for dtype in dtypes if dtype.is_floating_point or dtype.is_complex), default=0.0)
 
     @property
     def named(self) -> str:
-        """The module, with the path of the output, and the number of a later call."""
+        """Return the module, with the path of the output, and the number of a later call."""
         name = self.module or "(the model)"
         return f"{name}{f'[{self.output}]' if self.output else ''}{f', call {self.number + 1}' if self.number else ''}"
 
@@ -121,17 +124,17 @@ class CaptureComparison:
 
     @property
     def first(self) -> Gap | None:
-        """Where they part: the first output of which one value is another. None where all are equal."""
+        """Return where they part: the first output of which one value is another. None where all are equal."""
         return next((gap for gap in self.gaps if gap.relative), None)
 
     @property
     def beyond_rounding(self) -> Gap | None:
-        """The first output that is further apart than one rounding to its dtype explains; None where there is none."""
+        """Return the first output that is further apart than one rounding to its dtype explains, or None."""
         return next((gap for gap in self.gaps if gap.relative is not None and gap.relative > gap.rounding), None)
 
     @property
     def last(self) -> Gap | None:
-        """The first output of the outermost module's last call that is compared."""
+        """Return the first output of the outermost module's last call that is compared."""
         whole = [gap for gap in self.gaps if not gap.module and gap.relative is not None]
         return next((gap for gap in whole if gap.number == whole[-1].number), None)
 
@@ -275,7 +278,7 @@ class CaptureComparison:
 
 
 def side_of(capture: Capture) -> Side:
-    """What a capture says of its program."""
+    """Return what a capture says of its program."""
     calls = [call for call in capture.calls if not call.module.endswith(INPUTS)]
     weights = Counter(dtype for call in calls if not call.number for dtype in call.weights)
     outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
@@ -295,7 +298,7 @@ def _factor(times: float) -> str:
 
 
 def _bar(gap: Gap, gaps: Sequence[Gap]) -> str:
-    """The gap as a bar, the longest for the largest of those that are finite."""
+    """Return the gap as a bar, the longest for the largest of those that are finite."""
     most = max((each.relative for each in gaps if each.relative is not None and math.isfinite(each.relative)), default=0.0)
     return "▇" * math.ceil(24 * min((gap.relative or 0.0) / most, 1.0)) if most else ""
 

@@ -23,7 +23,7 @@ _KEY = "hmp_capture"
 
 @dataclass
 class Opened:
-    """A capture's file: what stands before the values, `calls` as they were written, and the library's handle, which reads the values."""
+    """A capture's file: its header, `calls` as they were written, and the library's handle, which reads the values."""
 
     about: dict[str, str]
     notes: list[str]
@@ -38,20 +38,20 @@ class Opened:
 
 
 def rank() -> str:
-    """The number of this process, where several run the program."""
+    """Return the number of this process, where several run the program."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return str(torch.distributed.get_rank())
     return os.environ.get("RANK", "0")
 
 
 def of_rank(path: Path, number: str = "") -> Path:
-    """The file of the process of that number, of this one without: `a.rank1.capture` of rank 1."""
+    """Return the file of the process of that number, of this one without: `a.rank1.capture` of rank 1."""
     number = number or rank()
     return path if number == "0" else path.with_name(f"{path.stem}.rank{number}{path.suffix}")
 
 
 def check(path: Path) -> None:
-    """HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
+    """Raise HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
     if not path.absolute().parent.is_dir():
         raise HmpError(f"{path}: there is no folder {path.parent} to write the capture into; make the folder first")
     if path.is_dir():
@@ -64,7 +64,7 @@ def check(path: Path) -> None:
 
 
 def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes the file, whole or not at all: under its name there is never a part of it."""
+    """Write the file, whole or not at all: under its name there is never a part of it."""
     library = _safetensors("numpy")
     metadata = {_KEY: str(FORM), "about": json.dumps(dict(about)), "notes": json.dumps(list(notes)), "calls": json.dumps(list(calls))}
     being_written = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -78,7 +78,7 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
 
 
 def opened(path: Path) -> Opened:
-    """The file, of which the header alone is read; HmpError where it is no capture, is cut off, or has another form."""
+    """Open the file and read its header alone. Raise HmpError if it isn't a capture, is cut off, or has another form."""
     if path.is_dir():
         raise HmpError(f"{path} is a folder; give the file that hmp.capture() or hmp run --capture wrote")
     if not path.is_file():
@@ -104,7 +104,7 @@ def opened(path: Path) -> Opened:
 
 
 def _by(metadata: Mapping[str, str]) -> str:
-    """The hmp that wrote the file, as far as another form says it where this one does."""
+    """Return the hmp that wrote the file, as far as another form says it where this one does."""
     try:
         return f"hmp {json.loads(metadata['about'])['hmp']}"
     except (KeyError, TypeError, ValueError):

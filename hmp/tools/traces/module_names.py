@@ -29,7 +29,7 @@ _COMPILED = "_orig_mod"  # of what torch.compile(module) gives
 
 @dataclass
 class Root:
-    """A model: what stands before its modules' names, and how many of its calls have returned."""
+    """A model: the prefix of its modules' names, and how many of its calls have returned."""
 
     prefix: str
     calls: int = 0
@@ -45,8 +45,11 @@ class ModulePath:
 
 
 class Names:
-    """The places of the modules of `model`; without one, of every module that runs and of those that it holds: the first model with
-    parameters has no prefix, others have that of their class."""
+    """The places of the modules of `model`.
+
+    Without one, of every module that runs and of those that it holds: the first model with parameters has no prefix, others have that of
+    their class.
+    """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self.places: weakref.WeakKeyDictionary[torch.nn.Module, ModulePath] = weakref.WeakKeyDictionary()
@@ -56,7 +59,7 @@ class Names:
             self._attach(model, Root(""))
 
     def place(self, module: torch.nn.Module) -> ModulePath | None:
-        """The module's place; None where it is none of the model's, or a wrapper, whose place the wrapped module has."""
+        """Return the module's place; None for a module outside the model and for a wrapper, whose place the wrapped module has."""
         if self._is_open and (inside := _unwrapped(module)) not in self.places:
             self._attach(inside, Root(self._prefix_of(inside)))
         return self.places.get(module)
@@ -83,8 +86,10 @@ class Names:
 
     @contextmanager
     def following_compiled(self, around: Callable[..., Any]) -> Iterator[None]:
-        """A stretch in which what `module.compile()` has compiled, which runs no hooks, is called by `around`: with it, the module, and the
-        arguments."""
+        """Make a context in which what `module.compile()` has compiled, which runs no hooks, is called by `around`.
+
+        With it, the module, and the arguments.
+        """
         followed: list[tuple[torch.nn.Module, Any, Any]] = []
 
         def follow(module: torch.nn.Module) -> None:
@@ -124,10 +129,10 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def renamer(rules: Mapping[str, str] | Iterable[str], names: Iterable[str]) -> Callable[[str], str]:
-    """What gives a name in the second program for one in the first: each rule in turn rewrites what the ones before it gave.
+    """Return what gives a name in the second program for one in the first: each rule in turn rewrites what the ones before it gave.
 
     A rule is `OLD=NEW`, with as many `*` on both sides, each of which stands for any text; `model.*` also for `model` itself, and
-    `model.*=*` takes the prefix away. HmpError for a rule that is none, or that no name in `names` follows.
+    `model.*=*` takes the prefix away. Raise HmpError for an invalid rule, and for one that no name in `names` follows.
     """
     pairs = list(rules.items()) if isinstance(rules, Mapping) else [_split(rule) for rule in rules]
     steps = [_rule(old, new) for old, new in pairs]

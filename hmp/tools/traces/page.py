@@ -1,4 +1,4 @@
-"""The page of two captures beside each other: the gap by depth, where it grows, and every module with what it computed in."""
+"""The page that compares two captures: the gap by depth, where it grows, and every module with what it computed in."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ def _modules(comparison: CaptureComparison) -> Section:
 
 
 def _figure(comparison: CaptureComparison, low: Gap | None) -> Figure | None:
-    """The gap of every module's output in the order of the calls, those without modules inside as points; None where nothing is apart."""
+    """Return the gap of every module's output in the order of the calls, those without modules inside as points.
+
+    None where nothing is apart.
+    """
     known = [(at, gap) for at, gap in enumerate(comparison.gaps, 1) if gap.relative and gap.kind]
     lines = []
     layers = {id(gap) for gaps in list(comparison.layers().values())[:1] for gap in gaps}

@@ -21,10 +21,12 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a module returned: `path` in what it returned ("" where it is all of it), shape, dtype, moments (norm, mean and
-    largest magnitude of the finite elements, how many are not finite) and a hash of its bytes.
+    """A tensor that a module returned.
 
-    `is_whole` says if the file holds its values; those of large outputs are not kept. Where torch does not tell the values (a meta tensor,
+    `path` in what it returned ("" where it is all of it), shape, dtype, moments (norm, mean and largest magnitude of the finite elements,
+    how many are not finite) and a hash of its bytes.
+
+    `is_whole` says if the file holds its values; those of large outputs are not kept. Where torch does not give the values (a meta tensor,
     a shard), `bits` is "" and the moments are 0.
     """
 
@@ -46,7 +48,7 @@ class ModuleCall:
     `module` is its path in the model ("" for the model itself, `(inputs)` for what that was given), `kind` its class; `root` the prefix of
     the model ("" for the first), `step` which call of the model it belongs to, `number` which call of the module it is, both from 0;
     `is_leaf` whether it holds no other modules. `inputs` and `weights` are the dtypes of the floating tensors that it was given and of its
-    own parameters, `policy` is what was in force ("" for none).
+    own parameters, `policy` is what was active ("" for none).
     """
 
     module: str
@@ -77,7 +79,7 @@ class Capture:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.is_written = True  # not in the region of capture(): what is there is an earlier one, or none
+        self.is_written = True  # not in the context of capture(): what is there is an earlier one, or none
 
     @classmethod
     def load(cls, path: str | Path) -> Capture:
@@ -90,7 +92,7 @@ class Capture:
             The capture.
 
         Raises:
-            HmpError: It is none, is cut off, or was written in a form that this hmp does not read.
+            HmpError: It isn't a capture, is cut off, or was written in a form that this hmp does not read.
         """
         found = cls(path)
         found._file  # noqa: B018  # it is opened here and now
@@ -99,27 +101,27 @@ class Capture:
     @cached_property
     def _file(self) -> file.Opened:
         if not self.is_written:
-            raise HmpError(f"{self.path} is written when the region of capture() ends; read it after that")
+            raise HmpError(f"{self.path} is written when the context of capture() ends; read it after that")
         return file.opened(self.path)
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its ending."""
         return self.path.stem
 
     @property
     def about(self) -> dict[str, str]:
-        """The model's class, device, date, and the versions of hmp and torch."""
+        """Return the model's class, device, date, and the versions of hmp and torch."""
         return dict(self._file.about)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not seen, or not kept."""
+        """Return what was not seen, or not kept."""
         return tuple(self._file.notes)
 
     @cached_property
     def calls(self) -> tuple[ModuleCall, ...]:
-        """Every call that was noted."""
+        """Return every call that was noted."""
         return tuple(_call_of(each) for each in self._file.calls)
 
     def values(self, call: int, output: int) -> Tensor:

@@ -38,8 +38,8 @@ def tune(  # noqa: PLR0913
 ) -> TuneResult:
     """Search for the cheapest op lists that keep a model within a tolerance of float32.
 
-    Each trial trains or evaluates the model under one policy, from the same state and seed. The ops are added to the low dtype in one
-    order, those first that change the loss least for what they gain, and bisection finds those that are too many. Afterwards model,
+    Each trial trains or evaluates the model under one policy, from the same state and seed. The ops are added to the low-precision dtype in
+    one order, those first that change the loss least for what they gain, and bisection finds those that are too many. Afterwards model,
     random state and torch are as before.
 
     Args:
@@ -54,13 +54,14 @@ def tune(  # noqa: PLR0913
             loss is the mean over the last pass over the batches; without it, the mean over all batches.
         seconds: the search begins no trial after so many seconds.
         max_trials: the search makes at most so many trials.
-        start: the policy to begin with. It says what is done with ops that are not decided, and its low dtype and FP8 recipe are used.
+        start: the policy to begin with. It says what is done with ops that are not decided, and its low-precision dtype and FP8 recipe are
+            used.
         per_module: decides each op in each module by itself, and writes scoped entries.
         ops: the ops to decide. By default those that the model calls and that `start` or a preset has on its BF16 or FP32 list.
         levels: with "fp8" among them, as much of the matrix products' work as the tolerance allows then moves to the FP8 list. Work is
             counted in floating-point operations, since most devices emulate FP8. On one that computes in FP8 the lists must also be
             faster, where time is the objective.
-        objective: what is made small: the "time" of a step, or what it keeps for backward, in bytes, by the lists of casts alone
+        objective: what is made small: the "time" of a step, or what it saves for backward, in bytes, by the lists of casts alone
             ("memory") or also by packing what ops keep, with the recipe of the preset saved8 ("bytes").
         steps: the training steps of a trial. By default once over all batches, and 20 at least.
         seed: the seed of every trial.

@@ -21,10 +21,10 @@ class Key(NamedTuple):
 
 
 class Decisions:
-    """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name.
+    """The ops that are decided, over a policy that says what is done with the others. Raise HmpError where `ops` holds no op's name.
 
-    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels, `packs`
-    whether what is kept for backward may be packed.
+    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels, `packs` whether what is saved
+    for backward may be packed.
     """
 
     def __init__(
@@ -51,20 +51,22 @@ class Decisions:
         self._calls: Mapping[Key, int] = {}
 
     def op_of(self, op: str) -> str | None:
-        """The decided op that `op` (rmul, softmax of torch.special) is decided with, None for none."""
+        """Return the decided op that `op` (rmul, softmax of torch.special) is decided with, None for none."""
         return next((each for each in ancestry(op) if each in self.ops), None)
 
     def key(self, op: str, module: str) -> Key:
-        """The unit that a call of the decided op in that module belongs to."""
+        """Return the unit that a call of the decided op in that module belongs to."""
         return Key(op, module if self.per_module else None)
 
     def found(self, calls: Mapping[Key, int]) -> None:
-        """Says which units there are, and how often each is called."""
+        """Say which units there are, and how often each is called."""
         self._calls = calls
 
     def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = (), fp8: Iterable[Key] = ()) -> Policy:
-        """The policy that has the units `fp8` on the FP8 list, those of `low` on the BF16 list and the others on the FP32 list, but for the
-        ops of `left`, which stay as the start has them where none of their units is on either."""
+        """Return the policy that has the units `fp8` on the FP8 list, those of `low` on the BF16 list and the others on the FP32 list.
+
+        The ops of `left` stay as the start has them if none of their units is on either of the first two.
+        """
         chosen: dict[Key, ListName] = {**dict.fromkeys(low, "bf16"), **dict.fromkeys(fp8, "fp8")}
         lists: dict[ListName, set[str]] = {"fp8": set(), "bf16": set(), "fp32": set()}
         scoped: list[ListEntry] = []
@@ -81,15 +83,15 @@ class Decisions:
         return self._with(lists, scoped, name)
 
     def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
-        """Those of the units that a policy without scoped lines has on its BF16 list."""
+        """Return those of the units that a policy without scoped entries has on its BF16 list."""
         return frozenset(key for key, cast in _casts(policy, keys).items() if cast == "bf16")
 
     def left_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[str]:
-        """Those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
+        """Return those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
         return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
 
     def _everywhere(self, wanted: Mapping[Key, ListName]) -> ListName:
-        """The list for the line without a scope: what holds outside every module, else what most calls want."""
+        """Return the list for the line without a scope: what holds outside every module, else what most calls want."""
         outside = [key for key in wanted if not key.module]
         calls: dict[ListName, int] = {"fp32": 0, "bf16": 0, "fp8": 0}  # of two that are even the wider one
         for key in outside or wanted:
@@ -121,8 +123,10 @@ def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, ListName | None]:
 
 
 def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
-    """The scoped lines that say where the op is not on the list that it is on everywhere: one where a module differs from what
-    holds around it, since a line holds for the modules inside as well."""
+    """Return the scoped entries that say where the op is not on the list that it is on everywhere.
+
+    One where a module differs from what holds around it, since a line holds for the modules inside as well.
+    """
     said: dict[str, ListName] = {}
     wanted: dict[str, ListName] = {key.module: cast for key, cast in chosen.items() if key.module}
     for module in sorted(wanted, key=lambda path: path.count(".")):
@@ -138,12 +142,12 @@ def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared
 
 
 def scope_of(path: str) -> str:
-    """The glob that matches the path; characters that a list cannot spell are any one character."""
+    """Return the glob that matches the path; characters that a list cannot spell are any one character."""
     return "".join("?" if char in "@#" or char.isspace() else f"[{char}]" if char in "*?[" else char for char in path)
 
 
 def _listed(start: Policy) -> set[str]:
-    """The ops of torch that `start` or a preset has on its BF16 or FP32 list."""
+    """Return the ops of torch that `start` or a preset has on its BF16 or FP32 list."""
     found: set[str] = set()
     casts: tuple[ListName, ...] = ("bf16", "fp32")
     for cast in casts:
@@ -156,7 +160,7 @@ def _listed(start: Policy) -> set[str]:
 
 
 def _without(names: Iterable[str], cast: ListName, ops: frozenset[str]) -> frozenset[str]:
-    """The names less those of `ops`; a name that stands for several ops leaves the others."""
+    """Return the names less those of `ops`; a name that stands for several ops leaves the others."""
     kept: set[str] = set()
     for name in names:
         stands_for = resolve(ListEntry(name, cast)) if name != EVERY_OP else (EVERY_OP,)

@@ -1,4 +1,4 @@
-"""The folder of a search: list files in which each name has its reason beside it, and tune.json."""
+"""The folder of a search: list files in which each name has its reason on its line, and tune.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _WIDEST = 40  # names beyond it do not push all other comments to the right
 
 
 def write(result: TuneResult, folder: Path) -> Path:
-    """`folder` with the lists of `result`, so that Policy.load(folder) is its policy, and tune.json; what was there is replaced whole.
+    """Return `folder` with the lists of `result`, so that Policy.load(folder) is its policy, and tune.json.
+
+    What was there is replaced whole.
 
     HmpError where that cannot be written.
     """
@@ -43,7 +45,7 @@ def write(result: TuneResult, folder: Path) -> Path:
 
 
 def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
-    """Moves all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
+    """Move all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
     try:
         for part, target in staged.items():
             os.replace(part, target)
@@ -56,14 +58,14 @@ def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
 
 
 def list_files(result: TuneResult) -> dict[str, str]:
-    """The text of each list file of the policy that was chosen, by the file's name."""
+    """Return the text of each list file of the policy that was chosen, by the file's name."""
     lines = list_lines(result)
     files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in result.policy.lists}
     return files | word_files(result.policy.to_dict())
 
 
 def _heading(result: TuneResult, cast: ListName) -> str:
-    """What holds for the whole list, as comments."""
+    """Return what holds for the whole list, as comments."""
     low = dtype_name(result.policy.dtype)
     said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
     said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
@@ -91,7 +93,7 @@ def _heading(result: TuneResult, cast: ListName) -> str:
 
 
 def _columns(result: TuneResult, cast: ListName) -> str:
-    """What the columns of the comments are."""
+    """Return what the columns of the comments are."""
     if cast == "saved":
         return "bytes of a step before and after | relative error | reason"
     gained = "bytes fewer" if result.objective == "memory" else "time less"
@@ -104,7 +106,7 @@ def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:
 
 
 def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
-    """By list: each name as it is spelled and the reason beside it, what was decided first and what gains most before all."""
+    """Return by list each name as it is spelled with its reason, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
     found: dict[ListName, list[tuple[str, Reason]]] = {}
     for cast in _of_casts(result):
@@ -117,7 +119,7 @@ def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
 
 
 def _of_casts(result: TuneResult) -> list[ListName]:
-    """The lists that say what ops run in."""
+    """Return the lists that say what ops run in."""
     return [cast for cast in result.policy.lists if cast != "saved"]
 
 
@@ -126,7 +128,7 @@ def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, 
 
 
 def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
-    """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
+    """Return the units that each entry decides, by list and line: that for the nearest module around a unit, else the op's."""
     ops: dict[str, tuple[ListName, str]] = {}
     for cast in _of_casts(result):
         names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
@@ -143,12 +145,12 @@ def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
 
 
 def list_by_unit(result: TuneResult) -> dict[str, ListName]:
-    """The list that decides each unit, by the unit's name; units of no list are left out."""
+    """Return the list that decides each unit, by the unit's name; units of no list are left out."""
     return {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
 
 
 def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
-    """The scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
+    """Return the scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
     parts = (unit.module or "").split(".")
     for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
         matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]

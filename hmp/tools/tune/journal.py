@@ -30,9 +30,9 @@ class OtherTaskError(HmpError):
 
 
 class Journal:
-    """The trials and measurements of an earlier search with this key; empty where there is none.
+    """Return the trials and measurements of an earlier search with this key; empty without one.
 
-    HmpError where the folder holds those of another task, and for a file that is none of hmp's.
+    Raise HmpError if the folder holds those of another task, or the file isn't hmp's.
     """
 
     def __init__(self, folder: Path | None, key: Mapping[str, str], resume: bool) -> None:
@@ -71,7 +71,7 @@ class Journal:
 
 
 def search_key(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what tells a search from others: its settings, the shapes of the model's tensors and the first batch."""
+    """Return what identifies a search: its settings, the shapes of the model's tensors and the first batch."""
     shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in task.model.state_dict().items()]
     batch = hashlib.sha256()
     for tensor in each_tensor((task.batches[0],)):

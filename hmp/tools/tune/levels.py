@@ -1,6 +1,6 @@
 """The search of one level: which units move to a list with fewer bits, found with one greedy order and bisection.
 
-Three levels are searched alike: the low dtype, then FP8, then packing of what is kept for backward.
+Three levels are searched alike: the low-precision dtype, then FP8, then packing of what is saved for backward.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def search_level(order: Sequence[Key], changes: Mapping[Key, float], limit: floa
         limit: what the changes of the first smaller set may add up to.
         fits: makes the trial of a set of units, and says if it is within the tolerance. It is also given the unit that was added last
             where the set ends inside the order.
-        bar: is told of each unit that stays out.
+        bar: is called with each unit that stays out.
     """
     if not order or fits(frozenset(order), None):
         return
@@ -83,7 +83,7 @@ def search_fp8(
     low: frozenset[Key],
     left: frozenset[str],
 ) -> None:
-    """Move as much of the products' work to FP8 as the tolerance allows, from the lists with `low` in the low dtype.
+    """Move as much of the products' work to FP8 as the tolerance allows, from the lists with `low` in the low-precision dtype.
 
     Work is what counts, since most devices emulate FP8, where a step's time says nothing of what it takes where FP8 is computed.
 
@@ -157,7 +157,7 @@ def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key,
 
 
 def search_packing(trials: Trials, notes: list[str], units: Mapping[Key, PackedUnit], best: Trial) -> None:
-    """Pack what units keep for backward, under the lists of `best`.
+    """Pack what units save for backward, under the lists of `best`.
 
     Packing changes no loss before the first step of training: what it does is seen in the trials alone.
 

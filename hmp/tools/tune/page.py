@@ -74,7 +74,7 @@ def tuning_page(result: TuneResult) -> str:
 
 
 def _cost(trial: Trial, result: TuneResult) -> float | None:
-    """What was made small, as a ratio to float32's; None where it was not measured."""
+    """Return what was made small, as a ratio to float32's; None where it was not measured."""
     base = result.trials[0]
     if result.objective == "time" and _is_emulated(trial):
         return None
@@ -86,12 +86,12 @@ def _cost(trial: Trial, result: TuneResult) -> float | None:
 
 
 def _is_emulated(trial: Trial) -> bool:
-    """Whether a step had products in FP8 and was not timed for that: it takes what emulating them takes."""
+    """Return True if a step had products in FP8 and was not timed for that: it takes what emulating them takes."""
     return bool(trial.fp8) and trial.ratio is None
 
 
 def _worse(trial: Trial, result: TuneResult) -> float | None:
-    """How far the loss is from float32's or, where that is what was bounded, the metric below it; None where it is not finite."""
+    """Return how far the loss is from float32's or, where that is what was bounded, the metric below it; None where it is not finite."""
     found = trial.metric_change if result.tolerance.metric is not None else abs(trial.loss_change)
     return found if found is not None and math.isfinite(found) else None
 
@@ -126,14 +126,14 @@ def _curve(result: TuneResult) -> Section:
 
 
 def _compared(change: float | None) -> str:
-    """A change for the worse in words: a loss and a metric have their better sides at opposite ends."""
+    """Return a change for the worse in words: a loss and a metric have their better sides at opposite ends."""
     if change is None or not math.isfinite(change):
         return percent(change)
     return "as float32" if not change else f"{percent(abs(change)).lstrip('+')} {'worse' if change > 0 else 'better'}"
 
 
 def _verdict(result: TuneResult, low: str) -> str:
-    """What came of the search, in a sentence."""
+    """Return what came of the search, in a sentence."""
     best, cost = result.best, _cost(result.best, result)
     takes = {"time": "A step takes {:.2f} of float32's time", "memory": "A step keeps {:.2f} of float32's bytes for backward"}
     changes = [f"loss {_compared(best.loss_change)}"]
@@ -153,7 +153,7 @@ def _verdict(result: TuneResult, low: str) -> str:
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
-    """What came of it: heading, number, and what it is of."""
+    """Return what came of it: heading, number, and what it is of."""
     best, base = result.best, result.trials[0]
     median = "median, FP8 emulated" if _is_emulated(best) else "median"
     timed = ("time of a step", typeset_duration(best.seconds), f"{median}, float32 {typeset_duration(base.seconds)}")
@@ -298,7 +298,7 @@ def _change(value: float) -> Cell:
 
 
 def _last(value: float | None, text: str) -> Cell:
-    """A number that sorts behind all others where it is not finite."""
+    """Return a number that sorts after all others if it is not finite."""
     return number(value if value is not None and math.isfinite(value) else 1e300, text)
 
 

@@ -1,7 +1,7 @@
-"""What each op of a step costs in float32 and in the low dtype, and what its rounding does to the loss: one watched step in float32.
+"""What each op of a step costs in float32 and in low precision, and what its rounding does to the loss: one watched float32 step.
 
-Where a decided op has run in float32, it runs in the low dtype too, on the same inputs: the difference, times the gradient that backward
-brings, is the first-order change of the loss.
+Where a decided op has run in float32, it runs in the low-precision dtype too, on the same inputs: the difference, times the gradient that
+backward brings, is the first-order change of the loss.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Rounding:
 
     @property
     def error(self) -> float:
-        """The relative error of all calls together."""
+        """Return the relative error of all calls together."""
         return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
 
     def sensitivity(self, loss: float) -> float | None:
-        """The relative change of the loss; None where no gradient came back to tell."""
+        """Return the relative change of the loss; None if no gradient came back."""
         if self.cannot:
             return math.inf
         if not self.has_gradient:
@@ -65,7 +65,7 @@ class Rounding:
         return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
 
     def note(self, got: Tensor, wanted: Tensor) -> list[Any]:
-        """Adds the error of one result beside float32's. Gives the hooks hung on the latter for what the error does to the loss."""
+        """Add the error of one result against float32's. Return the hooks on the latter that show what the error does to the loss."""
         if not wanted.is_floating_point() or wanted.layout is not torch.strided:
             return []
         reference = wanted.detach()
@@ -114,7 +114,7 @@ class Measurements:
 
 
 def probe(task: Task, decisions: Decisions) -> Measurements:
-    """The measurements of one step on the first batch, from the task's state. The step's results are float32's."""
+    """Return the measurements of one step on the first batch, from the task's state. The step's results are float32's."""
     task.from_the_start()
     probing = Probe(task, decisions)
     policy = decisions.policy(())
@@ -132,8 +132,10 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
 
 @dataclass
 class _Op:
-    """A function of torch, as the probe calls it: in float32, in the low dtype, and in FP8 where it is a product and FP8 a level. What the
-    low dtype casts is in `cast`, by id."""
+    """A function of torch, as the probe calls it: in float32, in the low-precision dtype, and in FP8 where it is a product and FP8 a level.
+
+    What the low-precision dtype casts is in `cast`, by id.
+    """
 
     name: str
     rule: OpRule
@@ -143,7 +145,7 @@ class _Op:
     cast: dict[int, Tensor] = field(default_factory=dict)  # holds them, so that no other gets the same id
 
     def noting(self, caster: Caster) -> Caster:
-        """`caster`, which notes what it casts."""
+        """Return `caster`, which notes what it casts."""
 
         def note(tensor: Tensor, dtype: torch.dtype) -> Tensor:
             if tensor.dtype is not dtype:
@@ -169,7 +171,7 @@ class Probe(Listener):
         self._cast_seconds: dict[int, float] = {}
 
     def begin(self, call: observe.Call) -> None:
-        """Keeps the arguments of a decided op."""
+        """Keep the arguments of a decided op."""
         self._begun = None
         if threading.get_ident() != self._thread or call.rule is None:
             return
@@ -187,7 +189,7 @@ class Probe(Listener):
             self._begun = op, _as_given(call.args, call.kwargs), self._draws()
 
     def end(self, call: observe.Call) -> None:
-        """Measures it."""
+        """Measure it."""
         begun, self._begun = self._begun, None
         if begun is not None and call.error is None:
             op, given, draws = begun
@@ -207,7 +209,7 @@ class Probe(Listener):
         return op
 
     def _draws(self) -> Tensor:
-        """The state of the random numbers that the op may draw."""
+        """Return the state of the random numbers that the op may draw."""
         if self._task.device.type == "cpu":
             return torch.get_rng_state()
         found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
@@ -229,12 +231,14 @@ class Probe(Listener):
         except Exception as error:  # torch refuses, or numpy in a function that the user registered
             measured.low.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
-        # what is computed may come in the low dtype: only parameters and batches are sure to need a cast
+        # what is computed may come in the low-precision dtype: only parameters and batches are sure to need a cast
         measured.cast_seconds += sum(self._cast_of(t) for at, t in enumerate(each_tensor(call)) if at in taken and t.is_leaf)
 
     def _compare(self, measured: Measured, op: _Op, call: Call, result: Any, drew: bool) -> frozenset[int]:
-        """Notes the error of the op alone, and hangs on its result a hook for what that does to the loss. Gives the positions, among
-        the tensors of the call, of those that are cast."""
+        """Note the error of the op alone, and hang on its result a hook for what that does to the loss.
+
+        Gives the positions, among the tensors of the call, of those that are cast.
+        """
         results = list(each_castable((result,)))
         with torch.no_grad():
             args, kwargs = _copied(call, detach=True)
@@ -251,7 +255,7 @@ class Probe(Listener):
         return taken
 
     def _compare_in_fp8(self, measured: Measured, op: _Op, call: Call, low: Tensor, result: Tensor) -> None:
-        """Notes the product's work, and the error of FP8, which is that of the low dtype where the call cannot run in FP8."""
+        """Note the product's work, and the error of FP8, which is that of the low-precision dtype where the call cannot run in FP8."""
         assert op.fp8 is not None
         args, kwargs = _copied(call, detach=True)
         work = _work(op.full, (args, kwargs))
@@ -262,13 +266,13 @@ class Probe(Listener):
             try:
                 with torch.no_grad():
                     low = op.fp8(*args, **kwargs)
-            except Exception as error:  # a device's kernel refuses; the low dtype is none the worse for it
+            except Exception as error:  # a device's kernel refuses; the low-precision dtype is none the worse for it
                 measured.fp8.cannot = str(error).partition("\n")[0] or type(error).__name__
                 return
         self.hooks += measured.fp8.note(low, result)
 
     def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
-        """Notes seconds and saved bytes in both dtypes; measured once for calls of the same form."""
+        """Note seconds and saved bytes in both dtypes; measured once for calls of the same form."""
         form = (op.rule, _form(call))
         if form not in self._timed:
             wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
@@ -307,13 +311,13 @@ def _cast_there_and_back(sample: Tensor, low: torch.dtype) -> None:
 
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The arguments as they are before the call; what the op may write (running statistics) is copied."""
+    """Return the arguments as they are before the call; what the op may write (running statistics) is copied."""
     found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
     return found
 
 
 def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozenset(), dtype: torch.dtype | None = None) -> Call:
-    """The call with tensors of its own, with or without gradients; those at the positions `cast` in `dtype`."""
+    """Return the call with tensors of its own, with or without gradients; those at the positions `cast` in `dtype`."""
     at = itertools.count()
 
     def copy(tensor: Tensor) -> Tensor:
@@ -326,8 +330,10 @@ def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozense
 
 
 def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: frozenset[int] = frozenset()) -> int:
-    """The bytes that the op keeps for backward, its parameters left out and their copies counted. What is computed and at a position of
-    `cast` comes in `low`."""
+    """Return the bytes that the op saves for backward, its parameters left out and their copies counted.
+
+    What is computed and at a position of `cast` comes in `low`.
+    """
     at = itertools.count()
 
     def fresh(tensor: Tensor) -> Tensor:
@@ -345,7 +351,7 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
 
 
 def _work(function: Op, call: Call) -> int:
-    """The floating-point operations of the products that the call makes."""
+    """Return the floating-point operations of the products that the call makes."""
     args, kwargs = call
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*args, **kwargs)
@@ -353,7 +359,7 @@ def _work(function: Op, call: Call) -> int:
 
 
 def _form(value: Any) -> Any:
-    """What tells calls of one form from those of another."""
+    """Return what identifies calls of one form."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.requires_grad, value.is_leaf, value.is_contiguous()
     if isinstance(value, (list, tuple)):

@@ -19,14 +19,17 @@ ENDS = {
 
 
 def gain(unit: Unit, objective: Objective) -> float:
-    """How many seconds a step is shorter, or bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be."""
+    """Return how many seconds a step is shorter, or bytes fewer it keeps, with the unit in the low-precision dtype.
+
+    -inf where it cannot be.
+    """
     if not runs_low(unit):
         return -math.inf
     return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
 
 
 def by_gain(result: TuneResult) -> list[Unit]:
-    """The units of a search, the most gain first."""
+    """Return the units of a search, the most gain first."""
     return sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
 
 
@@ -39,7 +42,7 @@ def amount(value: float, objective: Objective) -> str:
 
 
 def percent(change: float | None) -> str:
-    """A relative change with its sign."""
+    """Return a relative change with its sign."""
     if change is None:
         return NOTHING
     if not math.isfinite(change):
@@ -48,12 +51,12 @@ def percent(change: float | None) -> str:
 
 
 def runs_low(unit: Unit) -> bool:
-    """Whether the unit can run in the low dtype, with finite results."""
+    """Return True if the unit can run in the low-precision dtype, with finite results."""
     return all(map(math.isfinite, (unit.error, unit.sensitivity, unit.seconds_low)))
 
 
 class Reason(NamedTuple):
-    """The columns behind an entry of a list: what it gains in a step, what it changes, and why it is on that list; "" for not measured."""
+    """The columns after an entry of a list: what it gains in a step, what it changes, and why it is on it; "" for not measured."""
 
     gain: str = ""
     change: str = ""
@@ -64,7 +67,7 @@ class Reason(NamedTuple):
 
 
 def reason(cast: str, units: Sequence[Unit], result: TuneResult) -> Reason:
-    """Return why these units are on the list `cast`: gain and change are those of the low dtype or, on the FP8 list, of FP8."""
+    """Return why these units are on the list `cast`: gain and change are those of the low-precision dtype or, on the FP8 list, of FP8."""
     if cast == "fp8":
         work = sum(unit.work for unit in result.units)
         moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
@@ -79,7 +82,7 @@ def reason(cast: str, units: Sequence[Unit], result: TuneResult) -> Reason:
 
 
 def _why_float32(units: Sequence[Unit], gained: float, change: float, result: TuneResult) -> str:
-    """Return what keeps these units out of the low dtype."""
+    """Return what keeps these units out of the low-precision dtype."""
     if any(note.startswith(f"{unit.name}: ") for unit in units for note in result.notes):
         return "beyond the tolerance in a trial"
     if result.tolerance.loss is not None and change > result.tolerance.loss:

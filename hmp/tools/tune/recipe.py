@@ -52,7 +52,10 @@ class TaskRecipe:
     step: Callable[[], Any] | None = None
 
     def make_step(self) -> RecipeStep:
-        """A step to run; model, batches and optimizer are made by the recipe's functions. RecipeError where they make no such thing."""
+        """Return a step to run; model, batches and optimizer are made by the recipe's functions.
+
+        Raise RecipeError where they make no such thing.
+        """
         if self.step is not None:
             return RecipeStep(self.step)
         model, batches = self.make_model_and_batches()
@@ -62,7 +65,10 @@ class TaskRecipe:
         return _training_step(self, model, optimizer, batches)
 
     def make_model_and_batches(self, most: int = MOST_BATCHES) -> tuple[torch.nn.Module, list[Any]]:
-        """What model() and batches() give, of the latter the first `most`. RecipeError where that is no module, or no batch."""
+        """Return what model() and batches() give, of the latter the first `most`.
+
+        Raise RecipeError if that isn't a module, or without a batch.
+        """
         if self.model is None or self.batches is None:
             raise RecipeError(f"{self.path}: defines step() alone; this needs model(), batches() and loss(model, batch)")
         model = self._call("model", self.model)
@@ -82,7 +88,7 @@ class TaskRecipe:
         return RecipeError(f"{self.path}: {message}")
 
     def _call(self, name: str, function: Any, *arguments: Any) -> Any:
-        """What one of the functions returns."""
+        """Return what one of the functions returns."""
         try:
             return function(*arguments)
         except Exception as error:
@@ -114,12 +120,12 @@ class LossAsModel(torch.nn.Module):
         return str(self.model._get_name())  # what pages call it
 
     def forward(self, batch: Any) -> Any:
-        """The loss of the batch."""
+        """Return the loss of the batch."""
         return self._loss(self.model, batch)
 
 
 def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
-    """What loss(model, batch) returned, a tensor with one element. Raises `error` of what it is instead, and of the remedy."""
+    """Return what loss(model, batch) returned, a tensor with one element. Raise `error` of what it is instead, and of the remedy."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
@@ -127,7 +133,7 @@ def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
 
 
 def stepping(optimizer: Any, error: Callable[[str], HmpError]) -> Any:
-    """What optimizer(model) returned, which can step. Raises `error` of what it is instead, and of the remedy."""
+    """Return what optimizer(model) returned, which can step. Raise `error` of what it is instead, and of the remedy."""
     if all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad")):
         return optimizer
     raise error(f"optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer")
@@ -166,7 +172,10 @@ def _training_step(recipe: TaskRecipe, model: torch.nn.Module, optimizer: Any, b
 
 
 def load(path: str | Path, command: str = "benchmark") -> TaskRecipe:
-    """The recipe in a file, which is run once, as a module beside its own folder. RecipeError says what it lacks for that command."""
+    """Return the recipe in a file, which is run once, as a module whose folder can be imported from.
+
+    RecipeError says what it lacks for that command.
+    """
     file, form = Path(path), FORMS[command]
     if not file.is_file():
         raise RecipeError(f"{path}: no such file; give a Python file: {form}")
@@ -204,7 +213,7 @@ def _run(file: Path) -> types.ModuleType:
 
 
 def _place(path: str | Path, error: BaseException) -> str:
-    """The file, with the line in it where the error arose."""
+    """Return the file, with the line in it where the error arose."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else lines[-1] if lines else None
     return str(path) if line is None else f"{path}:{line}"

@@ -26,8 +26,8 @@ class Unit:
     `module` is None where the op is decided for all modules together, "" for calls outside every module. `error` is the relative error
     ||low - float32|| / ||float32|| of the op alone on the same inputs, over all its calls; `sensitivity` the relative change of the loss
     that this error makes, to first order. Seconds are forward and backward of all calls of a step without casts; `cast_seconds` those of
-    the casts of parameters and batches that the low dtype needs. `saved_bytes` is how many bytes fewer it keeps for backward in the low
-    dtype. Infinite where the op cannot run in the low dtype, or gives NaN or Inf there.
+    the casts of parameters and batches that the low-precision dtype needs. `saved_bytes` is how many bytes fewer it saves for backward
+    there. Infinite where the op cannot run in the low-precision dtype, or gives NaN or Inf there.
 
     Where FP8 is one of the levels, `work` is the floating-point operations of its matrix products in forward, `work_fp8` of those that
     can run in FP8, and `error_fp8` and `sensitivity_fp8` are what the other two are, in FP8.
@@ -55,8 +55,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class PackedUnit:
-    """What is packed at once: what an op keeps for backward, everywhere (`module` None) or in one module, and what was measured of it in
-    one step with all that can be packed on the saved list.
+    """What is packed at once.
+
+    What an op saves for backward, everywhere (`module` None) or in one module, and what was measured of it in one step with all that can be
+    packed on the saved list.
 
     `nbytes` were kept and `left` of them are, for the first op that keeps a tensor; `error` is what packing changed, relative to it.
     """
@@ -77,13 +79,13 @@ class PackedUnit:
 class Trial:
     """One policy that the model was really trained or evaluated under.
 
-    `low` holds the units that ran in the low dtype, None for a policy that was taken as it is. `loss_change` and `metric_change` are
-    relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
+    `low` holds the units that ran in the low-precision dtype, None for a policy that was taken as it is. `loss_change` and `metric_change`
+    are relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
     one vector against float32's.
-    `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
-    a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
+    `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where both were timed; `saved_bytes` what
+    a step saves for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
     `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
-    the units that ran in FP8, `saved` those that kept packed what they keep for backward.
+    the units that ran in FP8, `saved` those that kept packed what they save for backward.
     """
 
     name: str
@@ -106,22 +108,22 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """Whether it is within the tolerance, and why not."""
+        """Return whether it is within the tolerance, and why not."""
         return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
 
 
 def least_gain(reference: Trial, objective: Objective) -> float:
-    """The least that is a gain beside float32's trial, in bytes or seconds of a step."""
+    """Return the least that is a gain over float32's trial, in bytes or seconds of a step."""
     return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:
-    """The trial as plain values."""
+    """Return the trial as plain values."""
     return {**vars(trial), "policy": trial.policy.to_dict()}
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
-    """The trial that `trial_values()` described."""
+    """Return the trial that `trial_values()` described."""
     return replace(of_json(Trial, values), policy=Policy.from_dict(values["policy"]))
 
 
@@ -133,9 +135,9 @@ class TuneResult:
     """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
-    `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json, part by part. `model`
-    is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was measured
-    of units whose tensors can be packed, and `objective` is "memory".
+    `stopped` says why the search ended. `key` differs between searches that may not go on from each other's tune.json, part by part.
+    `model` is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was
+    measured of units whose tensors can be packed, and `objective` is "memory".
 
     Example:
         >>> net, data = torch.nn.Linear(4, 1), [torch.randn(8, 4)]
@@ -172,7 +174,7 @@ class TuneResult:
 
     @property
     def share_in_fp8(self) -> float:
-        """The share of the products' work (floating-point operations in forward) that runs in FP8 under `policy`."""
+        """Return the share of the products' work (floating-point operations in forward) that runs in FP8 under `policy`."""
         work = sum(unit.work for unit in self.units)
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
@@ -241,7 +243,7 @@ class TuneResult:
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:
-    """The result that `to_dict()` described."""
+    """Return the result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
     return replace(
         of_json(TuneResult, {"packed": (), **values}),

@@ -41,10 +41,10 @@ def decided(
     levels: Collection[str],
     objective: str,
 ) -> Decisions:
-    """Return what tune() decides. HmpError for what cannot be searched, and for a policy with lists that a search writes."""
+    """Return what tune() decides. Raise HmpError for what cannot be searched, and for a policy with lists that a search writes."""
     if objective not in ("time", "memory", "bytes"):
         raise HmpError(
-            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (kept for backward) or "bytes" (kept, with packing)'
+            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (saved for backward) or "bytes" (saved, with packing)'
         )
     if isinstance(levels, str) or set(levels) not in ({"bf16", "fp32"}, {"fp8", "bf16", "fp32"}):
         raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
@@ -129,7 +129,7 @@ class Search:
         self._expected = 8
 
     def go(self) -> None:
-        """Makes the trials. Over where the budget is spent."""
+        """Make the trials. Raise Over when the budget is spent."""
         self._progress.stage("float32 and the policies that there are")
         self._trials.tell = self._tell
         self._trials.begin()
@@ -159,11 +159,11 @@ class Search:
             search_packing(self._trials, self._notes, packed, best)
 
     def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
-        """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
+        """Return the trial of these units in the low-precision dtype and, but for the ops that are left, of the others in float32."""
         return self._trials.of(name, self._decisions.policy(low, name, left), low, left)
 
     def _tell(self) -> None:
-        """Writes down what is known, and says it."""
+        """Write down what is known, and print it."""
         best, made = self._trials.best, len(self._trials.made)
         if self._folder is not None and best is not None:
             files.write(self.result("interrupted"), self._folder)
@@ -202,19 +202,22 @@ class Search:
         return replace(unit, work_fp8=measured.work_fp8, error_fp8=measured.fp8.error, sensitivity_fp8=in_fp8)
 
     def _tried(self, policy: Policy, loss: float) -> float:
-        """The relative change of the first batch's loss under the policy, which has one unit in few bits: where no gradient tells."""
+        """Return the relative change of the first batch's loss under the policy, which has one unit in few bits.
+
+        For units without a gradient.
+        """
         self._task.from_the_start()
         try:
             with self._task.under(policy), torch.no_grad():
                 changed = float(self._task.loss(self._task.batches[0]))
-        except Exception:  # whatever torch or the user's code says of what the low dtype gives
+        except Exception:  # whatever torch or the user's code says of what the low-precision dtype gives
             return math.inf
         return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
 
     # --- the search ---
 
     def _search_low(self) -> None:
-        """Find the units for the low dtype: without those that make NaN, then by bisection."""
+        """Find the units for the low-precision dtype: without those that make NaN, then by bisection."""
         changes = {key: unit.sensitivity for key, unit in self._units.items()}
         order = greedy_order(_gains(self._units, self._trials.objective, self._trials.least_gain), changes)
         self._expected += 2 * len(order).bit_length() + min(len(self._units), MOST_FLIPS)
@@ -239,7 +242,7 @@ class Search:
         )
 
     def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
-        """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
+        """Return the units of `low` that make NaN or Inf of finite numbers, as far as the first finding shows."""
         self._trials.budget.take()
         try:
             with detect_nonfinite():
@@ -258,8 +261,11 @@ class Search:
         self._notes += [f"{key}: {why}" for key in sorted(keys, key=str)]
 
     def _flip(self) -> None:
-        """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
-        need not add up, nor errors. What is on none of the start's lists may also be left to run in what its inputs come in."""
+        """Try the best with one unit changed, the most expensive units first, until nothing gets better.
+
+        Costs that were measured alone need not add up, nor errors. What is on none of the start's lists may also be left to run in what its
+        inputs come in.
+        """
         is_time = self._trials.objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
         free = self._decisions.left_of(self._decisions.start, self._units)
@@ -279,7 +285,7 @@ class Search:
                     self._try(low, f"{verb} {key.op}, {len(low)} low", left ^ {key.op})
 
     def _choice(self) -> tuple[frozenset[Key], frozenset[str]]:
-        """The units that are low in the best, and the ops that it leaves."""
+        """Return the units that are low in the best, and the ops that it leaves."""
         best = self._trials.best
         if best is None:
             return frozenset(), frozenset()
@@ -288,7 +294,7 @@ class Search:
         return low, left - {key.op for key in low}
 
     def _low(self, trial: Trial) -> frozenset[Key]:
-        """The units that ran in the low dtype."""
+        """Return the units that ran in the low-precision dtype."""
         if trial.low is None:
             return self._decisions.low_of(trial.policy, self._units)
         return frozenset(key for key in self._units if str(key) in trial.low)
@@ -296,7 +302,7 @@ class Search:
     # --- the end ---
 
     def end(self, stopped: Stopped) -> TuneResult:
-        """The result, written into the folder. HmpError where nothing was within the tolerance."""
+        """Return the result, written into the folder. Raise HmpError where nothing was within the tolerance."""
         if self._trials.best is None:
             lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
             nothing = self._trials.made.get("nothing low")
@@ -312,7 +318,7 @@ class Search:
         return result
 
     def result(self, stopped: Stopped) -> TuneResult:
-        """What is known now."""
+        """Return what is known now."""
         best = self._trials.best
         assert best is not None
         return TuneResult(
@@ -337,7 +343,7 @@ class Search:
 
 
 def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
-    """Return what each unit gains in the low dtype, in seconds or bytes of a step; less than `least` in all modules together is nothing."""
+    """Return what each unit gains in the low-precision dtype, in seconds or bytes of a step; less than `least` in total is nothing."""
     gains = {key: float(unit.saved_bytes) if objective == "memory" else _seconds(unit) for key, unit in units.items()}
     by_op: dict[str, float] = {}
     for key, gain in gains.items():
@@ -346,7 +352,7 @@ def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dic
 
 
 def _seconds(unit: Unit) -> float:
-    """Return the seconds that the unit gains in the low dtype; a gain within the noise is none."""
+    """Return the seconds that the unit gains in the low-precision dtype; a gain within the noise does not count."""
     return unit.seconds_float32 * (1 - NOISE) - unit.seconds_low - unit.cast_seconds
 
 
@@ -366,7 +372,7 @@ class Progress:
             self._bar = tqdm(desc="hmp tune", file=stderr, leave=False, unit="trial", dynamic_ncols=True)
 
     def stage(self, text: str) -> None:
-        """A stage begins."""
+        """Show that a stage begins."""
         if self._bar is not None:
             self._bar.set_description(f"hmp tune: {text}")
         else:
@@ -381,7 +387,7 @@ class Progress:
             self._say(f"{done} of about {total}" + (f": {best}" if best else ""))
 
     def close(self) -> None:
-        """The search has ended."""
+        """Close the progress bar: the search has ended."""
         if self._bar is not None:
             self._bar.close()
 

@@ -11,7 +11,7 @@ _TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step"
 
 
 def table(result: TuneResult) -> str:
-    """The lists that were chosen, what gains most first, the trials, and how the search ended."""
+    """Return the lists that were chosen, what gains most first, the trials, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
     steps = f"{count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
     moved = ", and as much in FP8 as fits," if result.best.fp8 else ""
@@ -27,7 +27,7 @@ def table(result: TuneResult) -> str:
 
 
 def _lists(result: TuneResult) -> list[str]:
-    """What was decided on each list, the most gain first, and how many names are as they were."""
+    """Return what was decided on each list, the most gain first, and how many names are as they were."""
     belongs = units_by_line(result)
     lines = []
     for cast in result.policy.lists:
@@ -43,7 +43,7 @@ def _lists(result: TuneResult) -> list[str]:
 
 
 def _trials(result: TuneResult) -> list[str]:
-    """All trials, as a table."""
+    """Return all trials, as a table."""
     rows = [_TRIALS, *(_trial(trial, result) for trial in result.trials)]
     if any(trial.fp8 for trial in result.trials):
         eight = ["fp8", *(str(len(trial.fp8)) if trial.fp8 else NOTHING for trial in result.trials)]
@@ -81,14 +81,14 @@ def _ended(result: TuneResult) -> list[str]:
 
 
 def _packed(result: TuneResult) -> str:
-    """What packing brings, as it was measured with all that can be packed."""
+    """Return what packing brings, as it was measured with all that can be packed."""
     units = [unit for unit in result.packed if unit.name in result.best.saved]
     nbytes, left = (sum(getattr(unit, each) for unit in units) for each in ("nbytes", "left"))
     return f"{count(len(units), 'unit')}, {size(nbytes)} -> {size(left)} a step"
 
 
 def _against_float32(result: TuneResult) -> str:
-    """What was made small, beside float32, and a word where that is no gain."""
+    """Return what was made small, against float32, with a word if that isn't a gain."""
     best, base = result.best, result.trials[0]
     if result.objective == "time":
         ratio, what = best.ratio, "time"

@@ -30,7 +30,7 @@ from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
-# The gradient and what is kept for backward are looked at on so many batches.
+# The gradient and what is saved for backward are looked at on so many batches.
 LOOKED_AT = 2
 _TIMED_SECONDS = 0.15
 # More than any search compiles one function.
@@ -50,12 +50,12 @@ class Outcome:
 
 
 def failed(why: str) -> Outcome:
-    """What comes of a policy under which nothing ran to its end."""
+    """Return what comes of a policy under which nothing ran to its end."""
     return Outcome(math.nan, None, None, math.nan, 0, why)
 
 
 class Task:
-    """Model, batches and loss, and how they are run. HmpError for what cannot be run."""
+    """Model, batches and loss, and how they are run. Raise HmpError for what cannot be run."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Task:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """A stretch after which model and random state are as they were."""
+        """Make a context after which model and random state are as they were."""
         with random_state_kept(self.device), compiled_anew(self.model):
             try:
                 self._made_optimizer()  # what cannot be one is said before anything runs
@@ -105,7 +105,7 @@ class Task:
                 self._snapshot.restore()
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """Return the user's loss of one batch, of a mapping a copy: losses take out entries. HmpError if it is no scalar tensor."""
+        """Return the user's loss of one batch, of a mapping a copy: losses take out entries. Raise HmpError if it isn't a scalar tensor."""
         return scalar(self._loss(self.model, copy.copy(batch) if isinstance(batch, Mapping) else batch), HmpError)
 
     def batch_versions(self) -> list[int]:
@@ -113,13 +113,13 @@ class Task:
         return [tensor._version for tensor in each_tensor(self.batches) if not tensor.is_inference()]
 
     def from_the_start(self) -> None:
-        """Puts model and random state where every run begins."""
+        """Put model and random state where every run begins."""
         self._snapshot.restore()
         seed_all(self.seed)
         self.model.zero_grad()
 
     def run(self, policy: Policy | None) -> Outcome:
-        """What comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
+        """Return what comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
         with self.under(policy):
             looked, gradient, saved = self._look()
             if gradient is not None and not all(bool(torch.isfinite(g).all()) for g in gradient):
@@ -140,11 +140,11 @@ class Task:
             return self._look()[1]
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
-        """A region in which `policy` is in force for the process, None for no casts."""
+        """Make a context in which `policy` is active for the process, None for no casts."""
         return disable_casts() if policy is None else policy_active(policy, self.model)
 
     def timer(self, policy: Policy | None) -> Callable[[], float]:
-        """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
+        """Return a function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
         count = 0
 
         def sample() -> float:
@@ -169,7 +169,7 @@ class Task:
         return step
 
     def _made_optimizer(self) -> Any:
-        """A new optimizer over the model's parameters, None where the task does not train."""
+        """Return a new optimizer over the model's parameters, None where the task does not train."""
         make = self._optimizer
         if make is None:
             return None
@@ -207,7 +207,7 @@ class Task:
         return loss
 
     def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
-        """The loss over the first batches, its gradient, and the bytes that the first keeps for backward."""
+        """Return the loss over the first batches, its gradient, and the bytes that the first saves for backward."""
         self.from_the_start()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         total, saved, has_gradient = 0.0, 0, False
@@ -226,7 +226,7 @@ class Task:
         return total, tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
 
     def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
-        """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
+        """Return the loss, and the bytes that it saves for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
         try:
             with SavedBytes(self._snapshot.tensors).watch() as saved:
                 return self.loss(batch), saved.bytes
@@ -237,7 +237,7 @@ class Task:
         return self.loss(batch), 0
 
     def _train(self) -> tuple[float, float]:
-        """The mean loss of the last pass over the batches, and the median seconds of a step."""
+        """Return the mean loss of the last pass over the batches, and the median seconds of a step."""
         optimizer = self._made_optimizer()
         losses, seconds = [], []
         for at in range(self.steps):
@@ -250,7 +250,7 @@ class Task:
         return statistics.fmean(last), statistics.median(seconds[1:] or seconds)
 
     def _evaluate(self) -> tuple[float, float]:
-        """The mean loss over the batches, and the median seconds of a step."""
+        """Return the mean loss over the batches, and the median seconds of a step."""
         losses, seconds = [], []
         for batch in self.batches:
             took, loss = seconds_of(partial(self._step, batch, None), 1, self.device)
@@ -261,7 +261,7 @@ class Task:
 
 @contextmanager
 def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
-    """A stretch in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
+    """Make a context in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
 
     Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
     """
@@ -280,7 +280,7 @@ def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _number(found: Any) -> float:
-    """What metric(model) returned, as a number. HmpError where it is none."""
+    """Return what metric(model) returned, as a number. Raise HmpError for anything else."""
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError):
@@ -291,12 +291,12 @@ def _number(found: Any) -> float:
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """A copy of the gradient in which all elements are: that of a sparse embedding can neither be looked through nor multiplied."""
+    """Return a copy of the gradient in which all elements are: that of a sparse embedding can neither be looked through nor multiplied."""
     return gradient.detach().clone() if gradient.layout is torch.strided else gradient.detach().to_dense()
 
 
 def _wants_closure(optimizer: Any) -> bool:
-    """Whether its step() has to be given what computes loss and gradient, as that of LBFGS."""
+    """Return True if its step() has to be given what computes loss and gradient, as that of LBFGS."""
     try:
         parameter = inspect.signature(optimizer.step).parameters.get("closure")
     except ValueError:
@@ -305,7 +305,7 @@ def _wants_closure(optimizer: Any) -> bool:
 
 
 def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
-    """The cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
+    """Return the cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
     if gradient is None or reference is None or len(gradient) != len(reference):
         return None
     products = [torch.zeros((), dtype=torch.float64) for _ in range(3)]

@@ -15,10 +15,12 @@ _FIRST_ORDER = 0.01  # where neither loss nor metric is bounded
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The bounds a policy must keep, None for none: `loss` is the most by which it may differ from float32's, relative to it, and `metric`
-    the most by which it may be worse; `gradient` is the least cosine of the gradient with float32's.
+    """The bounds a policy must keep, None for none.
 
-    A loss that is far below float32's is no better one: it underflowed, or the model learns something else.
+    `loss` is the most by which it may differ from float32's, relative to it, and `metric` the most by which it may be worse; `gradient` is
+    the least cosine of the gradient with float32's.
+
+    A loss that is far below float32's isn't better: it underflowed, or the model learns something else.
     """
 
     loss: float | None = None
@@ -27,11 +29,11 @@ class Tolerance:
 
     @property
     def first_order(self) -> float:
-        """What the changes of the loss by single units, to first order, may add up to in the first set that is tried."""
+        """Return what the changes of the loss by single units, to first order, may add up to in the first set that is tried."""
         return self.loss or self.metric or _FIRST_ORDER
 
     def exceeded(self, loss_change: float, metric_change: float | None, gradient_cosine: float | None) -> str:
-        """What is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""
+        """Return what is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""
         found = []
         if math.isnan(loss_change) or math.isinf(loss_change):
             found.append("the loss is not finite")
@@ -53,7 +55,7 @@ class Tolerance:
 
 
 def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: bool) -> Tolerance:
-    """The bounds that the user states: a number is for the metric where there is one, else for the loss. HmpError for what is no bound."""
+    """Return the user's bounds: a number is for the metric if there is one, else for the loss. Raise HmpError for any other value."""
     if isinstance(value, Tolerance):
         found = value
     elif isinstance(value, Mapping):
@@ -64,7 +66,7 @@ def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: boo
     else:
         found = Tolerance(**{"metric" if has_metric else "loss": _number("tolerance", value)})
     if found.metric is not None and not has_metric:
-        raise HmpError("tolerance has a bound for the metric, and there is no metric; give metric=, a function of the model")
+        raise HmpError("tolerance has a bound for the metric, but metric= is missing; give metric=, a function of the model")
     if found.gradient is not None and not 0 < found.gradient <= 1:
         raise HmpError(f"invalid gradient={found.gradient!r}: expected a cosine above 0, such as 0.99")
     return found

@@ -34,7 +34,7 @@ class Over(Exception):
 
 
 class Budget:
-    """How long a search may take; its time begins when this is made. HmpError for numbers that are no bound."""
+    """How long a search may take; its time begins when this is made. Raise HmpError for numbers that cannot be a bound."""
 
     def __init__(self, seconds: float | None, max_trials: int | None) -> None:
         if seconds is not None and not (_is_number(seconds, float) and 0 < seconds < math.inf):
@@ -45,7 +45,7 @@ class Budget:
         self._left = math.inf if max_trials is None else max_trials
 
     def take(self) -> None:
-        """Spend one trial. Over where none is left."""
+        """Spend one trial. Raise Over if none is left."""
         if self._left <= 0 or time.perf_counter() >= self._until:
             raise Over
         self._left -= 1
@@ -56,8 +56,10 @@ def _is_number(value: Any, *kinds: type) -> bool:
 
 
 class Trials:
-    """All that were made, by name, float32 first, and the best of those that fit: `best` is None until there is one. `tell` is called when
-    one was made, or taken from an earlier search."""
+    """All that were made, by name, float32 first, and the best of those that fit: `best` is None until there is one.
+
+    `tell` is called when one was made, or taken from an earlier search.
+    """
 
     def __init__(self, task: Task, tolerance: Tolerance, objective: Objective, budget: Budget, journal: Journal) -> None:
         self.tell: Callable[[], None] = lambda: None
@@ -70,7 +72,7 @@ class Trials:
         self._journal = journal
 
     def begin(self) -> None:
-        """Runs float32, which all others are held against. HmpError where it gives nothing to keep to."""
+        """Run float32, which all others are held against. Raise HmpError where it gives nothing to keep to."""
         known = self._journal.trial(FLOAT32, _NO_LISTS)
         if known is not None:
             self._journal.check(known.loss, self._task.run(None).loss)
@@ -80,7 +82,7 @@ class Trials:
 
     @property
     def least_gain(self) -> float:
-        """What is less than this is no gain, in seconds or bytes of a step."""
+        """Return the smallest gain that counts, in seconds or bytes of a step."""
         return least_gain(self.made[FLOAT32], self.objective)
 
     def _in_float32(self) -> Trial:
@@ -110,8 +112,12 @@ class Trials:
         left: frozenset[str] = frozenset(),
         fp8: frozenset[Key] = frozenset(),
     ) -> Trial:
-        """The trial of the policy, which has these units in the low dtype and in FP8 and leaves these ops: made now, or earlier. With units
-        in FP8 it is not held against the best: see lead(). Over where the budget is spent."""
+        """Return the trial of the policy, which has these units in the low-precision dtype and in FP8 and leaves these ops.
+
+        Made now, or earlier.
+
+        With units in FP8 it is not held against the best: see lead(). Raise Over if the budget is spent.
+        """
         known = self._known(name, policy)
         if known is not None:
             return known
@@ -121,8 +127,10 @@ class Trials:
         return self._note(self._timed(trial) if self.objective == "time" else self._weighed(trial))
 
     def packing(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
-        """The trial of the policy, which keeps these units' tensors packed and has all else from `like`: made now, or earlier. Over where
-        the budget is spent."""
+        """Return the trial of the policy, which keeps these units' tensors packed and has all else from `like`: made now, or earlier.
+
+        Raise Over if the budget is spent.
+        """
         known = self._known(name, policy)
         if known is not None:
             return known
@@ -130,7 +138,7 @@ class Trials:
         return self._note(self._weighed(trial) if trial.fits else trial)
 
     def _known(self, name: str, policy: Policy) -> Trial | None:
-        """The trial of the policy that was made, in this search or an earlier one."""
+        """Return the trial of the policy that was made, in this search or an earlier one."""
         for trial in self.made.values():
             if trial.name != FLOAT32 and trial.policy == policy:
                 return trial
@@ -138,22 +146,22 @@ class Trials:
         return None if known is None else self._note(known)
 
     def _weighed(self, trial: Trial) -> Trial:
-        """The trial, which leads where it keeps fewer bytes than the best."""
+        """Return the trial, which leads where it keeps fewer bytes than the best."""
         return replace(trial, led=self.best is None or trial.saved_bytes <= self.best.saved_bytes - self.least_gain)
 
     def lead(self, trial: Trial) -> None:
-        """Makes the trial the best."""
+        """Make the trial the best."""
         self.made[trial.name] = self.best = replace(trial, led=True)
 
     def lead_if_faster(self, trial: Trial) -> bool:
-        """Times the trial beside the best, makes it the best where it is faster, and says whether it is."""
+        """Time the trial against the best, make it the best if it is faster, and return whether it is."""
         timed = self.made[trial.name] = self._timed(trial)
         if timed.led:
             self.best = timed
         return timed.led
 
     def _timed(self, trial: Trial) -> Trial:
-        """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""
+        """Return the trial with its time against float32's; the best so far runs in the same rounds, and must be beaten in most of them."""
         best = self.best
         if best is None:
             return replace(trial, ratio=statistics.median(self._ratios([trial])[0]), led=True)
@@ -163,7 +171,7 @@ class Trials:
         return replace(trial, ratio=statistics.median(own), led=led)
 
     def _tried(self, policy: Policy) -> Outcome:
-        """What came of the policy, or that nothing could."""
+        """Return what came of the policy, or that nothing could."""
         try:
             return self._outcome(policy)
         except OpListError as error:
@@ -207,7 +215,7 @@ class Trials:
         return trial
 
     def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
-        """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
+        """Return the time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
         timers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
         seconds: list[list[float]] = [[] for _ in timers]
         for number in range(rounds):
@@ -216,13 +224,13 @@ class Trials:
         return [ratios(own, seconds[0]) for own in seconds[1:]]
 
     def cost(self, trial: Trial) -> float:
-        """What is made small, as a ratio to float32."""
+        """Return what is made small, as a ratio to float32."""
         if self.objective == "time":
             return math.inf if trial.ratio is None else trial.ratio
         return trial.saved_bytes / max(self.made[FLOAT32].saved_bytes, 1)
 
     def run_off(self) -> None:
-        """Times the best and those that were nearly as fast beside each other once more, and takes the fastest. No more for memory."""
+        """Time the best and those that were nearly as fast against each other once more, and take the fastest. No more for memory."""
         if self.objective != "time" or self.best is None:
             return
         fitting = sorted((t for t in self.made.values() if t.fits and t.name not in (FLOAT32, self.best.name)), key=self.cost)
