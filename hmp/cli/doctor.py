@@ -134,9 +134,9 @@ def _low_kernels(torch: Any) -> dict[str, Any]:
 
 def _patched() -> dict[str, int]:
     """Return how many names of torch's ops a list of `linear` alone patches, by the rule that each is patched for."""
-    from ..core.dispatch import deciding
+    from ..core.dispatch import decisions
 
-    decided = deciding.to_patch(deciding.decide(hmp.Policy("one op", bf16=frozenset({"linear"}))))
+    decided = decisions.to_patch(decisions.decide(hmp.Policy("one op", bf16=frozenset({"linear"}))))
     counted: Counter[str] = Counter()
     for each in decided.values():
         counted[each.kind.number] += len(each.sites)

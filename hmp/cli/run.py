@@ -150,7 +150,7 @@ def pass_on(options: argparse.Namespace) -> None:
         data: dict[str, Any] = original(name)
         main = {key: data.pop(key) for key in ("init_main_from_name", "init_main_from_path") if key in data}
         os.environ[OF_PARENT] = json.dumps({**values, **main})
-        return {**data, "init_main_from_path": str(Path(__file__).resolve().with_name("spawned.py"))}
+        return {**data, "init_main_from_path": str(Path(__file__).resolve().with_name("child_process.py"))}
 
     spawn.get_preparation_data = get_preparation_data
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import fork_safe, saved
+from . import locks, saved
 from .active import Off, PolicyTable, state
 from .casting import castable, each_castable
 from .formatting import dtype_name
@@ -139,7 +139,7 @@ class Here(threading.local):
 
 here = Here()
 listeners: tuple[Listener, ...] = ()  # those that are told of calls, in every thread
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 
 
 def _nothing() -> None:

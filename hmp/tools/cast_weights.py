@@ -16,11 +16,11 @@ import torch
 from ..core.active import disable_casts
 from ..core.cast_cache import clear_cache
 from ..core.casting import each_tensor
+from ..core.compiler_stance import running_uncompiled
 from ..core.formatting import NOTHING, aligned, dtype_name, share, size, some, versioned
 from ..core.observe import Listener, listen
 from ..core.policy import Policy
 from ..core.torch_private import memory_of, storage_of
-from ..core.uncompiled import running_uncompiled
 from ..errors import HmpError
 from . import model_call
 from .aten import Facts, argument, facts

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..core.dispatch import deciding
+from ..core.dispatch import decisions
 from ..core.policy import (
     CASTS,
     EVERY_OP,
@@ -194,11 +194,11 @@ def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFind
         yield EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
 
 
-def _decisions(policy: Policy) -> list[deciding.Decision]:
-    return list(deciding.decide(policy.unscoped).values())
+def _decisions(policy: Policy) -> list[decisions.Decision]:
+    return list(decisions.decide(policy.unscoped).values())
 
 
-def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
+def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[decisions.Decision]) -> tuple[Level, str]:
     """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
     if entry.cast == "saved":
         return _kept_packed(entry, policy, listed)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.core.dispatch import deciding
+from hmp.core.dispatch import decisions
 from hmp.core.rules import CastRule, rules
 from process_kit import ROOT
 
@@ -39,9 +39,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[CastRule]:
         ops=frozenset({"tanh"}),
     )
     monkeypatch.setattr(rules, "RULES", (added, *rules.RULES))
-    deciding.forget()
+    decisions.forget()
     yield added
-    deciding.forget()
+    decisions.forget()
 
 
 def test_a_rule_is_added_by_one_entry_and_one_function(rounds: CastRule) -> None:

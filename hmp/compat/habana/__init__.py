@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ...core import fork_safe
+from ...core import locks
 from .. import lightning_habana, optimum_habana
 from . import backends, device_arguments, int32, modules
 from .device_map import parse, set_target
@@ -22,7 +22,7 @@ from .replacements import IN_PLACE
 
 __all__ = ["Shim", "install", "uninstall"]
 
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 _ASIDE = (
     "habana_frameworks is installed here, so Habana's own package is used, and --habana, --device-map and hmp.compat.habana.install() have "
     "no effect (hmp provides only habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12); use them where it is not "

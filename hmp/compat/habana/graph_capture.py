@@ -20,7 +20,7 @@ import hmp
 
 from ... import HmpError
 from ...core.casting import each_tensor
-from ...core.uncompiled import running_uncompiled
+from ...core.compiler_stance import running_uncompiled
 from .device_map import actual_device
 from .graph_replay import Call, Captured, OptimizerSteps, Tensors, place, same_memory
 from .replacements import Replacements

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ...core import outermost
-from ...core.outermost import MISSING
+from ...core import layered_patches
+from ...core.layered_patches import MISSING
 
 
 class Replacements:
@@ -34,8 +34,8 @@ class Replacements:
 
     def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
         """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of those that follow (see outermost.py)."""
-        outermost.put(owner, name, function)
-        self._on_undo_where(owner, name, function, functools.partial(outermost.take_out, owner, name))
+        layered_patches.put(owner, name, function)
+        self._on_undo_where(owner, name, function, functools.partial(layered_patches.take_out, owner, name))
 
     def _on_undo_where(self, owner: Any, name: str, value: Any, put_back: Callable[[], None]) -> None:
         """Have `undo()` call `put_back`, unless `owner.name` is no longer `value` then."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import fork_safe
+from .. import locks
 from ..casting import Tensor, cast
 from ..low_kernels import computed_in_float32
 from ..torch_private import dispatch_modes as _dispatch_modes
@@ -52,7 +52,7 @@ _MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a 
 misses = 0
 refused: Counter[tuple[str, str]] = Counter()  # by device and reason
 _limit: int | None = None
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 _at_most: dict[torch.device, int] = {}  # the bytes of all copies when they were added up last, and of those made since, freed or not
 _epoch = 0  # entries of an earlier epoch are never used
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import fork_safe, torch_private
+from .. import locks, torch_private
 from ..patching import patches
 
 _NAMES = ("aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_", "aten::record_stream")
@@ -22,7 +22,7 @@ _is_marked: Callable[[Any], bool] = (lambda tensor: False) if _copy_on_write is 
 _storage_of = torch_private.storage_of
 
 _library: list[Any] = []  # the registrations in torch's dispatcher, while they stand
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 
 
 def watch() -> None:

@@ -20,12 +20,12 @@ import torch
 
 from ...errors import HmpError
 from ..active import Region, state, without_casts
+from ..compiler_stance import run_compiled, run_uncompiled
 from ..dispatch import active_ops, placement
 from ..fp8 import fused_kernels
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
 from ..torch_private import reset_dynamo, without_dispatch_modes
-from ..uncompiled import run_compiled, run_uncompiled
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
 from .traced_functions import entering as entering

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from ..active import InBackward
-from ..dispatch import deciding, user_functions
+from ..dispatch import decisions, user_functions
 from ..patching import patches, unpatched_op
 from ..policy import Policy
 from ..rules import autocast_entries, op_wrap
@@ -46,7 +46,7 @@ def wrapper(here: State, function: Any) -> Wrapper:
 
 @functools.lru_cache(8192)
 def _decided(policy: Policy, _: int, function: Any) -> Wrapper:
-    decision = deciding.decide(policy).get(function)
+    decision = decisions.decide(policy).get(function)
     return None if decision is None else op_wrap(op, decision.rule)
 
 

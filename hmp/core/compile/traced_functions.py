@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import outermost
+from .. import layered_patches
 from ..active import Region, regions, state, suspensions, without_casts
 from ..dispatch import placement, user_functions
 from ..patching import PatchedOp
@@ -102,7 +102,7 @@ def variables() -> types.SimpleNamespace:
 
 def innermost(value: Any) -> Any:
     """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return placement.own(outermost.inside(value))
+    return placement.own(layered_patches.inside(value))
 
 
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}

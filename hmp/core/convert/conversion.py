@@ -16,7 +16,7 @@ from ...errors import HmpError
 from .. import low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
-from ..dispatch import deciding, user_functions
+from ..dispatch import decisions, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..torch_ops import sites
@@ -422,7 +422,7 @@ def set_low_kernels(choice: str) -> str:
         computed_before = low_kernels.computed_in_float32()
         before = low_kernels.choose(choice)
         if low_kernels.computed_in_float32() != computed_before and patches.installed():
-            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            state.DTYPE_REPAIRS = decisions.dtype_repairs()
             _rebuild_all()
             bridge.forget_wrappers()
         return before
@@ -448,8 +448,8 @@ def follow_others() -> None:
     """Cast in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
     with _lock:
         if patches.installed() and sites.look_again():
-            deciding.forget()
-            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            decisions.forget()
+            state.DTYPE_REPAIRS = decisions.dtype_repairs()
             _rebuild_all()
             bridge.forget_wrappers()
 

@@ -11,11 +11,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from .. import fork_safe, low_kernels, observe
+from .. import locks, low_kernels, observe
 from ..active import PolicyTable, state
 from ..cast_cache import cast_cache
 from ..compile import bridge
-from ..dispatch import deciding, placement
+from ..dispatch import decisions, placement
 from ..patching import patches, references
 from ..policy import Policy
 from ..rules import copied_views, jit_trace
@@ -34,7 +34,7 @@ from ..torch_patches import (
 )
 from .verbose import VerboseLog
 
-lock = fork_safe.RLock()
+lock = locks.RLock()
 when_patched: list[Callable[[], None]] = []  # is called once torch is patched
 _was_used = False
 
@@ -157,10 +157,10 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     is_first = not patches.installed()
     if is_first:
         sites.forget_changed()
-    decisions = deciding.to_patch(deciding.decide(policy))
+    patched = decisions.to_patch(decisions.decide(policy))
     sites_to_patch: list[Site] = []
     told = (_logs.setdefault(policy, VerboseLog()), *observe.listeners) if is_verbose else observe.listeners
-    casts = PolicyTable(deciding.replacements(decisions, told), policy)
+    casts = PolicyTable(decisions.replacements(patched, told), policy)
     try:
         if is_first:
             late_imports.fill_tables()
@@ -168,10 +168,10 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
                 hooks.install()
             patches.on_restore(cast_cache.revert)
             placement.follow_graphs()
-            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            state.DTYPE_REPAIRS = decisions.dtype_repairs()
             patches.on_restore(_forget_replacements)
             patches.on_restore(_forget_others)
-        for decision in decisions.values():
+        for decision in patched.values():
             sites_to_patch += decision.sites
         placement.install(sites_to_patch)
         autocast.install()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .. import fork_safe
+from .. import locks
 from ..casting import each_tensor
 from ..formatting import dtype_name
 from ..log import caller, log, should_log
@@ -37,7 +37,7 @@ class VerboseLog(Listener):
 
     def __init__(self) -> None:
         self._said: set[tuple[Any, ...]] = set()
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
 
     def end(self, call: Call) -> None:
         """Log the decision where it is a new one."""

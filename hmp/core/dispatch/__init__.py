@@ -1,6 +1,6 @@
 """Turns a policy into wrappers, one for each torch function that it changes, and replaces it by a PatchedOp that calls the wrapper."""
 
-from . import active_ops, deciding, placement, user_functions
+from . import active_ops, decisions, placement, user_functions
 from .active_ops import ActiveFunction, ActiveMethod, ActiveOp, ActiveOperator
 from .user_functions import bf16_function, fp32_function, promote_function
 
@@ -11,7 +11,7 @@ __all__ = [
     "ActiveOperator",
     "active_ops",
     "bf16_function",
-    "deciding",
+    "decisions",
     "fp32_function",
     "placement",
     "promote_function",

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..outermost import read, write
+from ..layered_patches import read, write
 
 _rebound: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there and what is
 _places: set[tuple[int, str]] = set()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import casting, fork_safe, low_kernels
+from .. import casting, locks, low_kernels
 from ..cast_cache import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..log import log, should_log
@@ -57,7 +57,7 @@ _LARGE = 4096
 Pairs = dict[int, tuple[Tensor, Tensor]]  # by the id of an input in float32: it, and as it was given
 
 _logged: set[torch.dtype] = set()
-_one_at_a_time = fork_safe.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
+_one_at_a_time = locks.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
 
 def _applies(rule: OpRule) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import fork_safe
+from .. import locks
 from ..casting import Tensor
 from ..formatting import dtype_name
 from ..log import log, should_log
@@ -23,7 +23,7 @@ LOW = frozenset({torch.bfloat16, torch.float16})
 GIVEN_UP = object()
 _MOST_FAILED = 256  # signatures remembered for each op: arguments that vary without end must not fill the memory
 
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 _counts: Counter[str] = Counter()
 
 

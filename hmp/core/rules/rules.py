@@ -23,7 +23,7 @@ from ..torch_ops import Site, op_facts, sites
 from . import autocast_entries, float32_products, fp8_list, kernel_fallback, lost_writes, norms_and_lookups, saturation, wrappers
 from .cudnn_weights import with_one_buffer
 from .kernel_fallback import known
-from .observed import counted, observed, timed
+from .observation import counted, observed, timed
 from .op_rule import Case, CastRule, Choose, Op, OpRule, facts_of, facts_of_users
 from .wrappers import one_dtype_wrapper
 

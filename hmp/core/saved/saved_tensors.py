@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .. import fork_safe
+from .. import locks
 from ..torch_private import PYTHONS_OWNERS, memory_of, owners_of_storage, storage_of
 from .copies import Unwritten
 from .formats import BLOCK, SHORTEST, Format, Packed, pack, unpack
@@ -86,7 +86,7 @@ def _error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float,
 
 # By the storage's address: the memories that are not packed yet, those that were looked at last at the end.
 _pending: OrderedDict[int, weakref.ref[Memory]] = OrderedDict()
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 
 
 class Exact:

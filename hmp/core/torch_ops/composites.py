@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from .. import outermost
+from .. import layered_patches
 from ..patching import unpatched_op
 from . import op_facts, sites
 from .sites import Site
@@ -41,7 +41,7 @@ def _python_ops() -> tuple[Site, ...]:
             if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
                 continue
             here = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
-            function = unpatched_op(outermost.inside(here))
+            function = unpatched_op(layered_patches.inside(here))
             if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from .. import outermost, torch_private
+from .. import layered_patches, torch_private
 from ..patching import holders, unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
@@ -176,7 +176,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
-    return None if found is None or not callable(found) or isinstance(found, type) else unpatched_op(outermost.inside(found))
+    return None if found is None or not callable(found) or isinstance(found, type) else unpatched_op(layered_patches.inside(found))
 
 
 @functools.cache
@@ -243,7 +243,7 @@ def look_again() -> bool:
     """Add the Python functions that other code has put in the places of ops since hmp looked there. Return True if there are any."""
     before = dict(_by_others)
     for site in _found:
-        found = outermost.inside(vars(site.owner).get(site.attribute))
+        found = layered_patches.inside(vars(site.owner).get(site.attribute))
         place = id(site.owner), site.attribute
         known = site.original if place not in _by_others else _by_others[place].original
         if type(found) is types.FunctionType and found is not known and found is not site.original and not _is_hmps(found):

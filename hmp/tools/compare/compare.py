@@ -16,12 +16,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...core.active import disable_casts
 from ...core.cast_cache import clear_cache
 from ...core.casting import each_tensor
+from ...core.compiler_stance import running_uncompiled
 from ...core.formatting import dtype_name, provenance, two_digits
 from ...core.observe import here, listen
 from ...core.policy import Policy, can_be_listed
 from ...core.rules import rules
 from ...core.torch_private import without_torch_dispatch, without_torch_function
-from ...core.uncompiled import running_uncompiled
 from ...errors import HmpError
 from .. import model_call
 from ..aten import local, refuse_xla, storage_address

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...core import fork_safe
+from ...core import locks
 from ...core.casting import Tensor, has_values
 from ...core.fp8 import Statistics
 from ...core.torch_private import has_storage, in_plain_autograd
@@ -40,7 +40,7 @@ class Fp8Rows:
     """Adds up the reports of each quantised tensor, from any thread."""
 
     def __init__(self) -> None:
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
         self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
         self._rows: list[Fp8Row] = []
 

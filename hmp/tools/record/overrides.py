@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...core import fork_safe
+from ...core import locks
 from ...core.active import InBackward, Off, is_by_user, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
@@ -160,7 +160,7 @@ class OverrideRecorder:
 
     def __init__(self, places: BoundedPlaces) -> None:
         self._places = places
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...core import fork_safe
+from ...core import locks
 from ...core.observe import Listener, modules
 from .rows import group_rows
 
@@ -38,7 +38,7 @@ class PackingRows(Listener):
 
     def __init__(self, module: Callable[[], str] = lambda: modules.path) -> None:
         self._module = module
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from ...core import low_kernels
+from ...core.compiler_stance import running_uncompiled
 from ...core.formatting import dtype_name, provenance
 from ...core.observe import listen
-from ...core.uncompiled import running_uncompiled
 from .recorder import Recorder
 from .report import Report
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...core import fork_safe
+from ...core import locks
 from ...core.casting import each_tensor
 from ...core.formatting import dtype_name
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of
@@ -47,7 +47,7 @@ class Recorder(Listener):
         self.places = BoundedPlaces()
         self.last_word = OverrideRecorder(self.places)
         self._counts: dict[Key, list[Any]] = {}
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
 
     @property
     def seconds(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...core import fork_safe
+from ...core import locks
 from ...core.active import current_state
 from ...core.casting import has_values
 from ...core.formatting import count, dtype_name, provenance, size, some
@@ -130,7 +130,7 @@ class _TraceRecorder(Listener):
         self.rank = ""  # when the first call returned: a script may join the others in the context, and leave them
         self._hooked: dict[str, None] = {}
         self._opaque: dict[str, None] = {}
-        self._lock = fork_safe.RLock()
+        self._lock = locks.RLock()
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -9,10 +9,10 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from ...core.compiler_stance import running_uncompiled
 from ...core.fp8 import RECIPES, is_real
 from ...core.observe import Call, Listener, listen, modules
 from ...core.policy import ListEntry, Policy, as_policy, plain_path
-from ...core.uncompiled import running_uncompiled
 from ..record.packing_stats import PackingRows
 from .decisions import Decisions, Key, scope_of
 from .result import PackedUnit, Trial, Unit

@@ -21,13 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...core import observe
 from ...core.active import disable_casts
 from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
+from ...core.compiler_stance import running_uncompiled
 from ...core.convert import Op, OpRule, op_wrap
 from ...core.fp8 import PRODUCTS, RECIPES, why_not
 from ...core.observe import Listener, listen
 from ...core.policy import plain_path
 from ...core.rules import rules, writes
 from ...core.torch_private import functorch_level
-from ...core.uncompiled import running_uncompiled
 from ..benchmark.memory import saved_by
 from ..benchmark.timing import least_seconds
 from ..model_state import random_state_kept

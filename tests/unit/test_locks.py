@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.core import fork_safe
+from hmp.core import locks
 from trap_kit import policy
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -62,7 +62,7 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(
 ) -> None:
     module, _, attribute = name.rpartition(".")
     lock = getattr(importlib.import_module(module), attribute)
-    monkeypatch.setattr(fork_safe, "PATIENCE", 20.0 if released else 0.05)
+    monkeypatch.setattr(locks, "PATIENCE", 20.0 if released else 0.05)
     taken, done = threading.Event(), threading.Event()
     order = []
 
@@ -90,7 +90,7 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(
 
 
 def test_two_locks_that_are_taken_in_either_order_are_no_deadlock_for_a_fork() -> None:
-    one, two = fork_safe.RLock(), fork_safe.RLock()
+    one, two = locks.RLock(), locks.RLock()
     stop = threading.Event()
 
     def take(first: Any, second: Any) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from . import fork_safe
+from . import locks
 from .torch_private import dynamo
 
-_lock = fork_safe.RLock()
+_lock = locks.RLock()
 _asking: list[object] = []
 _stance: Any = None
 _plain: Any = None  # torch.compile, while ours is in its place
