@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .tools.compare.compare import compare
     from .tools.explain import Rule, explain
     from .tools.nonfinite.detect import detect_nonfinite
-    from .tools.record.record import record
+    from .tools.record.recorder import record
     from .tools.record.report import Report
     from .tools.summary import summary
     from .tools.traces.capture import capture
@@ -110,7 +110,7 @@ _TOGETHER = {
     ".tools.explain": "Rule explain",
     ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",
-    ".tools.record.record": "record",
+    ".tools.record.recorder": "record",
     ".tools.record.report": "Report",
     ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".tools.tune": "tune",

@@ -19,7 +19,7 @@ from ..core.formatting import versioned
 from ..core.log import log
 from ..core.policy import DEFAULT, as_policy
 from ..tools.extras import needed
-from ..tools.record.record import record
+from ..tools.record.recorder import record
 from ..tools.record.violations import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):

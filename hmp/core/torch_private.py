@@ -12,18 +12,31 @@ from __future__ import annotations
 
 import importlib
 import platform
+import re
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from ..errors import HmpError
-from .torch_releases import RELEASES_RUN as RELEASES_RUN
-from .torch_releases import TORCH as TORCH
-from .torch_releases import release as release
+
+# The releases of torch that all default tests were run with: docs/releases/versions.json.
+RELEASES_RUN = ("2.7.1", "2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+
+def release(text: str) -> tuple[int, ...]:
+    """Major and minor version in `text`: (2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"; (0, 0) without one."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else (0, 0)
+
+
+TORCH = release(torch.__version__)
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -445,6 +458,47 @@ def fake_tensor_mode() -> Any:
 def is_traced(tensor: Tensor) -> bool:
     """Return True if the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
     return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+def stream_of(tensor: torch.Tensor) -> int | None:
+    """Return the stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
+    if tensor.is_cuda:
+        return int(raw_cuda_stream(tensor.device.index))
+    if tensor.is_cpu or tensor.device.type == "xla":
+        return None
+    try:
+        return int(torch.accelerator.current_stream(tensor.device).stream_id)
+    except (RuntimeError, AttributeError, ValueError):  # another device is torch.accelerator's, or this one has none
+        return None
+
+
+# --- weak references to tensors, of a kind that the installed torch supports ------------------------------------------------
+
+_IS_SAFE = TORCH >= (2, 11)
+
+# Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
+WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
+
+
+class OwnWeakTensor:
+    """Refers to a tensor weakly for the thread that made the reference; to others the tensor is gone.
+
+    Up to torch 2.10 no reference can find a tensor that another thread's graph may free at the same time: its memory is freed twice.
+    """
+
+    __slots__ = ("_reference", "_thread")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._reference, self._thread = WeakTensor(tensor), get_ident()
+
+    def __call__(self) -> torch.Tensor | None:
+        """Return the tensor, None once it is freed or in another thread."""
+        found: torch.Tensor | None = self._reference() if get_ident() == self._thread else None
+        return found
+
+
+# Refers weakly to a tensor that graphs of several threads may hold.
+SharedWeakTensor: Any = WeakTensor if _IS_SAFE else OwnWeakTensor
 
 
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------

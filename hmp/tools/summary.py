@@ -18,7 +18,7 @@ from ..core.policy import Policy
 from .benchmark.memory import SavedBytes
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import Snapshot, random_state_kept
-from .record.record import record
+from .record.recorder import record
 
 
 @dataclass(frozen=True)

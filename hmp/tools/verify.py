@@ -13,7 +13,7 @@ from ..core.casting import each_tensor
 from ..core.policy import Policy
 from . import model_call
 from .model_state import preserve_state
-from .record.record import record
+from .record.recorder import record
 from .record.report import Report
 from .record.violations import check_allowed
 

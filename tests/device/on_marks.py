@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import hmp
 import writers
 from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, one_process, same, synchronize, tensor
-from hmp.core.cast_cache import write_marks, writes_by_address
+from hmp.core.cast_cache import address_writes, write_marks
 from networks_kit import WIDTH, lists
 from writers import NO_GRAD, Writer, by_optimizer
 
@@ -220,7 +220,7 @@ def probe_record_stream_on_marked_memory() -> str:
     """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""
 
     def given_out_early(marked: bool, watched: bool = False) -> bool:
-        with writes_by_address.watched() if watched else nullcontext():
+        with address_writes.watched() if watched else nullcontext():
             return in_time(marked)
 
     def in_time(marked: bool) -> bool:

@@ -56,7 +56,7 @@ IN_CODE = {
 ALLOWED_IN_CODE = {
     ("compat/habana/device_arguments.py", "dispatcher"): "torch's own",
     ("compat/habana/graph_capture.py", "dispatcher"): "torch's own",
-    ("core/cast_cache/writes_by_address.py", "dispatcher"): "torch's own",
+    ("core/cast_cache/address_writes.py", "dispatcher"): "torch's own",
     ("core/rules/copied_views.py", "told"): "a value of `kind`",
     ("core/rules/kernel_fallback.py", "low dtype"): "the log line that the pages print",
     ("core/rules/rules.py", "told"): "an argument's name",

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.core import weak_tensors
+from hmp.core import torch_private
 from hmp.core.cast_cache import mark_proof, write_marks
 from oracle import tensors
 from thread_kit import in_threads
@@ -141,7 +141,7 @@ def test_r18_the_first_capture_frees_the_copies_and_no_memory_of_that_device_is_
 def test_a_copy_that_is_found_outlives_the_graph_that_held_it():
     """Up to torch 2.10 the last graph frees it else, in another thread at any time."""
     low = torch.ones(3, requires_grad=True) * 2
-    graph, reference = low * low, weak_tensors.WeakTensor(low)
+    graph, reference = low * low, torch_private.WeakTensor(low)
     del low
     found = reference()
     del graph
@@ -151,6 +151,6 @@ def test_a_copy_that_is_found_outlives_the_graph_that_held_it():
 def test_up_to_torch_2_10_a_thread_finds_its_own_copies_alone():
     """A graph of another thread's may be freeing them: of torch's own TensorWeakRef 2.7 and 2.9 crash there, in ten lines without hmp."""
     low, found = torch.ones(3), []
-    reference = weak_tensors.OwnWeakTensor(low)
+    reference = torch_private.OwnWeakTensor(low)
     in_threads(lambda _: found.append(reference()), [0])
     assert found == [None] and reference() is low

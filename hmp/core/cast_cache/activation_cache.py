@@ -15,12 +15,11 @@ from collections.abc import Callable
 import torch
 
 from ..casting import Tensor, cast
+from ..torch_private import SharedWeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
-from ..torch_private import in_plain_autograd
-from ..weak_tensors import SharedWeakTensor
+from ..torch_private import stream_of as _stream_of
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .streams import stream_of as _stream_of
 from .write_marks import cache_entry, is_unwritten, mark, view_key, writes_to
 
 # torch's own, taken before anything is patched

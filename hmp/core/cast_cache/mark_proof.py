@@ -1,7 +1,7 @@
 """Whether the memory of a device takes torch's copy-on-write mark as the CPU's does: every kind of write clears it, no read does (R18).
 
 Asked of the device, not of its name: tried on a few small tensors, once for each type of device, when memory of it is first to be marked.
-Where kernels write by address, as CUDA's for lists of tensors do, it is tried again with these made to clear the mark (writes_by_address).
+Where kernels write by address, as CUDA's for lists of tensors do, it is tried again with these made to clear the mark (address_writes).
 Where a graph of the device was captured, nothing is marked from then on: its replays write by address, which clears no mark.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from .. import torch_private
-from . import writes_by_address
+from . import address_writes
 
 Tensor = torch.Tensor
 Reason = Literal["", "device", "captured graph"]
@@ -66,7 +66,7 @@ def refusal(device: torch.device) -> Reason:
     if what_fails(device):
         return "device"
     if device.type in _writes_by_address:
-        writes_by_address.watch()
+        address_writes.watch()
     return ""
 
 
@@ -79,7 +79,7 @@ def what_fails(device: torch.device) -> str:
     if found is None:
         found = _tried(device)
         if found and _copy_on_write is not None:
-            with writes_by_address.watched():
+            with address_writes.watched():
                 if not _tried(device):
                     _writes_by_address.add(device.type)
                     found = ""

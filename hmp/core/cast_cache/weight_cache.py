@@ -23,15 +23,14 @@ import torch
 from .. import locks
 from ..casting import Tensor, cast
 from ..low_kernels import computed_in_float32
+from ..torch_private import SharedWeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
 from ..torch_private import in_no_transform as _in_no_transform
-from ..torch_private import in_plain_autograd
+from ..torch_private import stream_of as _stream_of
 from ..torch_private import trace_here as _tracing
-from ..weak_tensors import SharedWeakTensor
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .streams import stream_of as _stream_of
 from .write_marks import cache_entry, is_marked, is_unwritten, mark, same_view_check, set_cache_entry, storage_of, view_key, writes_to
 
 # torch's own, taken before anything is patched

@@ -19,8 +19,7 @@ from ..policy import DEFAULT, Policy, as_policy
 from ..torch_patches import applied_policy, as_dtype, module_calls
 from . import policy_tables
 from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .policy_tables import lock
-from .verbose import announce
+from .policy_tables import announce, lock
 
 M = TypeVar("M", bound=torch.nn.Module)
 

@@ -20,12 +20,12 @@ from ..dispatch import decisions, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..torch_ops import sites
-from ..torch_patches import autocast, late_imports, module_calls, never_cast
+from ..torch_patches import autocast, late_imports, module_calls, uncast_functions
 from ..torch_private import dynamo
 from . import policy_tables, process_policy
+from .policy_tables import announce
 from .policy_tables import lock as _lock
 from .unreachable_names import tell_unreachable
-from .verbose import announce
 
 
 class Handle:
@@ -144,7 +144,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
             revert()
         raise
     if not was_patched:
-        process_policy.wait_for_calls(never_cast.codes())
+        process_policy.wait_for_calls(uncast_functions.codes())
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()

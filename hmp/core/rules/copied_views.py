@@ -21,14 +21,22 @@ from ...errors import HmpError
 from ..active import state
 from ..casting import Tensor, cast, each_tensor
 from ..patching import PatchedMethod, PatchedOp, patches, unpatched_op
-from ..torch_private import METHODS_CODE, PYTHONS_OWNERS, OpOverload, OpOverloadPacket, no_torch_function, owners_of_storage, schemas_of
+from ..torch_private import (
+    METHODS_CODE,
+    PYTHONS_OWNERS,
+    OpOverload,
+    OpOverloadPacket,
+    WeakTensor,
+    no_torch_function,
+    owners_of_storage,
+    schemas_of,
+)
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
 from ..torch_private import is_traced as _is_traced
 from ..torch_private import storage_of as _storage
 from ..torch_private import without_torch_function_of_classes as _plainly
-from ..weak_tensors import WeakTensor
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass

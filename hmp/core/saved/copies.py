@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..cast_cache import write_marks
-from ..torch_private import dispatch_modes, has_storage, in_plain_autograd, storage_of
-from ..weak_tensors import WeakTensor
+from ..torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, storage_of
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

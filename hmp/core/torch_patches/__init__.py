@@ -1,23 +1,22 @@
 """Patches of torch's Python code around ops: optimizers, backward, checkpoints, construction of modules, torch.autocast."""
 
 from . import (
-    around_models,
     autocast,
     backward,
     late_imports,
     library_ops,
     marked_memory,
+    model_wrappers,
     module_calls,
     module_construction,
     module_state,
     modules,
-    never_cast,
+    uncast_functions,
 )
 from .module_calls import applied_policy, as_dtype, in_dtype
 
 __all__ = [
     "applied_policy",
-    "around_models",
     "as_dtype",
     "autocast",
     "backward",
@@ -25,9 +24,10 @@ __all__ = [
     "late_imports",
     "library_ops",
     "marked_memory",
+    "model_wrappers",
     "module_calls",
     "module_construction",
     "module_state",
     "modules",
-    "never_cast",
+    "uncast_functions",
 ]

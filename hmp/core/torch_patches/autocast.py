@@ -34,7 +34,7 @@ from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
 from . import whole_models
-from .around_models import CALLS, frames, is_around_applied, is_of_wrapper
+from .model_wrappers import CALLS, frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so

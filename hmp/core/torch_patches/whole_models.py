@@ -15,7 +15,7 @@ import torch
 from ..active import PolicyTable
 from ..log import log, should_log
 from ..policy import unwrapped
-from .around_models import CALLS, frames, running
+from .model_wrappers import CALLS, frames, running
 from .module_calls import applied_policy
 
 _MOST_LOOKS = 200  # some milliseconds

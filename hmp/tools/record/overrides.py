@@ -20,7 +20,7 @@ from ...core.formatting import dtype_name
 from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
-from ...core.torch_patches import around_models, autocast, module_calls
+from ...core.torch_patches import autocast, model_wrappers, module_calls
 from ...core.torch_private import is_any_autocast_enabled
 from .rows import BoundedPlaces
 from .violations import Violation, together
@@ -75,17 +75,17 @@ class AppliedParts:
 def outside_of(model: torch.nn.Module) -> Overrider:
     """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
     model = unwrapped(model)[1]
-    steps = around_models.frames(sys._getframe(1))
+    steps = model_wrappers.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
     return Overrider("outside", f"{method}{type(model).__name__}, outside of any call of it")
 
 
 def is_around_a_forward() -> bool:
     """Return True if a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
-    steps = list(around_models.frames(sys._getframe(1), around_models.CALLS))
-    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == around_models.TORCHS)
+    steps = list(model_wrappers.frames(sys._getframe(1), model_wrappers.CALLS))
+    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == model_wrappers.TORCHS)
     called = next(torchs, None)
-    return called is not None and (called == 0 or around_models.is_of_wrapper(steps))
+    return called is not None and (called == 0 or model_wrappers.is_of_wrapper(steps))
 
 
 def in_place_of_casts() -> Overrider | None:
