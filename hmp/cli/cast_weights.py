@@ -95,7 +95,7 @@ def _load(model: torch.nn.Module, file: str) -> None:
                 lacks = f"has no {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the model lacks"
                 raise hmp.HmpError(f"{file} is not of this model: it {lacks} ({len(missing)} missing, {len(unknown)} unknown)")
             with torch.no_grad():
-                for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: where stderr is no terminal
+                for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: if stderr isn't a terminal
                     found[name].copy_(weights.get_tensor(name))
     except (FileNotFoundError, SafetensorError) as error:
         raise hmp.HmpError(f"{file} cannot be read as a safetensors file: {error}") from None

@@ -28,7 +28,7 @@ from . import captures
 from .output import check_folder
 from .parser import Parser
 
-# The environment variable that tells a spawned process what its parent was to do.
+# The environment variable that passes the parent's options to a spawned process.
 OF_PARENT = "HMP_RUN"
 _WRONG_USE = 2  # with which argparse ends a script that does not know an option
 

@@ -85,7 +85,7 @@ def without_extremes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
-    # Sparse and nested tensors have no clamp; they are no attention masks either. On the meta device there are no values, and clamp is
+    # Sparse and nested tensors have no clamp; they aren't attention masks either. On the meta device there are no values, and clamp is
     # Python code that calls torch.where, which may be what asks here.
     return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 

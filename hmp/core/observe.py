@@ -86,9 +86,9 @@ class Listener:
     measures = False  # whether casts, dtypes and seconds of a call are noted
     lists_casts = False  # whether the two dtypes of each cast are noted
     synchronizes = False  # whether an accelerator is waited for around what is timed
-    unlisted = False  # whether it is told of torch's functions that hmp does not decide
-    inside = False  # whether it is told of those that an op calls which hmp decides
-    in_backward = False  # whether it is told of torch's functions in the user's Python that backward calls
+    unlisted = False  # whether it gets torch's functions that hmp does not decide
+    inside = False  # whether it gets those that an op calls which hmp decides
+    in_backward = False  # whether it gets torch's functions in the user's Python that backward calls
 
     def begin(self, call: Call) -> None:
         """Handle the call of an op."""
@@ -138,7 +138,7 @@ class Here(threading.local):
 
 
 here = Here()
-listeners: tuple[Listener, ...] = ()  # those that are told of calls, in every thread
+listeners: tuple[Listener, ...] = ()  # those that get calls, in every thread
 _lock = locks.RLock()
 
 
@@ -374,7 +374,7 @@ class Modules:
         if not stack or stack[0][0] is module:  # the frames are counted once for each call of a model
             depth = sum(1 for _ in traceback.walk_stack(None))
             if not stack or self._threads.depth >= depth:
-                stack.clear()  # a KeyboardInterrupt ended them, of which torch tells no hook
+                stack.clear()  # a KeyboardInterrupt ended them, for which torch calls no hook
                 self._threads.depth = depth
         stack.append((module, self._path_in(stack[0][0] if stack else module, module, stack)))
         for each in self._entered:

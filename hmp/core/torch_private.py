@@ -4,8 +4,8 @@ They are read once, when hmp is imported and before it patches anything, so thes
 one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
 Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
-which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of
-tensors and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
+which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
+read where they are needed; the end of this file checks that torch has them.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _owners_of_one() -> int:
     return owners_of_storage(memory_of(storage_of(plain)))
 
 
-# How many of a storage's owners are no tensors, once it has a Python object.
+# How many of a storage's owners aren't tensors, once it has a Python object.
 PYTHONS_OWNERS = _owners_of_one() - 1
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
@@ -217,11 +217,11 @@ class CopyOnWrite(NamedTuple):
 # None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
-# How often torch has written to a tensor that it makes functional, as it does those of XLA; None where this torch does not tell.
+# How often torch has written to a tensor that it makes functional, as it does those of XLA; None where this torch does not say.
 # `carry_out` has the tensor take what was written through others, which it else does when it is first read.
 _written_count_parts = [_optional(f"torch.{name}", None) for name in ("_is_functional_tensor", "_functionalize_mutation_counter", "_sync")]
 is_functional, write_count, carry_out = (None, None, None) if None in _written_count_parts else _written_count_parts
-# The keys of torch's dispatcher behind BackendSelect, which are the devices' own.
+# The keys of torch's dispatcher after BackendSelect, which are the devices' own.
 keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
 foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
 # The number of the stream in use on a CUDA device.
@@ -253,7 +253,7 @@ def x86_multiplies_bfloat16() -> bool | None:
 
 _x86_flags: tuple[Any, ...] = tuple(_optional(f"torch.cpu._is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
 _mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
-# The processor's flags by name, as cpuinfo has them; empty where this torch does not tell.
+# The processor's flags by name, as cpuinfo has them; empty where this torch does not say.
 cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)
 # Of each switch by which a program chooses among kernels of the CPU: a function that asks for it, and one that sets it.
 kernel_switches: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = tuple(
@@ -271,7 +271,7 @@ current_node: Callable[[], Any] = _required("torch._C._current_autograd_node")
 sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr")
 functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
 is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
-# What backward() and autograd.grad() call, the engine behind it, and the class that callbacks are attached to.
+# What backward() and autograd.grad() call, the engine that runs it, and the class that callbacks are attached to.
 RUN_BACKWARD = _place("torch.autograd.graph._engine_run_backward")
 ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
@@ -282,7 +282,7 @@ are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autog
 push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
 pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
 
-# What a node of autograd's graph saved, as the hook active left it; None where torch does not tell (2.9).
+# What a node of autograd's graph saved, as the hook active left it; None where torch does not show it (2.9).
 packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)
 
 
@@ -326,7 +326,7 @@ def is_profiled() -> bool:
 # An op of torch.ops with one schema, and one with several.
 OpOverload: type = _required("torch._ops.OpOverload")
 OpOverloadPacket: type = _required("torch._ops.OpOverloadPacket")
-# The modules whose code stands between a call of a tensor's method and the `__torch_function__` that it is handed to; the last is that of
+# The modules whose code is between a call of a tensor's method and the `__torch_function__` that it is handed to; the last is that of
 # torch.set_default_device().
 METHODS_CODE = ("torch._tensor", "torch.overrides", "torch.utils._device")
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")

@@ -113,7 +113,7 @@ def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list
             if error.line is not None:
                 read, bad = _line_by_line(path, cast)
                 entries += read
-                told = bad or told  # what spoils the file alone is no line's fault: its encoding
+                told = bad or told  # what spoils the file alone is not one line's fault: its encoding
             found += told
     return entries, found
 
@@ -128,7 +128,7 @@ def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[Ent
     found: list[EntryFinding] = []
     for number, text in enumerate(lines, start=1):
         try:
-            # behind a blank, a byte order mark within the file stays what it is there, no op's name
+            # after a blank, a byte order mark within the file stays as it is there, and isn't an op's name
             entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
         except OpListError as bad:
             found.append(EntryFinding(str(path), number, "", cast, "error", _bare(bad)))

@@ -145,7 +145,7 @@ class Snapshot:
         # forward() may put another tensor in a buffer's place, of another shape, or one where there was none; and hooks
         self._places = [(table, dict(table)) for owner in owners for table in (owner._buffers, *_hooks(owner))]
         self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
-        # a length that a buffer was made for, an average that is no buffer
+        # a length that a buffer was made for, an average that isn't a buffer
         seen: set[int] = set()
         self._attributes = [(owner, {name: _kept(value, seen) for name, value in _plain(owner).items()}) for owner in owners]
         self._trained = [(parameter, parameter.requires_grad) for module in modules for parameter in module.parameters()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,7 @@ ALLOWED_IN_CODE = {
     ("core/rules/kernel_fallback.py", "low dtype"): "the log line that the pages print",
     ("core/rules/rules.py", "told"): "an argument's name",
     ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
+    ("core/torch_patches/uncast_functions.py", "dispatcher"): "torch's own",
     ("core/torch_private.py", "dispatcher"): "torch's own",
     ("tools/record/overrides.py", "island"): "a kind of violation",
     ("tools/record/overrides.py", "region"): "a kind of violation",
@@ -98,7 +101,8 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def said(code: str) -> Iterator[str]:
-    """Yield the docstrings of a module, and the strings of what it raises, warns of and logs."""
+    """Yield the docstrings and comments of a module, and the strings of what it raises, warns of and logs."""
+    yield from (token.string for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ""
@@ -113,7 +117,7 @@ def hits_in_code(code: str) -> Counter[str]:
     return Counter(match[0].lower() for text in texts for pattern in IN_CODE for match in re.finditer(pattern, text, re.IGNORECASE))
 
 
-def test_docstrings_and_messages_use_the_fields_words() -> None:
+def test_docstrings_comments_and_messages_use_the_fields_words() -> None:
     source = ROOT / "hmp"
     found = {
         (path.relative_to(source).as_posix(), word): count
@@ -132,11 +136,12 @@ def test_docstrings_and_messages_use_the_fields_words() -> None:
         'raise ValueError(f"{x} is none")',
         'log.warning("the line of a list")',
         'def f():\n    """Is in force."""',
+        "x = 1  # beside y",
     ],
 )
 def test_the_words_are_found_in_code(code: str) -> None:
     assert sum(hits_in_code(code).values()) == 1
-    assert hits_in_code('x = "stands"  # stands') == {}
+    assert hits_in_code('x = "stands"  # `stands`') == {}
 
 
 @pytest.mark.parametrize("word", ["mul stands on it", "is in force", "no more than its region"])

@@ -21,7 +21,7 @@ _copy_on_write = torch_private.copy_on_write
 _is_marked: Callable[[Any], bool] = (lambda tensor: False) if _copy_on_write is None else _copy_on_write.is_pending
 _storage_of = torch_private.storage_of
 
-_library: list[Any] = []  # the registrations in torch's dispatcher, while they stand
+_library: list[Any] = []  # the registrations in torch's dispatcher, while there are any
 _lock = locks.RLock()
 
 

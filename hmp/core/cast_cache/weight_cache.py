@@ -145,9 +145,9 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         and weight.storage_offset() == entry.offset
         and (entry.same_view(weight) or _has_same_view(weight, entry))
     ):
-        # on Gaudi: torch.accelerator is "hpu", and tells the stream of the calling thread; where it does not, there is one stream.
+        # on Gaudi: torch.accelerator is "hpu", and has the stream of the calling thread; where it does not, there is one stream.
         if entry.stream is not None and entry.stream != _stream_of(weight):
-            return cast(weight, dtype)  # the stream that makes the copy may be behind this one
+            return cast(weight, dtype)  # the stream that makes the copy may be later than this one
         count_hit()
         entry.reused = True
         if trains:

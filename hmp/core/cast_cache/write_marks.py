@@ -358,7 +358,7 @@ def _called_name(code: types.CodeType, at: int) -> str | None:
         depth = 1 + call.arg + _ABOVE_FUNCTION[call.opname]
     else:
         return None
-    # backwards to the instruction behind which the function is on top of the stack
+    # backwards to the instruction after which the function is on top of the stack
     after = call
     for instruction in reversed(before):
         if after.is_jump_target or not instruction.opname.startswith(_ONE_VALUE):

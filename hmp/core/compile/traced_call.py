@@ -93,7 +93,7 @@ class Call(TorchFunctionMode):
         self.tx = tx
         self._emit = emit
         self._refused = False
-        self._variables: dict[int, tuple[Any, Any]] = {}  # id → stand-in, which must stay alive, and its variable
+        self._variables: dict[int, tuple[Any, Any]] = {}  # id → placeholder, which must stay alive, and its variable
 
     def run(self, wrapper: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the variable of what the wrapper returns."""

@@ -193,7 +193,7 @@ RECIPES = {
 }
 
 
-# --- what an observer of FP8 products is told of every tensor that is quantised ---
+# --- what an observer of FP8 products gets of every tensor that is quantised ---
 
 Role = Literal["input", "weight", "grad"]
 

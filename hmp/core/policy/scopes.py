@@ -275,7 +275,7 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
 _WRAPPED_NAMES = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Of these, the ones that no module of the user's has.
 _UNMISTAKABLE = frozenset(name for name in _WRAPPED_NAMES if name.startswith("_"))
-# Whose they are: a module of the user's that has one child of such a name is no wrapper.
+# Whose they are: a module of the user's that has one child of such a name isn't a wrapper.
 _LIBRARIES = frozenset(("torch", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "accelerate"))
 # torch's classes whose children have the user's names.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)

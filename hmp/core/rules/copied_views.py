@@ -89,7 +89,7 @@ class CopiedView(Tensor):
         result = _call(func, types, args, kwargs)
         if known.kind == "storage":
             return _StorageToRead(result, args[0]) if args[0]._hmp_is_missed() and not _is_torchs_call() else result
-        if versions is not None and _versions(sources) != versions:  # what no name and no schema told
+        if versions is not None and _versions(sources) != versions:  # what no name and no schema shows
             for view in sources:
                 view._hmp_refuse(func)
         if not isinstance(result, (Tensor, list, tuple)) or func == _get_base:

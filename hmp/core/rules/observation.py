@@ -97,7 +97,7 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
         mode = here.functions
         if mode is None or mode.inside or not (modes := function_modes()) or function_mode_at(modes - 1) is not mode:
             return tell(args, kwargs)
-        # nobody is told by the mode of what is inside, and active it makes four microseconds of each reading of a tensor's dtype
+        # the mode reports nothing of what is inside, and active it makes four microseconds of each reading of a tensor's dtype
         try:  # an interrupt may come right after the call
             pop_function_mode()
             return tell(args, kwargs)
@@ -179,7 +179,7 @@ def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
     args, kwargs = call.args, call.kwargs
     if _compiling() or not in_plain_autograd():
         result = wrapper(*args, **kwargs)
-        # what runs inside is not seen; the result of an op on a list tells what a context made of it
+        # what runs inside is not seen; the result of an op on a list shows what a context made of it
         call.computed = "" if rule.leaves_to_autocast or _compiling() else dtypes_of((result,))
         return result
     regions = [(device, _autocast_dtype(device)) for device in devices_in_autocast()]

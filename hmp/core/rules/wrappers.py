@@ -160,7 +160,7 @@ class RuledOp:
         """Call the op with the other castable inputs in the dtype of the first (R5), or in float32 without a kernel (R11)."""
         op, facts = self.op, self.facts
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        if facts.users:  # a user's function: the `self` of a method is no tensor
+        if facts.users:  # a user's function: the `self` of a method isn't a tensor
             first = next(each_castable((*args, *kwargs.values())), None)
         tensors = survey(args, kwargs, self.rule)
         if not castable(first) or tensors is None:
@@ -183,7 +183,7 @@ class RuledOp:
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments with castable tensors in `dtype`; the values of a fill stay finite in the dtype of `first` (R12)."""
         if self.fills:
-            # an index is no value: x[70000] = s
+            # an index isn't a value: x[70000] = s
             index = args[1:2] if self.rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
             values = tuple(saturation.scalar(saturation.written_value(a, first.dtype), first.dtype) for a in values)

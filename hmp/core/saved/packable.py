@@ -97,7 +97,7 @@ _FOR_ITS_SHAPE = frozenset(
 # The backward of these takes the numbers, and does another thing on each side of zero: signs and zeros come back exactly.
 ASKS_FOR_SIGNS = frozenset("celu elu float_power pow prelu rnn_relu rnn_relu_cell rpow selu softsign".split())
 # Where each number's share in backward grows with the numbers of its own row, at most, the even steps of int8 are near enough. The others
-# sum over a row, or over several that differ by orders of magnitude: float8 tells apart what is small.
+# sum over a row, or over several that differ by orders of magnitude: float8 distinguishes what is small.
 _EVEN_STEPS = frozenset(
     "gelu glu layer_norm linear mish mul multiply native_layer_norm rms_norm scaled_dot_product_attention sigmoid silu softmax tanh".split()
 )

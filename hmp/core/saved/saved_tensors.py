@@ -37,7 +37,7 @@ _now = time.perf_counter
 _LOOKED_AT = 2**16  # elements of which the error of packing is measured
 
 
-# --- who is told of what is kept, and of what packing it took and saved: a recording ---
+# --- who gets what is kept, and what packing it took and saved: a recording ---
 
 
 class Watcher(Protocol):

@@ -16,7 +16,7 @@ from ..torch_private import schemas_of, variable_functions
 from . import op_facts, sites
 from .sites import PYTHON_OPS
 
-# What may stand before an op's name, the longest first.
+# What may be before an op's name, the longest first.
 _OWNERS = (
     *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
     "torch.functional.",

@@ -367,7 +367,7 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that the op writes to, and the scales of quantization, which are float32 beside a low input: they are never cast.
+# Arguments that the op writes to, and the scales of quantization, which are float32 with a low input: they are never cast.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),

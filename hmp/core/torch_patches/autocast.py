@@ -264,7 +264,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         caller = sys._getframe(2)  # frame 1 is that of patches.wrap()
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is BACKWARD:
-            chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
+            chosen = _of_forward(caller) or current  # torch restores the forward's state, which is not a request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
         if isinstance(chosen, Paused) and chosen is not current:

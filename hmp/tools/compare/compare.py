@@ -34,7 +34,7 @@ from .tokens import distance_of_tokens
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
-_LAST_SEEN = 5  # ops that an error of the model is told with
+_LAST_SEEN = 5  # ops that an error of the model is reported with
 LEAST_SHARE = 0.005  # an op with less of the error is not worth an entry in a list, in the text and on the page
 
 

@@ -238,7 +238,7 @@ class Comparison:
         return found or [self._why_nothing()]
 
 
-_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it is no trifle
+_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it isn't a trifle
 
 
 class ErrorSums:

@@ -49,7 +49,7 @@ class Float32Reference(OpOwners):
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
         self._received = WeakTensorKeyDictionary()  # what collectives wrote
-        self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round (R11) → how to tell of it
+        self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round (R11) → how to report it
         self._node: Any = None
         self._guarded = guarded  # storage → tensors: what must be as before when all is over
         self.written: list[tuple[Tensor, Tensor]] = []
@@ -89,7 +89,7 @@ class Float32Reference(OpOwners):
                 return self._communicate(func, run, args, kwargs)
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
             return run(*args, **kwargs)
-        with without_torch_function():  # what is computed here is no call of the model's
+        with without_torch_function():  # what is computed here isn't a call of the model's
             written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
             for tensor in written:
                 self._before_write(tensor)
@@ -177,7 +177,7 @@ class Float32Reference(OpOwners):
         `is_exact`: no input is in a low-precision dtype, so that the op's own result is what float32 gives.
         """
         is_inside = here.call is not None
-        # a product that was computed in float32 is told of where it is rounded (R11), as the kernel's would be
+        # a product that was computed in float32 is reported where it is rounded (R11), as the kernel's would be
         rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
         # the error of a copy that the op made of its input is part of the op's own
         is_part = known.name in _CASTS and is_inside and rounded is None

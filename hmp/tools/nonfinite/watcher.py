@@ -176,7 +176,7 @@ class NonfiniteFinder(OpOwners):
     def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
         rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
         if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
-            # the product overflows where it is rounded (R11): it is told of with the inputs that it was given, which lose nothing by this
+            # the product overflows where it is rounded (R11): it is reported with the inputs that it was given, which lose nothing by this
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd)
         if not has_nan and self._meant(finding):

@@ -106,7 +106,7 @@ def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | N
         axes.axhline(allowed, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"{allowed:.2%} allowed")
     _scales(axes, points, allowed)
     named = sorted((point for point in points if point.name or point.is_chosen), key=lambda point: (not point.is_chosen, point.cost))
-    for point, frame in zip(named, itertools.cycle(_FRAMES)):  # names beside their points would lie on each other
+    for point, frame in zip(named, itertools.cycle(_FRAMES)):  # names next to their points would lie on each other
         axes.plot(
             [point.cost], [point.worse], linestyle="", marker=frame, markersize=13, fillstyle="none", color=_INK,
             markeredgewidth=1.8 if point.is_chosen else 0.9,

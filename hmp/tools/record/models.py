@@ -30,7 +30,7 @@ from ...core.torch_private import (
 Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
 
 
-Checkpointed = list[tuple[str, object, int]]  # what checkpoints keep: the module that ran, what tells the memory from others, its bytes
+Checkpointed = list[tuple[str, object, int]]  # what checkpoints keep: the module that ran, what identifies the memory, its bytes
 
 
 def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks, checkpointed: Checkpointed) -> dict[str, int] | None:

@@ -1,4 +1,4 @@
-"""What is noted of every call while a record() is on."""
+"""record(), a report of what runs in which precision for as long as its `with` lasts, and what it notes of every call."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Recorder(Listener):
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
             if rule.cast == "saved":
-                continue  # self.packed tells what such lines did
+                continue  # self.packed shows what such lines did
             if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
                 unused.append(rule.text)
         return sorted(unused)
@@ -217,6 +217,6 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
 
 
 def _device() -> str:
-    # without asking, a torch that was built for CUDA names it where there is none
+    # without asking, a torch that was built for CUDA names it on machines without one
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if accelerator is None else accelerator.type

@@ -21,7 +21,7 @@ BYPASSED = "bypassed"
 _WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in rules.RULES if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
-# What rows may be taken together by, with the fields that then tell them apart.
+# What rows may be taken together by, with the fields that then distinguish them.
 GROUPS = {
     "op": ("op", "rule", "source", "inputs", "compute", "output"),
     "module": ("module",),

@@ -28,7 +28,7 @@ from .trace import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output
 
 Tensor = torch.Tensor
 MOST_BYTES = 4 * 2**20  # of an output whose values are kept
-_MOST_OUTPUTS = 20_000  # their descriptions stand in the file's header, which is read at once
+_MOST_OUTPUTS = 20_000  # their descriptions are in the file's header, which is read at once
 _PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
 _compiling = torch.compiler.is_compiling
 

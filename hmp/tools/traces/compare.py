@@ -213,7 +213,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
     """
     found = distance(a.to(torch.float64), b.to(torch.float64)).relative
     if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
-        return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
+        return torch.finfo(torch.float64).eps  # integers that float64 does not distinguish
     return found
 
 

@@ -14,8 +14,8 @@ from ...errors import HmpError
 from . import file
 
 Tensor = torch.Tensor
-INPUTS = "(inputs)"  # what the outermost module was called with stands as a module of this name
-TOKENS, MASK = "input_ids", "(mask)"  # of these: which tokens, and which places count as capture(mask=...) was told
+INPUTS = "(inputs)"  # what the outermost module was called with is stored as a module of this name
+TOKENS, MASK = "input_ids", "(mask)"  # of these: which tokens, and which places count as capture(mask=...) said
 _SHOWN = 40
 
 

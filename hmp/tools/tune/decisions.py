@@ -167,6 +167,6 @@ def _without(names: Iterable[str], cast: ListName, ops: frozenset[str]) -> froze
         if not ops.intersection(stands_for):
             kept.add(name)
         else:
-            # as a name an op's id may stand for others beside it, as _native_multi_head_attention does
+            # as a name an op's id may stand for others, too, as _native_multi_head_attention does
             kept.update(op for op in stands_for if ops.isdisjoint((op, *resolve(ListEntry(op, cast)))))
     return frozenset(kept)

@@ -58,7 +58,7 @@ def search_level(order: Sequence[Key], changes: Mapping[Key, float], limit: floa
         good = frozenset()
     rest = [key for key in order if key not in good]
     while True:
-        fitting, failing = 0, len(rest)  # how many of the rest still fit beside the good ones, and how many do not
+        fitting, failing = 0, len(rest)  # how many of the rest still fit with the good ones, and how many do not
         while failing - fitting > 1:
             middle = (fitting + failing) // 2
             if fits(good.union(rest[:middle]), rest[middle - 1]):

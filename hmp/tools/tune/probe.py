@@ -247,7 +247,7 @@ class Probe(Listener):
         taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.cast)
         op.cast.clear()
         if drew:
-            lows = [t.detach().to(self._decisions.low) for t in results]  # other draws are no error: what is left is rounding
+            lows = [t.detach().to(self._decisions.low) for t in results]  # other draws aren't an error: what is left is rounding
         for got, wanted in zip(lows, results, strict=True):
             self.hooks += measured.low.note(got, wanted)
         if op.fp8 is not None:
@@ -266,7 +266,7 @@ class Probe(Listener):
             try:
                 with torch.no_grad():
                     low = op.fp8(*args, **kwargs)
-            except Exception as error:  # a device's kernel refuses; the low-precision dtype is none the worse for it
+            except Exception as error:  # a device's kernel refuses; the low-precision dtype is not worse for it
                 measured.fp8.cannot = str(error).partition("\n")[0] or type(error).__name__
                 return
         self.hooks += measured.fp8.note(low, result)
