@@ -30,6 +30,6 @@ def run_as_parent_would() -> dict[str, Any]:
 
 
 if __name__ == "__mp_main__":
-    from . import child_process  # what is imported keeps its own names
+    from hmp.cli import child_process  # absolute: multiprocessing runs this file by its path
 
     globals().update(child_process.run_as_parent_would())
