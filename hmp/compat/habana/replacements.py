@@ -33,7 +33,7 @@ class Replacements:
         self._on_undo_where(owner, name, value, put_back)
 
     def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
-        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of those that follow (see layered_patches.py)."""
+        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of later ones (see layered_patches.py)."""
         layered_patches.put(owner, name, function)
         self._on_undo_where(owner, name, function, functools.partial(layered_patches.take_out, owner, name))
 
