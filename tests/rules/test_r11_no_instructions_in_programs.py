@@ -14,6 +14,7 @@ import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
 
 import hmp
+from autocast_kit import needs_autocasts_lstm
 from no_instructions_kit import Call, all_same, attention, by_hand, gradients, linear, listed, random
 from oracle import BF16, F32, assert_identical
 from saved_oracle import packs
@@ -233,6 +234,7 @@ RECURRENT = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN, "g
 
 def test_r11_recurrent_layers_under_torch_cpu_return_the_dtypes_of_torch_autocast() -> None:
     """What torch.autocast leaves in float32 (a state, the result of a GRU and of an LSTM of a packed batch) stays so and is not rounded."""
+    needs_autocasts_lstm()
     for (name, kind), packed in itertools.product(RECURRENT.items(), (False, True)):
         if name.endswith("cell") and packed:
             continue

@@ -242,6 +242,7 @@ def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     assert type(named) is kind
 
 
+@pytest.mark.native_kernels
 def test_r7_compiled_mixtures_that_kernels_alone_refuse():
     """Fake tensors take them, so that torch, asked while it traces, has nothing against them."""
     classes, weights = torch.arange(4), (torch.randn(16, 4), torch.randn(16, 4))
