@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -137,11 +137,6 @@ BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(
 OP_MODULES: tuple[str, ...] = tuple(
     _required(name).__name__ for name in ("torch._tensor", "torch._lowrank", "torch._lobpcg", "torch._jit_internal", "torch.masked._ops")
 )
-
-
-def is_in_c(module: object) -> TypeGuard[types.ModuleType]:
-    """Return True if `module` is a module inside torch._C."""
-    return isinstance(module, types.ModuleType) and module.__name__.startswith("torch._C.")
 
 
 # --- what intercepts calls: modes, `__torch_function__`, `__torch_dispatch__` ----------------------------------------------

@@ -192,7 +192,7 @@ def counts(hook: Callable[[Tensor], Any]) -> bool:
 
 @contextlib.contextmanager
 def counting(keep: Callable[[Tensor], None], watcher: Watcher) -> Iterator[None]:
-    """Make a context in which `keep` gets what is kept, and the watcher what is to be packed.
+    """Make a context in which `keep` gets the saved tensors, and the watcher those to be packed.
 
     Other hooks around an op would prevent the packing.
     """

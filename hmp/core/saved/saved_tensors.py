@@ -37,7 +37,7 @@ _now = time.perf_counter
 _LOOKED_AT = 2**16  # elements of which the error of packing is measured
 
 
-# --- who gets what is kept, and what packing it took and saved: a recording ---
+# --- recordings: they get the saved tensors, and the time and bytes of packing ---
 
 
 class Watcher(Protocol):
@@ -243,7 +243,7 @@ class Memory:
         return kept
 
     def is_unheld(self) -> bool:
-        """Return True if nothing but what is kept holds the memory."""
+        """Return True if only saved tensors hold the memory."""
         own = sum(kept.alias is not None for kept in self._living())
         return owners_of_storage(self._address) == own + PYTHONS_OWNERS
 

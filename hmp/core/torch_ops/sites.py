@@ -39,7 +39,7 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
 PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES})
 
 
-# --- what is kept from one conversion to the next, while torch is unchanged: other code may patch torch in between ----------------
+# --- the cache from one conversion to the next, while torch is unchanged: other code may patch torch in between --------------------
 
 F_ = TypeVar("F_", bound=Callable[..., Any])
 _clears: list[Callable[[], None]] = []

@@ -97,7 +97,7 @@ class Report:
             The rows; what differs within one is left empty.
 
         Raises:
-            HmpError: `by` or `sort` is none of these.
+            HmpError: `by` or `sort` isn't one of these.
         """
         if sort not in FIELDS:
             raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
@@ -476,7 +476,7 @@ class Report:
             The table as text.
 
         Raises:
-            HmpError: `by` or `sort` is none of these.
+            HmpError: `by` or `sort` isn't one of these.
 
         Example:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
