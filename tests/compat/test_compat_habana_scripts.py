@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
-from command_kit import RUN, python
+from command_kit import RUN, python, two_ranks
 from hmp.compat import habana
 from published import LISTS, needs_corpus
 
@@ -105,7 +105,7 @@ torch.distributed.barrier()
 assert everybody == list(range(size))
 assert torch.hpu.memory_stats()["InUse"] > 0
 torch.distributed.destroy_process_group()
-os.write(1, f"rank {rank} of {size} done\\n".encode())  # a whole line, whoever else writes
+print(f"rank {rank} of {size} done", flush=True)
 os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
 """
 LAZY = "mark_step() does nothing without Habana's software: ops run when they are called, "
@@ -116,8 +116,8 @@ LAZY = "mark_step() does nothing without Habana's software: ops run when they ar
 def test_a_training_script_with_hccl_runs(size: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if size == 2 else []
-    done = python(*launcher, *RUN, "--habana", "train.py", cwd=tmp_path, **(one if size == 1 else {}))
+    start = functools.partial(python, **one) if size == 1 else two_ranks
+    done = start(*RUN, "--habana", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size} done" for rank in range(size)]
     assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"

@@ -42,6 +42,16 @@ def python(*arguments: object, cwd: Path, before: Path | None = None, **env: str
     )  # fmt: skip
 
 
+def two_ranks(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Two processes under torchrun. Each writes into files of its own, since in one pipe a line of one ends up within a line of the other."""
+    logs = cwd / "logs"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--redirects", 3, "--log-dir", logs)
+    done = python(*launcher, *arguments, cwd=cwd, **env)
+    for name in ("stdout", "stderr"):
+        setattr(done, name, getattr(done, name) + "".join(file.read_text() for file in sorted(logs.rglob(f"{name}.log"))))
+    return done
+
+
 def error_without(module: str, *packages: str) -> str:
     """What an import of this module of hmp's says where these packages are not installed."""
     with pytest.MonkeyPatch.context() as patch:
