@@ -17,7 +17,7 @@ from trap_kit import policy, same
 
 
 def test_r17_transformers_finds_the_dtype_for_flash_attention_and_its_islands_are_float32() -> None:
-    """Models beyond position 1000, whose rotary embedding stands in such an island: tests/models/test_models_positions.py."""
+    """Models beyond position 1000, whose rotary embedding stands in such an island: tests/training/test_models_positions.py."""
     pytest.importorskip("transformers")
     from transformers.integrations.flash_attention import get_target_dtype
     from transformers.utils.generic import maybe_autocast

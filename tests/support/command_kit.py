@@ -43,7 +43,7 @@ def python(*arguments: object, cwd: Path, before: Path | None = None, **env: str
 
 
 def two_ranks(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Two processes under torchrun. Each writes into files of its own, since in one pipe a line of one ends up within a line of the other."""
+    """Two processes under torchrun, each with files of its own: in one pipe, a line of one ends up within a line of the other."""
     logs = cwd / "logs"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--redirects", 3, "--log-dir", logs)
     done = python(*launcher, *arguments, cwd=cwd, **env)

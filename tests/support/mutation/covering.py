@@ -6,7 +6,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,6 @@ from .mutants import package_of
 MOST = 120  # tests for one mutant
 # File of tests that are run without coverage, whose tracing ends where a test sets another trace function → the package that is its own.
 UNTRACED = {"tests/rules/test_r18_threads.py": "cast_cache"}
-# Package → the folder of its tests, where that has another name.
-FOLDERS = {
-    "active": "context", "cast_cache": "caches", "compile": "torch_compile", "convert": "session", "policy": "lists", "rules": "wrapping",
-}  # fmt: skip
 
 
 class _Durations:
@@ -69,21 +64,19 @@ class Choice:
         self.seconds = dict(zip(self.names, kept["seconds"], strict=True))
 
     def tests(self, mutation: Any, budget: float) -> list[str]:
-        """Those of the package's own folder and others in turn, the quickest of each file first, until they take so many seconds."""
+        """The quickest of each file first, until they take so many seconds."""
         file, package = str(mutation.module_path), package_of(str(mutation.module_path))
-        folder = f"tests/{FOLDERS.get(package, package)}/"
         covering = self._running(mutation) or {self.names[test] for tests in self.lines.get(file, {}).values() for test in tests}
         if not covering:
-            covering = {test for test in self.names if test.startswith((folder, "tests/properties/", "tests/unit/"))}
+            covering = {test for test in self.names if test.startswith(("tests/properties/", "tests/unit/"))}
         spent: dict[str, float] = defaultdict(float)
-        ranked: dict[bool, list[tuple[float, str]]] = {True: [], False: []}
+        ranked: list[tuple[float, str]] = []
         for test in sorted(covering, key=lambda test: (self.seconds[test], test)):
             name = test.partition("::")[0]
             spent[name] += self.seconds[test]  # so that the first few are unlike one another
-            ranked[name.startswith(folder)].append((spent[name], test))
-        own, others = (sorted(each) for each in ranked.values())
+            ranked.append((spent[name], test))
         chosen: list[str] = []
-        for test in (test for pair in zip_longest(own, others) for _, test in filter(None, pair)):
+        for _, test in sorted(ranked):
             budget -= self.seconds[test]
             if chosen and (budget < 0 or len(chosen) == MOST):
                 break
