@@ -262,9 +262,9 @@ MIXED_RAISES = _names(
     """
 )
 # Of those, the ones that accept some mixtures, depending on shapes: torch's op is tried first.
-MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
+MIXED_SOMETIMES_RAISES = _names("einsum inner matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
 # Of those, the ones where only the kernel raises: with fake and meta tensors, as compilers use, every mixture is accepted.
-REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist"}
+REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist", "inner"}
 # Ops whose forward promotes and whose backward raises on some mixtures: their inputs are promoted before the call.
 MIXED_BACKWARD_RAISES = _names("addr") | _MSE_LOSS
 
