@@ -3,7 +3,7 @@ explicit casts in plain torch give.
 
 Oracle: `attempt.expect`, the first plan of casts of rules.md that plain torch accepts, run before anything was patched. Compared are the
 result (type, dtype, shape, bits, nesting), the identity of what in-place ops and out= return, which inputs were written, which results
-share memory with which inputs, and the gradient of each leaf in its dtype. Rules R1 to R9, R11, R12.
+share memory with which inputs, and the gradient of each leaf in its dtype. Rules R1 to R9 and R11.
 """
 
 from __future__ import annotations

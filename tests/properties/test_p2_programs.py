@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hmp
 from oracle import BF16, F32
-from programs import ANOTHER, Program, Statement, Step, as_written, by_hand, gradients, programs
+from programs import ANOTHER, IN_PLACE, VIEWS, Program, Statement, Step, as_written, by_hand, gradients, programs
 
 OTHER = hmp.Policy("another", **{kind: {n for n, k in ANOTHER.items() if k == kind} for kind in ("bf16", "fp32")})
 
@@ -105,9 +105,14 @@ TWO = {"low": BF16, "dtypes": (F32, F32), "leaves": (False, False)}
 
 
 @settings(max_examples=max(3, settings.default.max_examples // 2))
-@example([Program((("t", "bf16"),), statements=lines(("view", "t", (0, 0, 0)), ("in place", "add_", (2, 1, 0))), **TWO)])
 @example([Program((("t", "bf16"),), statements=VIEW_OF_A_VIEW, **TWO)])
 @given(st.lists(programs(), min_size=6, max_size=12))
 @pytest.mark.filterwarnings("ignore")
 def test_p2_every_statement_is_what_explicit_casts_make_it(together: list[Program]) -> None:
     check(*together)
+
+
+@pytest.mark.parametrize("view", [view for view, (name, _) in VIEWS.items() if name])
+def test_p2_a_write_into_a_view_that_became_a_copy_is_refused(view: str) -> None:
+    listed = ((VIEWS[view][0], "bf16"),)
+    check(*[Program(listed, statements=lines(("view", view, (0, 0, 0)), ("in place", write, (2, 1, 1))), **TWO) for write in IN_PLACE])

@@ -424,6 +424,7 @@ def odd_calls() -> tuple[tuple[Call, Sample], ...]:
         odd("stack", "of scalars", lambda a, b: torch.stack([a, b]), (), ()),
         odd("hstack", "of a scalar", lambda a, b: torch.hstack([a, b]), (2,), ()),
         odd("block_diag", "a vector", lambda a, b: torch.block_diag(a, b), (2, 2), (2,)),
+        odd("atleast_3d", "of a list", lambda a, b: torch.atleast_3d([a, b]), m, v),
         odd("meshgrid", "positional", lambda a, b: torch.meshgrid(a, b, indexing="ij"), (2,), v),
         odd("linalg.multi_dot", "three", lambda *ts: torch.linalg.multi_dot(list(ts)), (2, 3), (3, 4), (4, 2)),
         odd("tensordot", "dims of a pair", lambda a, b: torch.tensordot(a, b, dims=([1], [0])), (3, 4), (4, 2, 2)),

@@ -25,6 +25,8 @@ class ActiveOp(PatchedOp):
     once, by what the handler gives to it (R8, R19). torch's C++ code hands out what has the function's name, which is a PatchedOp.
     """
 
+    looks_in_lists = True  # torch asks the tensors in a list, too, that is its first argument
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op under the policy that is active here."""
         value = _get()
@@ -34,7 +36,7 @@ class ActiveOp(PatchedOp):
         if (
             has_torch_function(args)
             or (kwargs and has_torch_function(tuple(kwargs.values())))
-            or (args and type(args[0]) in _SEQUENCES and has_torch_function(args[0]))
+            or (args and type(args[0]) in _SEQUENCES and self.looks_in_lists and has_torch_function(args[0]))
         ) and not _is_asked_by_hmp(args, kwargs):
             return self.handed_out(wrapper, args, kwargs)
         return wrapper(*args, **kwargs)
@@ -54,6 +56,8 @@ class ActiveFunction(ActiveOp):
 
 class ActiveMethod(ActiveOp, PatchedMethod):
     """Replaces a method of torch.Tensor, or a function that is written in Python, which hands out what torch has under its name."""
+
+    looks_in_lists = False
 
 
 class ActiveOperator(ActiveMethod):
@@ -76,6 +80,8 @@ _INHERITED: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-
 
 class ActiveClosure(ActiveFunction, PatchedMethod):
     """Replaces a function that is written in Python and hands out itself, for it closes over itself."""
+
+    looks_in_lists = False
 
 
 class ActiveComposite(PatchedMethod):

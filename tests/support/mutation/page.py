@@ -26,7 +26,7 @@ in the tests, or changes nothing that could be seen.
 
 `python -m tests.support.mutation cover`, `run` and `page` made this page, with the extra `mutation`, of hmp and its tests \
 as of {commit}: {ran} mutants, drawn with the seed {seed} of those that cosmic-ray's operators make in the core, from each package \
-in proportion. {asked}At most {most} tests were asked about one, half of them from the package's own folder, the quickest of each \
+in proportion. {asked}At most {most} tests were asked about one, the quickest of each \
 file first, for at most {budget:g} seconds. They are chosen of {tests} that passed while `cover` measured them, \
 of the default suite: {folders}. What slow tests notice, and those in processes of their own, is not counted.
 
