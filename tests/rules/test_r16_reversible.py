@@ -126,7 +126,7 @@ def _foreign_method():
 
 def _foreign_function():
     inner = F.dropout2d
-    F.dropout2d = lambda input: torch.relu(inner(input, training=False))
+    F.dropout2d = lambda input, **how: torch.relu(inner(input, **how | {"training": False}))
     return (lambda: F.dropout2d), lambda: F.dropout2d(torch.ones(1, 1, 1))
 
 

@@ -64,12 +64,13 @@ OWN = {
 }  # fmt: skip
 
 
-def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside() -> None:
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.get_default_device], ids=["no mode", "a mode"])
+def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside(mode: Any) -> None:
     """gaussian_nll_loss or lp_pool would otherwise come back in bf16 (trap G3)."""
     expected = {name: outcome(call, build(tree)) for name, (call, tree) in COMPOSITES.items()}
     own = {op for ops in OWN.values() for op in ops}
     for names, lists in ((COMPOSITES.keys() - OWN, inner_in_bf16()), (OWN.keys(), inner_in_bf16(*own))):
-        with hmp.casts(lists):
+        with hmp.casts(lists), mode():
             assert torch.mul(torch.ones(2), 2.0).dtype is BF16  # the policy is on
             got = {name: outcome(COMPOSITES[name][0], build(COMPOSITES[name][1])) for name in names}
         for name, each in got.items():
