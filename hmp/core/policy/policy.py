@@ -465,7 +465,7 @@ class Policy:
         """
         if to not in DTYPES:
             expected = ", ".join(map(repr, DTYPES))
-            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; of what is packed, replace(saved=...)")
+            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; for the saved list, use replace(saved=...)")
         if not isinstance(name, str):
             raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
@@ -521,7 +521,8 @@ class Policy:
 
         Returns:
             Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
-            as `mul` for `multiply`, don't count as one. `(low dtype)`, `(FP8 recipe)` and `(FP8 kernel)` come first, if they differ.
+            as `mul` for `multiply`, don't count as one. `(dtype)`, `(FP8 recipe)`, `(FP8 kernel)` and `(saved recipe)` come first, if they
+            differ.
 
         Raises:
             OpListError: There is no such policy.
@@ -551,13 +552,13 @@ class Policy:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
         packs = [policy.entries("saved") for policy in (self, against)]
-        told = {f"{name} (kept)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
+        told = {f"{name} (saved)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
         return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        low = f"low dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
+        low = f"low-precision dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
         return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
