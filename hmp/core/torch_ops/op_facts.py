@@ -84,63 +84,41 @@ DUNDERS: tuple[str, ...] = tuple(f"__{prefix}{name}__" for name in sorted(BINARY
     f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split()
 )
 
-# ATen's names of ops → the ids of the ops that users call. Overload names (`.Tensor_Scalar`) are removed before the look-up.
+# The ids of the ops that users call, and ATen's names of them. Overload names (`.Tensor_Scalar`) are removed before the look-up.
+_CONVOLUTIONS = " ".join(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))
 ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
-    "_convolution": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "convolution_overrideable": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "_softmax": ("softmax",),
-    "_log_softmax": ("log_softmax",),
-    "cross_entropy_loss": ("cross_entropy",),
-    "nll_loss2d": ("nll_loss",),
-    "nll_loss_nd": ("nll_loss",),
-    "nll_loss_forward": ("nll_loss",),
-    "nll_loss2d_forward": ("nll_loss",),
-    "smooth_l1_loss_forward": ("smooth_l1_loss",),
-    "multilabel_margin_loss_forward": ("multilabel_margin_loss",),
-    "max_pool1d_with_indices": ("max_pool1d",),
-    "max_pool2d_with_indices": ("max_pool2d",),
-    "max_pool3d_with_indices": ("max_pool3d",),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
-    "_adaptive_avg_pool3d": ("adaptive_avg_pool3d",),
-    "_embedding_bag": ("embedding_bag",),
-    "_ctc_loss": ("ctc_loss",),
-    "_cdist_forward": ("cdist",),
-    "_pdist_forward": ("pdist",),
-    "_batch_norm_impl_index": ("batch_norm",),
-    "_native_batch_norm_legit": ("batch_norm",),
-    "native_batch_norm": ("batch_norm",),
-    "cudnn_batch_norm": ("batch_norm",),
-    "native_layer_norm": ("layer_norm",),
-    "native_group_norm": ("group_norm",),
-    "native_dropout": ("dropout",),
-    "_fused_dropout": ("dropout",),
-    "_scaled_dot_product_flash_attention": ("scaled_dot_product_attention",),
-    "_scaled_dot_product_efficient_attention": ("scaled_dot_product_attention",),
-    "_native_multi_head_attention": ("scaled_dot_product_attention",),
-    "_index_put_impl_": ("index_put",),
-    "_cat": ("cat",),
-    "_stack": ("stack",),
-    "_trilinear": ("bilinear",),
-    "_weight_norm": ("weight_norm",),
-    "mkldnn_linear": ("linear",),
-    "mkldnn_convolution": ("conv1d", "conv2d", "conv3d"),
-    "mkldnn_rnn_layer": ("lstm",),
-    "_thnn_fused_lstm_cell": ("lstm_cell",),
-    "_thnn_fused_gru_cell": ("gru_cell",),
-    "grid_sampler_2d": ("grid_sample",),
-    "grid_sampler_3d": ("grid_sample",),
-    "upsample_nearest1d": ("interpolate",),
-    "upsample_nearest2d": ("interpolate",),
-    "upsample_nearest3d": ("interpolate",),
-    "upsample_linear1d": ("interpolate",),
-    "upsample_bilinear2d": ("interpolate",),
-    "upsample_bicubic2d": ("interpolate",),
-    "upsample_trilinear3d": ("interpolate",),
-    "_linalg_svd": ("linalg.svd",),
-    "_linalg_eigh": ("linalg.eigh",),
-    "_linalg_det": ("linalg.det",),
-    "_linalg_solve_ex": ("linalg.solve_ex",),
+    spelling: tuple(ops.split())
+    for line in f"""
+    {_CONVOLUTIONS}: _convolution convolution_overrideable
+    cross_entropy: cross_entropy_loss
+    nll_loss: nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward
+    smooth_l1_loss: smooth_l1_loss_forward
+    multilabel_margin_loss: multilabel_margin_loss_forward
+    cdist: _cdist_forward
+    pdist: _pdist_forward
+    batch_norm: _batch_norm_impl_index _native_batch_norm_legit native_batch_norm cudnn_batch_norm
+    layer_norm: native_layer_norm
+    group_norm: native_group_norm
+    dropout: native_dropout _fused_dropout
+    scaled_dot_product_attention: _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _native_multi_head_attention
+    index_put: _index_put_impl_
+    bilinear: _trilinear
+    linear: mkldnn_linear
+    conv1d conv2d conv3d: mkldnn_convolution
+    lstm: mkldnn_rnn_layer
+    lstm_cell: _thnn_fused_lstm_cell
+    gru_cell: _thnn_fused_gru_cell
+    grid_sample: grid_sampler_2d grid_sampler_3d
+    interpolate: upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    interpolate: upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+    """.strip().splitlines()
+    for ops, _, spellings in [line.partition(": ")]
+    for spelling in spellings.split()
 }
+ATEN_SPELLINGS |= {f"_{op}": (op,) for op in "softmax log_softmax embedding_bag ctc_loss cat stack weight_norm".split()}
+ATEN_SPELLINGS |= {f"_adaptive_avg_pool{d}d": (f"adaptive_avg_pool{d}d",) for d in (2, 3)}
+ATEN_SPELLINGS |= {f"max_pool{d}d_with_indices": (f"max_pool{d}d",) for d in (1, 2, 3)}
+ATEN_SPELLINGS |= {f"_linalg_{name}": (f"linalg.{name}",) for name in ("svd", "eigh", "det", "solve_ex")}
 
 # Names that this torch may lack but that another release of torch, ATen's backward ops or Habana's compiler has: a list may contain them.
 FOREIGN = _names(
