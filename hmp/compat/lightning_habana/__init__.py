@@ -11,7 +11,6 @@ import functools
 import sys
 import types
 
-from ..habana import modules
 from ..habana.replacements import Replacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
@@ -34,11 +33,11 @@ _TREE = {
     "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": _EXPORTS},
     "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": _EXPORTS},
 }
-_REMEDY = "Use Lightning's own, or install lightning-habana 1.6 with lightning 2.3, which it was made for"
+_REMEDY = "Use Lightning's own"
 
 _CONNECTOR = "trainer.connectors.accelerator_connector"
 
-_shim = ImportShim(_TREE, _REMEDY, trying=modules.with_media)
+_shim = ImportShim(_TREE, _REMEDY)
 
 
 def install(replaced: Replacements) -> None:
@@ -48,7 +47,6 @@ def install(replaced: Replacements) -> None:
     for package in PACKAGES:
         replaced.on_undo(after_import(f"{package}.{_CONNECTOR}", functools.partial(_accept_hpu, replaced, package)))
     patch_old_releases(replaced)
-    replaced.on_undo(after_import("lightning_habana.utils.resources", functools.partial(_set_driver_release, replaced)))
 
 
 def _register(replaced: Replacements) -> None:
@@ -61,9 +59,3 @@ def _register(replaced: Replacements) -> None:
 def _accept_hpu(replaced: Replacements, package: str, connector: types.ModuleType) -> None:
     if not has_gaudi(package):
         accept_hpu(connector, is_ours=_shim.is_used, replaced=replaced)
-
-
-def _set_driver_release(replaced: Replacements, resources: types.ModuleType) -> None:
-    """Set the release of Habana's driver, without which the real package refuses its precision plugin."""
-    # the last one before 1.14, from which on the package imports Habana's FP8 engine
-    replaced.put(resources, "get_hpu_synapse_version", lambda: "1.13.0")

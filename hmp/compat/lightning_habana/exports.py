@@ -10,7 +10,7 @@ from ..lightning_packages import SHIM, has_gaudi, preferred
 _package = preferred(SHIM)  # before anything here imports the other package
 _modules = [f"{_package}.accelerators", f"{_package}.plugins", f"{_package}.strategies"]
 if not has_gaudi(_package):
-    _modules = [f"{__package__}.accelerator", f"{__package__}.precision", f"{__package__}.strategies"]
+    _modules = [f"{__package__}.trainer_classes"] * 3
 _accelerators, _plugins, _strategies = (importlib.import_module(module) for module in _modules)
 
 HPUAccelerator: Any = _accelerators.HPUAccelerator
