@@ -34,7 +34,7 @@ from .entries import (
     parse_list,
     read_list,
 )
-from .policy_files import BASE_FILE, SAID, WORDS, low_dtype, read_gaudi_config
+from .policy_files import BASE_FILE, SAID, WORDS, check_gaudi_config, low_dtype, read_gaudi_config
 from .precedence import Listed
 from .presets import meaning, policies
 
@@ -312,6 +312,7 @@ class Policy:
             frozenset({'linear'})
         """
         config, path = read_gaudi_config(config)
+        check_gaudi_config(config, path)
         kind = "autocast" if config.get("use_torch_autocast") else "hmp"
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")

@@ -97,10 +97,7 @@ _GAUDI_KEYS = frozenset(
 
 
 def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], Path | None]:
-    """Return a configuration's contents and its file, None if the contents were given. Unknown keys are warned of.
-
-    Raises HmpError where both HMP and autocast are asked for.
-    """
+    """Return a configuration's contents and its file, None if the contents were given. Raise OpListError where it cannot be read."""
     path = None
     if not isinstance(config, Mapping):
         path = Path(config)
@@ -115,9 +112,13 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
         raise OpListError(
             f"expected a JSON object with keys such as 'hmp_bf16_ops', got {type(config).__name__}; see gaudi_config.json", path
         )
+    return config, path
+
+
+def check_gaudi_config(config: Mapping[str, Any], path: Path | None) -> None:
+    """Warn of unknown keys in a configuration, and raise HmpError where both HMP and autocast are asked for."""
     unknown = sorted(set(config) - _GAUDI_KEYS)
     if unknown:
         log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))
     if config.get("use_habana_mixed_precision") and config.get("use_torch_autocast"):
         raise HmpError("use_habana_mixed_precision and use_torch_autocast are both set; set one of them to false")
-    return config, path
