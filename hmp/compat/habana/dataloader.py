@@ -9,11 +9,8 @@ from typing import Any
 import torch.utils.data
 
 from .device_map import mapped
-from .no_ops import unsupported
 
-__all__ = ["HabanaDataLoader", "fetch_habana_unet_loader"]
-
-fetch_habana_unet_loader = unsupported("fetch_habana_unet_loader", "use the script's loader for other devices, or torch's DataLoader")
+__all__ = ["HabanaDataLoader"]
 
 
 class HabanaDataLoader(torch.utils.data.DataLoader[Any]):

@@ -6,14 +6,14 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ..import_finders import Made, can_do_without, forget, is_an_import, is_made_by
+from ..import_finders import Made, forget, is_an_import, is_made_by
 from .names import TREE
-from .no_ops import ERROR, no_op, status
+from .no_ops import no_op
 
 _HERE = __package__
 # the one that newer releases of Habana's own package lack
@@ -61,8 +61,7 @@ def public_names(module: str) -> dict[str, Any]:
 
 def refusal(module: str, name: str) -> str:
     """Return the message for a name that a module of Habana's does not have here."""
-    refused = _refused_when_called(module)
-    instead = status(refused[name])[1] if name in refused else TREE[module].alternatives().get(name)
+    instead = TREE[module].alternatives().get(name)
     if instead:
         return f"{module}.{name} needs a Gaudi, and there is none here; {instead}"
     has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
@@ -70,11 +69,6 @@ def refusal(module: str, name: str) -> str:
         f"hmp's replacement for {module} has no {name!r}; it has {', '.join(sorted(has)) or 'no names'}. "
         "Please report the name, with the line that imports it"
     )
-
-
-def _refused_when_called(module: str) -> dict[str, Any]:
-    """Return the names that raise when they are called; a `try` around their import gets an ImportError."""
-    return {name: value for name, value in public_names(module).items() if status(value)[0] == ERROR}
 
 
 def _source(name: str) -> types.ModuleType:
@@ -105,9 +99,8 @@ def _fill(module: types.ModuleType) -> None:
     sources = [_source(each) for each in entry.source.split()]
     if len(sources) == 1:
         module.__doc__ = sources[0].__doc__
-    refused = _refused_when_called(name)
-    vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
-    vars(module)["__getattr__"] = _missing_name(name, sources, refused)
+    vars(module).update(public_names(name))
+    vars(module)["__getattr__"] = _missing_name(name, sources)
     if entry.on_import:
         source, _, function = entry.on_import.partition(".")
         getattr(_source(source), function)()
@@ -116,15 +109,11 @@ def _fill(module: types.ModuleType) -> None:
             setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
-def _missing_name(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
+def _missing_name(module: str, sources: list[types.ModuleType]) -> Any:
     entry = TREE[module]
     why = entry.no_ops().get("*")
 
     def __getattr__(name: str) -> Any:
-        if name in refused:
-            if can_do_without():
-                raise AttributeError(refusal(module, name))
-            return refused[name]
         if name in entry.names.split():  # waits for another package
             return getattr(sources[0], name)
         if name.startswith("__"):

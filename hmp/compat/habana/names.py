@@ -44,7 +44,11 @@ _PROFILER = {"use torch.profiler, or hmp.record()": "*"}
 _MEDIA = "it decodes on Gaudi; use torch's DataLoader, or what the program has for other devices"
 
 TREE = {
-    "habana_dataloader": Module("dataloader", "HabanaDataLoader fetch_habana_unet_loader"),
+    "habana_dataloader": Module(
+        "dataloader",
+        "HabanaDataLoader",
+        errors={"use the script's loader for other devices, or torch's DataLoader": "fetch_habana_unet_loader"},
+    ),
     "habana_dataloader.habana_dataset": Module("dataloader", "ImageFolderWithManifest"),
     "habana_frameworks": Module(errors={_MEDIA: "mediapipe medialoaders"}),
     "habana_frameworks.torch": Module(),
