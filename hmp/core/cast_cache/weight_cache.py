@@ -109,9 +109,7 @@ class _Entry:
             _nbytes.pop(id(self), None)
 
 
-# By id(): the entries that have, or had, a copy, and device and bytes of the copies that are kept. They leave with their entry. Each update
-# is atomic, so needs no lock.
-_alive: dict[int, weakref.ref[_Entry]] = {}
+# By id() of their entry, with which they leave: device and bytes of the copies that are kept. Each update is atomic, so needs no lock.
 _nbytes: dict[int, tuple[torch.device, int, weakref.ref[_Entry]]] = {}
 
 
@@ -263,7 +261,6 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     if is_widened:
         storage_of(low)._hmp_in_float32 = []
     key = id(new)
-    _alive[key] = weakref.ref(new, functools.partial(_alive.pop, key))
     _nbytes[key] = device, nbytes, weakref.ref(new, functools.partial(_nbytes.pop, key))
     new.low = low
     return new
@@ -385,7 +382,7 @@ def clear() -> None:
     _epoch += 1
     _kept_by_graph = _nothing
     used_once.clear()
-    for reference in list(_alive.values()):
+    for _, _, reference in list(_nbytes.values()):
         entry = reference()
         if entry is not None:
             entry.let_go()
