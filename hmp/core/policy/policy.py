@@ -34,7 +34,7 @@ from .entries import (
     parse_list,
     read_list,
 )
-from .policy_files import BASE_FILE, SAID, WORDS, check_gaudi_config, low_dtype, read_gaudi_config
+from .policy_files import BASE_FILE, WORDS, check_gaudi_config, low_dtype, read_gaudi_config
 from .precedence import Listed
 from .presets import meaning, policies
 
@@ -90,8 +90,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", low_dtype(self.dtype))
-        for name, word in self._words.items():
-            _refuse_other(name, word)
+        for field_name, word in self._words.items():
+            allowed = WORDS[field_name].allowed
+            if word not in allowed:
+                raise HmpError(f"{field_name}= expected {' or '.join(map(repr, allowed))}, got {word!r}")
         scoped = list(self.scoped)
         for cast in LISTS:
             names = checked_names(cast, getattr(self, cast))
@@ -167,7 +169,7 @@ class Policy:
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
         base = policy_files.read_base(folder)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.NO_BASE))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.DEFAULTS))
         under = cls._load(base, device)
         words = policy_files.read_words(folder, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
@@ -368,7 +370,7 @@ class Policy:
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
         said = self._of_optional_lists
-        values |= {field: word for field, word in self._words.items() if field in said or word != WORDS[field][0]}
+        values |= {field: word for field, word in self._words.items() if field in said or word != policy_files.DEFAULTS[field]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
@@ -541,7 +543,9 @@ class Policy:
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         words = zip(self._words.items(), against._words.values(), strict=True)
-        found: dict[str, tuple[str | None, str | None]] = {SAID[field]: (one, other) for (field, one), other in words if one != other}
+        found: dict[str, tuple[str | None, str | None]] = {
+            WORDS[field].title: (one, other) for (field, one), other in words if one != other
+        }
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
@@ -582,11 +586,6 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 def _habanas() -> Iterator[ListEntry]:
     """Return the entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
-
-
-def _refuse_other(field_name: str, value: Any) -> None:
-    if value not in WORDS[field_name]:
-        raise HmpError(f"{field_name}= expected {' or '.join(map(repr, WORDS[field_name]))}, got {value!r}")
 
 
 def _autocast(device: torch.device) -> Policy:
