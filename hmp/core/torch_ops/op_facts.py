@@ -345,7 +345,7 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that the op writes to, and the scales of quantization, which are float32 with a low input: they are never cast.
+# Arguments that the op writes to, and the scales of quantization, which are float32 whatever the input is: they are never cast.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),
@@ -368,8 +368,8 @@ NORMS = _names(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm
     miopen_batch_norm _native_batch_norm_legit"""
 )
-# Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
-# on Gaudi: every norm takes a low input with float32 weights, and its result has the input's dtype.
+# Device type → norms whose kernels accept a bfloat16 or float16 input with float32 weights (R9). For others the weights are cast as well.
+# on Gaudi: every norm takes such an input with float32 weights, and its result has the input's dtype.
 MIXED_NORM_KERNELS: dict[str, frozenset[str]] = dict.fromkeys(("cuda", "xpu", "xla"), _names("batch_norm instance_norm"))
 # Device type → norms that torch runs there on that mixture too, with a float32 result: unlisted, they are left to torch (R7).
 WIDENING_NORMS: dict[str, frozenset[str]] = {"xla": _names("layer_norm group_norm native_layer_norm native_group_norm")}
@@ -383,8 +383,8 @@ FILLS = _names(
 )
 # Arithmetic: with a scalar beyond the range of the low-precision dtype it is computed in float32, and the result saturates.
 ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
-# Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, where the low
-# dtype is float16 with its largest number 65504, for `scores - 1e9`.
+# Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, under a policy
+# of float16, whose largest number is 65504, for `scores - 1e9`.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
 GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
 # Ops that take masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.
