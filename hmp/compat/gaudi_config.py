@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import hmp
 
 from .. import Handle, HmpError, Policy
+from ..core.policy.policy_files import read_gaudi_config
 from .habana.kernels import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 
@@ -79,7 +79,7 @@ def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> App
             f"gaudi_config.apply() expected a torch.nn.Module as its second argument, got {type(model).__name__}; pass the model itself"
         )
     policy = Policy.from_gaudi_config(config)
-    values: dict[str, Any] = dict.fromkeys(_FLAGS, False) | _contents(config)
+    values: dict[str, Any] = dict.fromkeys(_FLAGS, False) | {**read_gaudi_config(config)[0]}
     casts = values["use_habana_mixed_precision"] or values["use_torch_autocast"]
     handle = hmp.convert(policy=policy, verbose=bool(values["hmp_is_verbose"]), model=model) if casts else None
     clip_norm = _fused_clip if values["use_fused_clip_norm"] else torch.nn.utils.clip_grad_norm_
@@ -93,11 +93,3 @@ def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> App
 def _fused_clip(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
     clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     return FusedClipNorm(clipped, max_norm).clip_norm(clipped)
-
-
-def _contents(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(config, Mapping):
-        return dict(config)
-    path = Path(config)
-    found: dict[str, Any] = json.loads((path / "gaudi_config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
-    return found

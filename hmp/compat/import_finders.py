@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-
-_CATCH_IT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 class Made(Loader):
@@ -63,25 +59,6 @@ def is_an_import() -> bool:
     """Return True if an import statement caused the `find_spec()` that calls this, False for importlib.util.find_spec()."""
     asking = sys._getframe(3)  # above find_spec() and the import system's _find_spec()
     return asking.f_code.co_name == "_find_and_load_unlocked"
-
-
-def can_do_without() -> bool:
-    """Return True if the running statement of the program is in a `try` that catches ImportError. False without source code."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    return any(
-        node.body[0].lineno <= frame.f_lineno <= (node.body[-1].end_lineno or 0) and any(map(_catches, node.handlers))
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Try)
-    )
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or any(isinstance(node, ast.Name) and node.id in _CATCH_IT for node in ast.walk(handler.type))
 
 
 def after_import(name: str, then: Callable[[types.ModuleType], None]) -> Callable[[], None]:

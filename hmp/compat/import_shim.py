@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import sys
@@ -22,20 +21,13 @@ class ImportShim(MetaPathFinder):
     Args:
         tree: For each module, the package first: its names, each with the module of hmp that has it.
         remedy: What to do about a name that is missing: the end of the error's message.
-        trying: The context in which the package itself is imported.
     """
 
-    def __init__(
-        self,
-        tree: Mapping[str, Mapping[str, str]],
-        remedy: str,
-        trying: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, tree: Mapping[str, Mapping[str, str]], remedy: str) -> None:
         self.root = next(iter(tree))
         self._parents = [self.root[:at] for at, letter in enumerate(self.root) if letter == "."]
         self._tree = tree
         self._remedy = remedy
-        self.trying = trying
         self._then: Callable[[], None] = lambda: None
 
     def install(self, then: Callable[[], None] = lambda: None) -> None:
@@ -154,8 +146,7 @@ class _Trying(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._real
         try:
-            with self._shim.trying():
-                self._real.exec_module(module)
+            self._real.exec_module(module)
         except Exception as error:  # any error: releases of Lightning lack different things
             self._shim.give_up(module, error)
 

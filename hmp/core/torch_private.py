@@ -212,10 +212,6 @@ class CopyOnWrite(NamedTuple):
 # None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
-# How often torch has written to a tensor that it makes functional, as it does those of XLA; None where this torch does not say.
-# `carry_out` has the tensor take what was written through others, which it else does when it is first read.
-_written_count_parts = [_optional(f"torch.{name}", None) for name in ("_is_functional_tensor", "_functionalize_mutation_counter", "_sync")]
-is_functional, write_count, carry_out = (None, None, None) if None in _written_count_parts else _written_count_parts
 # The keys of torch's dispatcher after BackendSelect, which are the devices' own.
 keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
 foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]

@@ -40,10 +40,10 @@ def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
 
 def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "gaudi_config.json").write_text("{")
-    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected JSON, got an error"):
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected JSON, got"):
         GaudiConfig.from_pretrained(tmp_path)
     (tmp_path / "gaudi_config.json").write_text("[]")
-    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected a JSON object .* got a list"):
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: expected a JSON object .* got list"):
         GaudiConfig.from_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, "hmp"):
         assert GaudiConfig(use_magic=3).policy is None

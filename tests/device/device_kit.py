@@ -202,6 +202,6 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
 
 def keeps_copies() -> bool:
     """Whether hmp keeps copies of weights in this device's memory: then the checks of the caches must save casts."""
-    if ON_CPU or DEVICE in ("pretend", "xla"):
+    if ON_CPU or DEVICE == "pretend":
         return True
     return not mark_proof.what_fails(torch.device(DEVICE)) and "captured graph" not in hmp.cache_info().refused

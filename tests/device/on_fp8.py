@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import BF16, DEVICE, Checks, NotRun, same, tensor
-from hmp.core.fp8 import fused_kernels
-from hmp.core.fp8.kernels import kernel_for
+from hmp.core.fp8 import fused_kernels, is_real
 from hmp.core.fp8.quantization import RECIPES, Layout, quantise
 from networks_kit import Net, batch, loss_of
 
@@ -83,7 +82,7 @@ def what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> str:
 @check
 def the_devices_kernels_give_what_the_emulation_gives() -> str:
     """Result and both gradients, under each recipe that the device has a kernel for."""
-    real = [name for name, recipe in RECIPES.items() if kernel_for(torch.device(DEVICE), recipe) == "real"]
+    real = [name for name, recipe in RECIPES.items() if is_real("auto", torch.device(DEVICE), recipe)]
     if not real:
         raise NotRun(f"{DEVICE} has no FP8 arithmetic here: its products are emulated")
     said = []

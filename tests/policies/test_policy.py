@@ -176,7 +176,7 @@ def test_explain_says_list_place_sites_and_synonyms() -> None:
 @pytest.mark.parametrize(
     ("name", "policy", "cast", "why"),
     [
-        ("rsub", "bert", "bf16", "low dtype"),
+        ("rsub", "bert", "bf16", "low-precision dtype"),
         ("gelu", "habana", None, "left to torch"),
         ("lstm", "habana", None, "first castable input"),
         ("add", "habana", "promote", "torch itself promotes"),

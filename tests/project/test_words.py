@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import doc_blocks
-from doc_blocks import FILES, ROOT
+from doc_blocks import DEV_FILES, FILES, ROOT
 
 # A pattern, and what to write instead.
 AVOID = {
@@ -45,7 +45,8 @@ ALLOWED = {
     ("docs/pages/how-to/find-a-nan.md", "low dtype"): "printed by hmp",
     ("docs/pages/start/comparison.md", "dispatcher"): "PyTorch's own",
 }
-# In hmp's own text these are ordinary words: a product of matrices, a mark on memory, "there is no such file", "X stands for Y".
+# In hmp's own text and on the maintainers' pages these are ordinary words: a product of matrices, a mark on memory, "there is no such
+# file", "X stands for Y".
 IN_CODE = {
     {
         r"\bstands?\b|\bstood\b": r"\b(?:stands?|stood)\b(?! for)",
@@ -100,20 +101,33 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def said(code: str) -> Iterator[str]:
-    """Yield the docstrings and comments of a module, and the strings of what it raises, warns of and logs."""
+    """Yield the docstrings and comments of a module, the strings of what it raises, warns of and logs, and the sentences of rules."""
     yield from (token.string for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ""
         elif isinstance(node, ast.Raise) and node.exc is not None:
             yield from strings(node.exc)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in LOGS:
-            yield from strings(node)
+        elif isinstance(node, ast.Call):
+            is_log = getattr(node.func, "attr", "") in LOGS
+            for each in [node] if is_log else [keyword.value for keyword in node.keywords if keyword.arg == "sentence"]:  # a rule's
+                yield from strings(each)
+
+
+def plain(text: str) -> str:
+    """Return a text on one line, without code in backticks."""
+    return re.sub(r"`[^`]*`|\bNone\b", "``", re.sub(r"\s+", " ", text))
 
 
 def hits_in_code(code: str) -> Counter[str]:
-    texts = [re.sub(r"`[^`]*`|\bNone\b", "``", re.sub(r"\s+", " ", text)) for text in said(code)]
+    texts = [plain(text) for text in said(code)]
     return Counter(match[0].lower() for text in texts for pattern in IN_CODE for match in re.finditer(pattern, text, re.IGNORECASE))
+
+
+@pytest.mark.parametrize("page", DEV_FILES, ids=lambda page: page.stem)
+def test_the_maintainers_pages_use_the_fields_words(page: Path) -> None:
+    text = plain(prose(page.read_text(encoding="utf-8")))
+    assert sorted(match[0] for pattern in IN_CODE for match in re.finditer(pattern, text, re.IGNORECASE)) == []
 
 
 def test_docstrings_comments_and_messages_use_the_fields_words() -> None:

@@ -273,6 +273,6 @@ if __name__ == "__main__":
     tell(float32=plain, bf16=by_precision, lists=with_lists, O2=o2, objects=objects, auto=auto)
     if RELEASE >= (2, 0):
         tell(lightning_habana=names_of_lightning_habana)
-    tell(DeviceStatsMonitor=device_stats, checkpoint=checkpoints, HMPPrecision=by_hmp, scoped_lines=scoped_by_hmp)
+    tell(DeviceStatsMonitor=device_stats, checkpoint=checkpoints, HMPPrecision=by_hmp, scoped_entries=scoped_by_hmp)
     if RELEASE >= (2, 0):
         tell(Fabric=fabric_by_hmp)

@@ -24,8 +24,8 @@ def test_r22_a_list_is_read_kept_beside_the_others_and_written_again(tmp_path: P
     assert policy.entries("saved") == ["gelu", "linear @ *.mlp"] and policy.saved_recipe == "int8"
     assert [policy.entries(cast) for cast in habana.lists] == [habana.entries(cast) for cast in habana.lists]  # takes nothing from these
     assert hmp.Policy.load(policy.save(tmp_path / "again")) == policy == hmp.Policy.from_dict(policy.to_dict())
-    kept = {"gelu (kept)": ("saved", None), "linear @ *.mlp (kept)": ("saved", None)}
-    assert policy.diff("habana") == {"(kept as)": ("int8", "fp8"), **kept}
+    kept = {"gelu (saved)": ("saved", None), "linear @ *.mlp (saved)": ("saved", None)}
+    assert policy.diff("habana") == {"(saved recipe)": ("int8", "fp8"), **kept}
     assert policy.fingerprint != policy.replace(saved_recipe="fp8").fingerprint
     habana.save(tmp_path / "again")
     assert not (tmp_path / "again" / "saved.txt").exists() and not (tmp_path / "again" / "saved_recipe.txt").exists()

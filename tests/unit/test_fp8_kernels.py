@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autocast_kit import needs_scaled_product
 from fp8_oracle import roundings
-from hmp.core.fp8 import PRODUCTS, RECIPES, kernels, refusals, why_not
-from hmp.core.fp8.kernels import kernel_for
+from hmp.core.fp8 import PRODUCTS, RECIPES, is_real, kernels, refusals, why_not
 from hmp.core.fp8.quantization import Layout, quantise, transposed
 from torch_has import TORCH
 
@@ -110,11 +109,11 @@ def test_the_kernel_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
             patch.setattr(torch.version, "hip", hip)
-            found = {name for name in NAMES if kernel_for(torch.device("cuda", 0), RECIPES[name]) == "real"}
+            found = {name for name in NAMES if is_real("auto", torch.device("cuda", 0), RECIPES[name])}
         assert found == (real if TORCH >= (2, 13) else real - {"mxfp8"}), (major, minor, arch)
-    assert {kernel_for(torch.device(kind), RECIPES[name]) for name in NAMES for kind in ("cpu", "meta", "xpu", "mps")} == {"emulate"}
+    assert not any(is_real("auto", torch.device(kind), RECIPES[name]) for name in NAMES for kind in ("cpu", "meta", "xpu", "mps"))
     monkeypatch.setattr(kernels, "scaled_mm", None)  # without torch's kernel every device is emulated
-    assert kernel_for(torch.device("cuda", 0), RECIPES["tensorwise"]) == "emulate"
+    assert not is_real("auto", torch.device("cuda", 0), RECIPES["tensorwise"])
 
 
 @pytest.mark.parametrize("kernel", ["auto", "emulate"])

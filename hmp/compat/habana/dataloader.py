@@ -1,23 +1,16 @@
-"""`habana_dataloader` and `habana_frameworks.mediapipe`: torch's DataLoader and torchvision's ImageFolder replace decoding on Gaudi.
-
-`mediapipe` has the names that packages for Gaudi import. Using one is an error.
-"""
+"""`habana_dataloader`: torch's DataLoader and torchvision's ImageFolder replace decoding on Gaudi."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.utils.data
 
-from ... import HmpError
 from .device_map import mapped
-from .no_ops import unsupported
 
-__all__ = ["HabanaDataLoader", "fetch_habana_unet_loader"]
-
-fetch_habana_unet_loader = unsupported("fetch_habana_unet_loader", "use the script's loader for other devices, or torch's DataLoader")
+__all__ = ["HabanaDataLoader"]
 
 
 class HabanaDataLoader(torch.utils.data.DataLoader[Any]):
@@ -57,35 +50,3 @@ def __getattr__(name: str) -> Any:
     if name == "ImageFolderWithManifest":  # imports torchvision when a program asks for it
         return _image_folder()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise HmpError(f"habana_frameworks.mediapipe: {name} decodes images on Gaudi, and there is no Gaudi here; use torch's DataLoader")
-
-
-class MediaPipe:
-    """A class that cannot be instantiated."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse(type(self).__name__)
-
-
-class media_function(MediaPipe):
-    """A class that cannot be instantiated."""
-
-
-class HPUResnetPytorchIterator(MediaPipe):
-    """A class that cannot be instantiated."""
-
-
-class _Names:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        _refuse(f"{self._name}.{name}")
-
-
-fn, decoderStage, dtype, ftype, imgtype, randomCropType = map(_Names, ("fn", "decoderStage", "dtype", "ftype", "imgtype", "randomCropType"))

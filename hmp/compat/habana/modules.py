@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ..import_finders import Made, can_do_without, forget, is_an_import, is_made_by
-from .names import MEDIA, TREE
-from .no_ops import ERROR, no_op, status
+from ..import_finders import Made, forget, is_an_import, is_made_by
+from .names import TREE
+from .no_ops import no_op
 
 _HERE = __package__
-# the modules that can be imported now: the table's, and the media engine's while lightning_habana is imported
-_tree = dict(TREE)
 # the one that newer releases of Habana's own package lack
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
 
@@ -47,26 +44,14 @@ def uninstall() -> None:
     """Remove the finder and the modules that it made."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    _forget(TREE)
-
-
-@contextlib.contextmanager
-def with_media() -> Iterator[None]:
-    """Make Habana's media engine importable, too, inside the context."""
-    _tree.update(MEDIA)
-    _finder.names |= MEDIA.keys()
-    try:
-        yield
-    finally:
-        _forget(MEDIA)
-        _finder.names -= MEDIA.keys()
-        for name in MEDIA:
-            del _tree[name]
+    for name in sorted(TREE, reverse=True):
+        if is_made_by(_fill, name):
+            forget(name)
 
 
 def public_names(module: str) -> dict[str, Any]:
     """Return the names of one of Habana's modules, without those that wait for another package to be imported (torchvision)."""
-    entry = _tree[module]
+    entry = TREE[module]
     found: dict[str, Any] = {}
     for source in map(_source, entry.source.split()):
         names = [name for name in entry.names.split() if name in vars(source)] if entry.names else source.__all__
@@ -76,8 +61,7 @@ def public_names(module: str) -> dict[str, Any]:
 
 def refusal(module: str, name: str) -> str:
     """Return the message for a name that a module of Habana's does not have here."""
-    refused = _refused_when_called(module)
-    instead = status(refused[name])[1] if name in refused else _tree[module].alternatives().get(name)
+    instead = TREE[module].alternatives().get(name)
     if instead:
         return f"{module}.{name} needs a Gaudi, and there is none here; {instead}"
     has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
@@ -87,23 +71,12 @@ def refusal(module: str, name: str) -> str:
     )
 
 
-def _refused_when_called(module: str) -> dict[str, Any]:
-    """Return the names that raise when they are called; a `try` around their import gets an ImportError."""
-    return {name: value for name, value in public_names(module).items() if status(value)[0] == ERROR}
-
-
 def _source(name: str) -> types.ModuleType:
     return importlib.import_module(name if name == "hmp" else f"{_HERE}.{name}")
 
 
 def _children(module: str) -> list[str]:
-    return [name for name in _tree if name.rpartition(".")[0] == module]
-
-
-def _forget(names: Iterable[str]) -> None:
-    for name in sorted(names, reverse=True):
-        if is_made_by(_fill, name):
-            forget(name)
+    return [name for name in TREE if name.rpartition(".")[0] == module]
 
 
 class _Finder(MetaPathFinder):
@@ -122,30 +95,25 @@ class _Finder(MetaPathFinder):
 def _fill(module: types.ModuleType) -> None:
     """Fill a module with its names and submodules."""
     name = module.__name__
-    entry = _tree[name]
+    entry = TREE[name]
     sources = [_source(each) for each in entry.source.split()]
     if len(sources) == 1:
         module.__doc__ = sources[0].__doc__
-    refused = _refused_when_called(name)
-    vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
-    vars(module)["__getattr__"] = _missing_name(name, sources, refused)
+    vars(module).update(public_names(name))
+    vars(module)["__getattr__"] = _missing_name(name, sources)
     if entry.on_import:
         source, _, function = entry.on_import.partition(".")
         getattr(_source(source), function)()
     for child in _children(name):
-        if not _tree[child].on_import:
+        if not TREE[child].on_import:
             setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
-def _missing_name(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
-    entry = _tree[module]
+def _missing_name(module: str, sources: list[types.ModuleType]) -> Any:
+    entry = TREE[module]
     why = entry.no_ops().get("*")
 
     def __getattr__(name: str) -> Any:
-        if name in refused:
-            if can_do_without():
-                raise AttributeError(refusal(module, name))
-            return refused[name]
         if name in entry.names.split():  # waits for another package
             return getattr(sources[0], name)
         if name.startswith("__"):

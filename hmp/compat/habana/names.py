@@ -41,13 +41,16 @@ _NO_GAUDI = "there is no Gaudi here"
 _SETTINGS = "hpu_set_env hpu_reset_env hpu_initialize hpu_set_inference_env hpu_inference_set_env hpu_inference_initialize"
 _INFERENCE = f"{_SETTINGS} hpu_teardown_inference_env"
 _PROFILER = {"use torch.profiler, or hmp.record()": "*"}
-_MEDIA_NAMES = "HPUResnetPytorchIterator MediaPipe decoderStage dtype fn ftype imgtype media_function randomCropType"
-_MEDIA_WORDS = "it decodes on Gaudi; use torch's DataLoader, or what the program has for other devices"
+_MEDIA = "it decodes on Gaudi; use torch's DataLoader, or what the program has for other devices"
 
 TREE = {
-    "habana_dataloader": Module("dataloader", "HabanaDataLoader fetch_habana_unet_loader"),
+    "habana_dataloader": Module(
+        "dataloader",
+        "HabanaDataLoader",
+        errors={"use the script's loader for other devices, or torch's DataLoader": "fetch_habana_unet_loader"},
+    ),
     "habana_dataloader.habana_dataset": Module("dataloader", "ImageFolderWithManifest"),
-    "habana_frameworks": Module(errors={_MEDIA_WORDS: "mediapipe medialoaders"}),
+    "habana_frameworks": Module(errors={_MEDIA: "mediapipe medialoaders"}),
     "habana_frameworks.torch": Module(),
     "habana_frameworks.torch._hpex_C": Module("kernels", "fused_lamb_norm"),
     "habana_frameworks.torch.activity_profiler": Module(nothing=_PROFILER),
@@ -114,15 +117,4 @@ TREE = {
     "habana_frameworks.torch.utils.lib_utils": Module(itself=(DOES_NOTHING, "there are no libraries of Habana's to look for")),
     "habana_frameworks.torch.utils.library_loader": Module("software", "is_habana_avaialble is_habana_available load_habana_module"),
     "habana_frameworks.torch.utils.profiler": Module(nothing=_PROFILER),
-}
-# lightning_habana itself cannot be imported without these, and cannot use them here. A script that looks for them must find nothing.
-MEDIA = {
-    "habana_frameworks.mediapipe": Module("dataloader", _MEDIA_NAMES),
-    "habana_frameworks.mediapipe.media_types": Module("dataloader", _MEDIA_NAMES),
-    "habana_frameworks.mediapipe.mediapipe": Module("dataloader", _MEDIA_NAMES),
-    "habana_frameworks.mediapipe.operators": Module(),
-    "habana_frameworks.mediapipe.operators.cpu_nodes": Module(),
-    "habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes": Module("dataloader", _MEDIA_NAMES),
-    "habana_frameworks.mediapipe.plugins": Module(),
-    "habana_frameworks.mediapipe.plugins.iterator_pytorch": Module("dataloader", _MEDIA_NAMES),
 }

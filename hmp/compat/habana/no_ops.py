@@ -1,11 +1,10 @@
-"""Functions that mean something on Gaudi only: no-ops with a warning, and errors where a program would use their result."""
+"""Functions that mean something on Gaudi only: no-ops, which log a warning."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ... import HmpError
 from ...core.log import log, should_log
 from .device_map import named
 
@@ -20,25 +19,13 @@ def no_op(name: str, why: str = "there is no Gaudi here", returns: Callable[...,
         warn_once(name, f"{name}() does nothing without Habana's software: {why}. This is logged once")
         return returns(*args, **kwargs)
 
-    return _described(function, name, DOES_NOTHING, why)
-
-
-def unsupported(name: str, instead: str) -> Any:
-    """Return a function that can be imported, and raises an HmpError with what to do `instead` when it is called."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        raise HmpError(f"{name}() needs Habana's software, which is not installed; {instead}")
-
-    return _described(function, name, ERROR, instead)
-
-
-def _described(function: Any, name: str, state: str, words: str) -> Any:
-    function.here = state, words  # for the page that lists all names
-    return named(function, name, f"{state.capitalize()}: {words}.")
+    made = named(function, name, f"Does nothing: {why}.")
+    made.here = DOES_NOTHING, why  # for the page that lists all names
+    return made
 
 
 def status(value: Any) -> tuple[str, str]:
-    """Return whether a name works, does nothing or is an error, and why; ("works", "") for names that are neither of the last two."""
+    """Return whether a name works or does nothing, and why; ("works", "") for all but no-ops."""
     found: tuple[str, str] = getattr(value, "__dict__", {}).get("here", (WORKS, ""))
     return found
 

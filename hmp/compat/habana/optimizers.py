@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
-from torch.optim.adamw import adamw
 
 from ...core.active import disable_casts
 
@@ -46,11 +45,6 @@ def _call(closure: Callable[[], Any] | None) -> Any:
 FUSED = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
-def _fusible(params: Iterable[torch.Tensor], devices: Set[str] = FUSED) -> bool:
-    """Return True if a fused kernel takes the parameters: dense floating-point tensors on devices of these types."""
-    return all(param.device.type in devices and param.is_floating_point() and param.layout is torch.strided for param in params)
-
-
 class _OnFusedKernels(torch.optim.Optimizer):
     """A mixin before a class of torch's: sets `fused` for parameter groups whose devices are all in `fused_on`, else `foreach`."""
 
@@ -60,11 +54,11 @@ class _OnFusedKernels(torch.optim.Optimizer):
         """Add a group and choose its kernels."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        fused = _fusible(group["params"], self.fused_on)
+        fused = all(p.device.type in self.fused_on and p.is_floating_point() and p.layout is torch.strided for p in group["params"])
         group["fused"], group["foreach"] = fused, not fused
 
 
-class FusedAdamW(torch.optim.Optimizer):
+class FusedAdamW(_OnFusedKernels, torch.optim.AdamW):
     """torch.optim.AdamW with Habana's defaults: `eps` is 1e-6 (torch: 1e-8) and `weight_decay` 0 (torch: 1e-2).
 
     The state has the names of torch.optim.AdamW's.
@@ -97,54 +91,18 @@ class FusedAdamW(torch.optim.Optimizer):
         bias_correction: bool = True,
     ) -> None:
         _check("FusedAdamW", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction}
-        super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters; return the closure's loss."""
-        loss = _call(closure)
+        super().__init__(params, lr, betas, eps, weight_decay)
         for group in self.param_groups:
-            self._update(group)
-        return loss
+            group.setdefault("bias_correction", bias_correction)
+        self.defaults["bias_correction"] = bias_correction
 
-    def _update(self, group: dict[str, Any]) -> None:
-        params = [param for param in group["params"] if param.grad is not None]
-        if not params:
-            return
-        fused = _fusible(params)
-        for param in params:
-            state = self.state[param]
-            if not state:
-                # fused kernels count the steps on the device
-                state["step"] = torch.zeros((), dtype=torch.float32, device=param.device if fused else "cpu")
-                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        states = [self.state[param] for param in params]
-        steps = [state["step"] for state in states]
-        if not group["bias_correction"]:
-            # the correction is 1 after infinitely many steps
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        has_complex = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        steps: Tensors = lists[-1]  # step() gives the kernel this list, and the state keeps its tensors
+        if steps and not group.get("bias_correction", True):
             torch._foreach_add_(steps, 1)
-            steps = [torch.full_like(step, math.inf) for step in steps]
-        beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            [param.grad for param in params if param.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            steps,
-            foreach=not fused,
-            fused=fused,
-            has_complex=any(map(torch.is_complex, params)),
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+            steps[:] = [torch.full_like(step, math.inf) for step in steps]  # the correction is 1 after infinitely many steps
+        return has_complex
 
 
 class FusedSGD(_OnFusedKernels, torch.optim.SGD):

@@ -8,37 +8,37 @@ torch needs.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import types
+from typing import Any
 
-from ..habana import modules
 from ..habana.replacements import Replacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
-from ..lightning_packages import PACKAGES, has_gaudi
+from ..lightning_packages import PACKAGES, SHIM, has_gaudi, preferred
 from .trainer_patches import accept_hpu, patch_old_releases, register
 
-_EXPORTS = f"{__name__}.exports"
-_ACCELERATOR = {"HPUAccelerator": _EXPORTS}
-_PRECISION = {"HPUPrecisionPlugin": _EXPORTS}
-_STRATEGIES = dict.fromkeys(("HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy"), _EXPORTS)
+_ACCELERATOR = {"HPUAccelerator": __name__}
+_PRECISION = {"HPUPrecisionPlugin": __name__}
+_STRATEGIES = dict.fromkeys(("HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy"), __name__)
 _ALL = {**_STRATEGIES, **_ACCELERATOR, **_PRECISION}
 _TREE = {
-    "lightning_habana": {**_ALL, "HPU_AVAILABLE": _EXPORTS},
+    "lightning_habana": {**_ALL, "HPU_AVAILABLE": __name__},
     "lightning_habana.pytorch": _ALL,
     "lightning_habana.pytorch.accelerator": _ACCELERATOR,
     "lightning_habana.pytorch.plugins": _PRECISION,
     "lightning_habana.pytorch.plugins.precision": _PRECISION,
     "lightning_habana.pytorch.strategies": _STRATEGIES,
-    "lightning_habana.pytorch.strategies.ddp": {"HPUDDPStrategy": _EXPORTS},
-    "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": _EXPORTS},
-    "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": _EXPORTS},
+    "lightning_habana.pytorch.strategies.ddp": {"HPUDDPStrategy": __name__},
+    "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": __name__},
+    "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": __name__},
 }
-_REMEDY = "Use Lightning's own, or install lightning-habana 1.6 with lightning 2.3, which it was made for"
+_REMEDY = "Use Lightning's own"
 
 _CONNECTOR = "trainer.connectors.accelerator_connector"
 
-_shim = ImportShim(_TREE, _REMEDY, trying=modules.with_media)
+_shim = ImportShim(_TREE, _REMEDY)
 
 
 def install(replaced: Replacements) -> None:
@@ -48,7 +48,6 @@ def install(replaced: Replacements) -> None:
     for package in PACKAGES:
         replaced.on_undo(after_import(f"{package}.{_CONNECTOR}", functools.partial(_accept_hpu, replaced, package)))
     patch_old_releases(replaced)
-    replaced.on_undo(after_import("lightning_habana.utils.resources", functools.partial(_set_driver_release, replaced)))
 
 
 def _register(replaced: Replacements) -> None:
@@ -63,7 +62,21 @@ def _accept_hpu(replaced: Replacements, package: str, connector: types.ModuleTyp
         accept_hpu(connector, is_ours=_shim.is_used, replaced=replaced)
 
 
-def _set_driver_release(replaced: Replacements, resources: types.ModuleType) -> None:
-    """Set the release of Habana's driver, without which the real package refuses its precision plugin."""
-    # the last one before 1.14, from which on the package imports Habana's FP8 engine
-    replaced.put(resources, "get_hpu_synapse_version", lambda: "1.13.0")
+@functools.cache
+def _sources() -> dict[str, Any]:
+    """Return each name of `lightning_habana` → the module that has it: hmp's, or one of Lightning 1.6 to 2.0, which has it itself."""
+    package = preferred(SHIM)  # before anything here imports the other package
+    if not has_gaudi(package):
+        return dict.fromkeys(_ALL, importlib.import_module(f"{__name__}.trainer_classes"))
+    homes = {"accelerators": _ACCELERATOR, "plugins": _PRECISION, "strategies": _STRATEGIES}
+    return {name: importlib.import_module(f"{package}.{home}") for home, names in homes.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Return what `lightning_habana` has by that name."""
+    if name == "HPU_AVAILABLE":  # computed on access: another device map may be active the next time
+        return bool(__getattr__("HPUAccelerator").is_available())
+    if name not in _ALL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    source = _sources()[name]
+    return getattr(source, name, None) or source.HPUParallelStrategy  # HPUDDPStrategy is its newer name

@@ -33,8 +33,7 @@ def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: 
         if not is_ours():
             original(self, *args, **kwargs)
             return
-        from .accelerator import HPUAccelerator  # here: these import Lightning, which is importing this module's caller
-        from .strategies import strategies_of
+        from .trainer_classes import HPUAccelerator, strategies_of  # here: these import Lightning, which is importing this module's caller
 
         register(module, replaced)
         call = signature.bind(self, *args, **kwargs)
@@ -51,8 +50,7 @@ def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: 
 
 def register(module: types.ModuleType, replaced: Replacements) -> None:
     """Register "hpu" and its strategies in the package of that module, until `replaced.undo()`."""
-    from .accelerator import HPUAccelerator
-    from .strategies import strategies_of
+    from .trainer_classes import HPUAccelerator, strategies_of
 
     strategies = strategies_of(_package(module))
     for registry, name, each in (
@@ -70,8 +68,7 @@ def _package(module: types.ModuleType) -> str:
 
 def _translate(module: types.ModuleType, given: dict[str, Any]) -> None:
     """Set the accelerator, strategy and plugin in a Trainer's arguments, where "hpu" implies them."""
-    from .accelerator import HPUAccelerator
-    from .strategies import strategies_of, taken_by
+    from .trainer_classes import HPUAccelerator, strategies_of, taken_by
 
     package = _package(module)
     given["strategy"] = strategy = taken_by(package, given["strategy"])
@@ -93,7 +90,7 @@ def _translate(module: types.ModuleType, given: dict[str, Any]) -> None:
 
 def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
     """Replace `precision=` by its plugin."""
-    from .precision import HPUPrecisionPlugin
+    from .trainer_classes import HPUPrecisionPlugin
 
     precision = module._convert_precision_to_unified_args(given["precision"])
     plugins = given["plugins"] or []

@@ -26,7 +26,7 @@ _TREE = {
     "optimum.habana.transformers.trainer_seq2seq": _TRAINERS,
     "optimum.habana.transformers.training_args": _ARGUMENTS,
     "optimum.habana.transformers.training_args_seq2seq": _ARGUMENTS,
-    "optimum.habana.utils": dict.fromkeys(("get_hpu_memory_stats", "set_seed"), f"{__name__}.statistics"),
+    "optimum.habana.utils": dict.fromkeys(("get_hpu_memory_stats", "set_seed"), f"{__name__}.trainer"),
 }
 _REMEDY = "Use transformers' own, or install optimum-habana and the transformers that it was made for"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import HmpError, Policy
+from ...core.policy.policy_files import read_gaudi_config
 from .. import transformers  # noqa: F401  # raises if transformers is not installed
 
 GAUDI_CONFIG_NAME = "gaudi_config.json"
@@ -70,10 +71,8 @@ class GaudiConfig:
             HmpError: There is no such file and hmp does not know the name, or the file is not a JSON object.
         """
         path = Path(name_or_path)
-        if path.is_dir():
-            path = path / GAUDI_CONFIG_NAME
-        if path.is_file():
-            found = _read(path)
+        if path.is_file() or (path / GAUDI_CONFIG_NAME).is_file():
+            found = dict(read_gaudi_config(path)[0])
         elif str(name_or_path) in _LIKE_BERT:
             found = dict.fromkeys(("use_habana_mixed_precision", "use_fused_adam", "use_fused_clip_norm"), True)
         else:
@@ -111,15 +110,3 @@ class GaudiConfig:
 
     def __repr__(self) -> str:
         return f"GaudiConfig({json.dumps(self.to_dict(), indent=2, sort_keys=True, default=str)})"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise HmpError(f"{path}: expected JSON, got an error ({error}); pass a {GAUDI_CONFIG_NAME}") from None
-    if not isinstance(found, dict):
-        raise HmpError(
-            f"{path}: expected a JSON object with keys such as 'hmp_bf16_ops', got a {type(found).__name__}; pass a {GAUDI_CONFIG_NAME}"
-        )
-    return found

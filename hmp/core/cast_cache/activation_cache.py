@@ -20,7 +20,7 @@ from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import stream_of as _stream_of
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .write_marks import cache_entry, is_unwritten, mark, view_key, writes_to
+from .write_marks import cache_entry, is_marked, mark, view_key
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -44,14 +44,13 @@ def _no_copy() -> None:
 class _Entry:
     """The copy of the activation in one storage, and what must be true of the activation for the copy to be used again."""
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "stream", "view", "writes")
+    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "stream", "view")
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype, version: int, origin: _Origin) -> None:
         self.dtype = dtype
         self.origin = origin
         self.view = view_key(tensor, version)
         self.epoch = _epoch
-        self.writes: tuple[int, int] | None = None
         self.stream: int | None = None
         self.low: Callable[[], Tensor | None] = _no_copy
         self.low_version = -1
@@ -81,7 +80,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     version = 0 if inference else tensor._version
     if (
         type(entry) is _Entry
-        and is_unwritten(tensor, entry.writes)
+        and is_marked(tensor)
         and entry.dtype is dtype
         and entry.epoch == _epoch
         and entry.view == view_key(tensor, version)
@@ -110,7 +109,7 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
     # marked before the cast: a write during the cast clears the mark
     if mark(tensor, entry, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
         return cast(tensor, dtype)
-    entry.writes, entry.stream = writes_to(tensor), _stream_of(tensor)
+    entry.stream = _stream_of(tensor)
     low = cast(tensor, dtype)
     if type(low) is Tensor:
         misses += 1

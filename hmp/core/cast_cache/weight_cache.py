@@ -31,7 +31,7 @@ from ..torch_private import stream_of as _stream_of
 from ..torch_private import trace_here as _tracing
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .write_marks import cache_entry, is_marked, is_unwritten, mark, same_view_check, set_cache_entry, storage_of, view_key, writes_to
+from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -74,7 +74,7 @@ class _Entry:
 
     __slots__ = (
         "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "period", "reused", "same_view",
-        "stream", "uses_to_skip", "version", "view", "writes",
+        "stream", "uses_to_skip", "version", "view",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
@@ -86,7 +86,6 @@ class _Entry:
         self.view: tuple[Any, ...] = ()  # the weight's view_key() when the copy was made
         self.same_view: Callable[[Tensor], bool]
         self.version = self.offset = -1
-        self.writes: tuple[int, int] | None = None  # write_marks.writes_to() when the copy was made
         self.stream: int | None = None  # that the copy was made on
         self.for_training = self.reused = False
         self.epoch = _epoch
@@ -110,9 +109,7 @@ class _Entry:
             _nbytes.pop(id(self), None)
 
 
-# By id(): the entries that have, or had, a copy, and device and bytes of the copies that are kept. They leave with their entry. Each update
-# is atomic, so needs no lock.
-_alive: dict[int, weakref.ref[_Entry]] = {}
+# By id() of their entry, with which they leave: device and bytes of the copies that are kept. Each update is atomic, so needs no lock.
 _nbytes: dict[int, tuple[torch.device, int, weakref.ref[_Entry]]] = {}
 
 
@@ -140,7 +137,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if (
         low is not None
         and entry.dtype is dtype
-        and (is_marked(weight) if entry.writes is None else is_unwritten(weight, entry.writes))
+        and is_marked(weight)
         and weight._version == entry.version
         and weight.storage_offset() == entry.offset
         and (entry.same_view(weight) or _has_same_view(weight, entry))
@@ -253,8 +250,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
         refused[str(device), refusal] += 1
         new.version, new.failures, new.uses_to_skip = entry.version, entry.failures + 1, min(2**entry.failures, _MOST_SKIPPED)
         return None
-    new.dtype, new.version, new.for_training = dtype, weight._version, trains
-    new.writes, new.stream = writes_to(weight), _stream_of(weight)
+    new.dtype, new.version, new.for_training, new.stream = dtype, weight._version, trains, _stream_of(weight)
     _kept_by_graph = _nothing  # nodes of new copies are not kept by graphs of old ones
     new.view, new.offset, new.same_view = view_key(weight, new.version), int(weight.storage_offset()), same_view_check(weight)
     low = _cast_to_keep(weight, dtype)
@@ -265,7 +261,6 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     if is_widened:
         storage_of(low)._hmp_in_float32 = []
     key = id(new)
-    _alive[key] = weakref.ref(new, functools.partial(_alive.pop, key))
     _nbytes[key] = device, nbytes, weakref.ref(new, functools.partial(_nbytes.pop, key))
     new.low = low
     return new
@@ -387,7 +382,7 @@ def clear() -> None:
     _epoch += 1
     _kept_by_graph = _nothing
     used_once.clear()
-    for reference in list(_alive.values()):
+    for _, _, reference in list(_nbytes.values()):
         entry = reference()
         if entry is not None:
             entry.let_go()

@@ -36,14 +36,10 @@ Refusal = Literal["", "device", "captured graph", "foreign memory", "held elsewh
 storage_of = torch_private.storage_of
 _copy_on_write = torch_private.copy_on_write
 is_marked: Callable[[Tensor], bool] = (lambda tensor: False) if _copy_on_write is None else _copy_on_write.is_pending
-_is_functional = torch_private.is_functional
-_write_count = torch_private.write_count
-_carry_out = torch_private.carry_out
 _modes = torch_private.function_modes
 _use_count = torch_private.owners_of_storage
 _holders = torch_private.holders_of_tensor
 _frames = sys._current_frames
-_inference_mode = torch.is_inference_mode_enabled
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
 _guards = torch_private.tensor_guards
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
@@ -95,8 +91,6 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     storage = storage_of(tensor)
     storage._hmp_cache_entry = entry
     storage._hmp_period = storage._hmp_period if hasattr(storage, "_hmp_period") and is_marked(tensor) else object()
-    if not tensor.is_cpu and tensor.device.type == "xla":
-        return _refusal_of_xla(tensor)  # it has no memory to mark, but counts
     if _copy_on_write is None or not _has_gil():
         return "device"  # this torch lacks the mark, or this Python the GIL
     if not tensor.is_cpu and (refusal := mark_proof.refusal(tensor.device)):
@@ -136,34 +130,6 @@ def watched(tensor: Tensor) -> object:
     # an entry with a copy of numbers from before would be valid again
     mark(tensor, entry if getattr(entry, "low", None) is None else None)
     return period_of(tensor)
-
-
-def writes_to(tensor: Tensor) -> tuple[int, int] | None:
-    """Return what every write to a tensor of XLA's changes: how many there were, and which of XLA's own tensors it is.
-
-    None for other tensors.
-
-    It stands for the mark: the memory was not written where it is what it was. Two things are not seen: a collective in place of several
-    replicas, where no copy is kept, and a write through dlpack in the memory of another device. None in inference mode too, where XLA
-    refuses tensors that were made outside of it.
-    """
-    if tensor.is_cpu or _write_count is None or tensor.device.type != "xla" or _inference_mode():
-        return None
-    xla = sys.modules.get("_XLAC")
-    return _write_count(tensor), 0 if xla is None else xla._xla_get_tensor_id(tensor)
-
-
-def is_unwritten(tensor: Tensor, writes: tuple[int, int] | None) -> bool:
-    """Return True if the memory is unmodified since `mark()` returned "" and `writes_to(tensor)` was `writes`."""
-    return is_marked(tensor) if writes is None else writes_to(tensor) == writes
-
-
-def _refusal_of_xla(tensor: Tensor) -> Refusal:
-    if _is_functional is None or _carry_out is None or not _is_functional(tensor) or _inference_mode():
-        return "device"
-    _carry_out(tensor)
-    runtime: Any = sys.modules.get("torch_xla.runtime")
-    return "process group" if runtime is not None and runtime.world_size() > 1 else ""
 
 
 def unmark(storage: Any) -> None:
@@ -229,7 +195,9 @@ _position: Callable[[types.FrameType], _Position] = operator.attrgetter("f_code"
 _WAITS = {
     "threading": ("Condition.wait", "Thread.join", "Thread._wait_for_tstate_lock"),
     "concurrent.futures.thread": ("_worker",),
-    "selectors": ("SelectSelector._select",),
+    "multiprocessing.connection": ("Connection._recv",),
+    "selectors": ("SelectSelector._select", "_PollLikeSelector.select", "EpollSelector.select"),
+    "socket": ("SocketIO.readinto", "socket.accept"),
     "multiprocessing.popen_fork": ("Popen.poll",),
     "subprocess": ("Popen._try_wait",),
 }
@@ -317,10 +285,13 @@ def _code_at(owner: Any, path: str) -> types.CodeType | None:
 
 @functools.lru_cache(maxsize=256)
 def _waits(position: _Position) -> bool:
-    """Return True if the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`."""
+    """Return True if the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`.
+
+    On Python 3.10, whose instructions have no position in the source, this is False.
+    """
     code, at = position
     if sys.version_info < (3, 11):
-        return (_called_name(code, at) or "").lstrip("_") in _WAITING
+        return False
     instructions = list(dis.get_instructions(code))
     call = next((i for i in instructions if i.offset == at and i.opname in ("CALL", "PRECALL", "CALL_KW", "CALL_FUNCTION_EX")), None)
     if call is None or call.positions is None:
@@ -332,39 +303,3 @@ def _waits(position: _Position) -> bool:
     gives = [i for i in before if i.positions and (i.positions[0], i.positions[2]) == begin]
     last = max(gives, key=lambda i: (i.positions[1] or 0, i.positions[3] or 0, i.offset) if i.positions else (0, 0, 0), default=None)
     return last is not None and last.opname.startswith("LOAD") and str(last.argval).lstrip("_") in _WAITING
-
-
-# --- the name by which a call's function was loaded, on Python 3.10, whose instructions have no position in the source ------
-
-# what lies over a call's function on the stack, besides its arguments
-_ABOVE_FUNCTION = {"CALL_FUNCTION": 0, "CALL_METHOD": 0, "CALL_FUNCTION_KW": 1}
-# Instructions that go on to the next one and put at most one value on the stack: what was below it before is below it afterwards.
-# LOAD_METHOD puts two there, which nothing but CALL_METHOD takes: counted here as one, the function, under which the other lies.
-_ONE_VALUE = (
-    "LOAD_", "CALL_", "BUILD_", "BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP", "LIST_", "SET_", "DICT_", "FORMAT_VALUE",
-    "GET_ITER", "MAKE_FUNCTION", "EXTENDED_ARG",
-)  # fmt: skip
-
-
-def _called_name(code: types.CodeType, at: int) -> str | None:
-    """Return `recv` where the instruction at `at` is the call of `a.b.recv(c.d)` or of `recv()`; None where that is not plain."""
-    before = [i for i in dis.get_instructions(code) if i.offset <= at]
-    call = before.pop() if before else None  # before a function's first instruction `at` is -1
-    if call is None or call.arg is None:
-        return None
-    if call.opname == "CALL_FUNCTION_EX":
-        depth = 2 + (call.arg & 1)
-    elif call.opname in _ABOVE_FUNCTION:
-        depth = 1 + call.arg + _ABOVE_FUNCTION[call.opname]
-    else:
-        return None
-    # backwards to the instruction after which the function is on top of the stack
-    after = call
-    for instruction in reversed(before):
-        if after.is_jump_target or not instruction.opname.startswith(_ONE_VALUE):
-            return None
-        if depth == 1:
-            return str(instruction.argval) if instruction.opname.startswith("LOAD_") else None
-        depth -= dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
-        after = instruction
-    return None

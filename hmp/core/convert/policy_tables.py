@@ -149,11 +149,6 @@ def _forget_replacements() -> None:
     state.NO_REPLACEMENTS.clear()  # it has met functions, which it would keep alive
 
 
-def _forget_others() -> None:
-    if not sites.are_torchs():
-        sites.forget()
-
-
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     """Return a new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
     global _was_used
@@ -161,7 +156,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     _was_used = True
     is_first = not patches.installed()
     if is_first:
-        sites.forget_changed()
+        sites.forget()  # other code may have patched torch
     patched = decisions.to_patch(decisions.decide(policy))
     sites_to_patch: list[Site] = []
     told = (_logs.setdefault(policy, VerboseLog()), *observe.listeners) if is_verbose else observe.listeners
@@ -175,7 +170,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
             placement.follow_graphs()
             state.DTYPE_REPAIRS = decisions.dtype_repairs()
             patches.on_restore(_forget_replacements)
-            patches.on_restore(_forget_others)
+            patches.on_restore(sites.forget)
         for decision in patched.values():
             sites_to_patch += decision.sites
         placement.install(sites_to_patch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +18,6 @@ _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transpose = torch.transpose
 
-Quantiser = Callable[[Tensor, Layout], Quantised]
-
 
 class Settings(NamedTuple):
     """What a product is computed with. `right_is_transposed`: right is given as (outer, inner), as a linear layer's weight is."""
@@ -30,7 +27,6 @@ class Settings(NamedTuple):
     low_dtype: torch.dtype
     real: bool
     observer: Observer | None
-    quantiser: Quantiser
     right_is_transposed: bool
 
 
@@ -59,7 +55,7 @@ def _operands(left: Tensor, right: Tensor, settings: Settings) -> tuple[Quantise
 
 def _observed(role: Role, tensor: Tensor, layout: Layout, settings: Settings) -> Quantised:
     """Return `tensor` in FP8, and report it to the observer."""
-    in_fp8 = quantise(tensor, layout) if role == "grad" else settings.quantiser(tensor, layout)
+    in_fp8 = quantise(tensor, layout)
     if settings.observer is not None:
         settings.observer(statistics_of(role, tensor, in_fp8))
     return in_fp8

@@ -25,27 +25,26 @@ _KERNEL_INNER = 16
 _TAKES_BLOCKS = TORCH >= (2, 13)  # torch 2.7 refuses their scales while it compiles; those between were not tried
 
 
-def kernel_for(device: torch.device, recipe: Recipe) -> str:
-    """Return "real" if torch has a kernel of the recipe for the device, else "emulate"."""
-    # on Gaudi: products in FP8 are emulated; the bridge's own kernels (torch.ops.hpu.fp8_gemm) are not called.
-    if device.type != "cuda" or scaled_mm is None or (recipe.scaling == "block" and not _TAKES_BLOCKS):
-        return "emulate"
-    found = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        real = recipe.scaling != "block" and found.gcnArchName.split(":")[0] in _AMD
-    else:
-        real = (found.major, found.minor) >= (_BLOCKS_FROM if recipe.scaling == "block" else fused_kernels.FP8_FROM)
-    return "real" if real else "emulate"
-
-
 def is_real(kernel: str, device: torch.device, recipe: Recipe) -> bool:
     """Return True if a product runs on torch's kernel.
 
-    `kernel`: "auto" is what kernel_for() says, "emulate" and "real" are what they say.
+    Args:
+        kernel: "real", "emulate", or "auto": "real" where torch has a kernel of the recipe for the device.
+        device: the device of the operands.
+        recipe: the scales.
     """
     if kernel not in ("auto", "emulate", "real"):
         raise HmpError(f"kernel= expected 'auto', 'emulate' or 'real', got {kernel!r}")
-    return (kernel_for(device, recipe) if kernel == "auto" else kernel) == "real"
+    if kernel != "auto":
+        return kernel == "real"
+    in_blocks = recipe.scaling == "block"
+    # on Gaudi: products in FP8 are emulated; the bridge's own kernels (torch.ops.hpu.fp8_gemm) are not called.
+    if device.type != "cuda" or scaled_mm is None or (in_blocks and not _TAKES_BLOCKS):
+        return False
+    found = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return not in_blocks and found.gcnArchName.split(":")[0] in _AMD
+    return (found.major, found.minor) >= (_BLOCKS_FROM if in_blocks else fused_kernels.FP8_FROM)
 
 
 def multiply(left: Quantised, right: Quantised, low_dtype: torch.dtype, *, real: bool, fast: bool = False) -> Tensor:

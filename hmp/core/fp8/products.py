@@ -6,16 +6,17 @@ the low-precision dtype.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..casting import Tensor, cast, deliver
 from ..torch_private import unsafe_view as _unsafe_view
-from .autograd import Quantiser, Settings, product
+from .autograd import Settings, product
 from .kernels import is_real
-from .quantization import Observer, Recipe, quantise
+from .quantization import Observer, Recipe
 
 # torch's own, taken before anything is patched
 _add, _mul, _permute, _reshape = torch.add, torch.mul, torch.permute, torch.reshape
@@ -23,93 +24,120 @@ _expand = Tensor.expand
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
-    """torch.nn.functional.linear, for an input of any number of dimensions."""
-    rows = _reshape(input, (-1, input.shape[-1]))
-    result = _shaped(_product("linear", rows, weight, right_is_transposed=True, **how), (*input.shape[:-1], weight.shape[0]))
-    return result if bias is None else _add(result, cast(bias, how["low_dtype"]))
+class Call(NamedTuple):
+    """A call's arguments, whatever the op calls them: the operands, how many dimensions they must have, what is added, and the rest."""
+
+    left: Any
+    right: Any
+    dims: tuple[int, int] = (2, 2)  # of left and of right: at least these
+    exactly: bool = True
+    added: Any = None
+    beta: Any = 1
+    alpha: Any = 1
+    out: Any = None
+    out_dtype: Any = None
 
 
-def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, **how: Any) -> Tensor:
-    """torch.matmul and `@`, for matrices and batches of them."""
-    if other.dim() == 2:
-        rows = _reshape(input, (-1, input.shape[-1]))
-        result = _shaped(_product("matmul", rows, other, **how), (*input.shape[:-1], other.shape[1]))
-    else:
-        batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
-        lefts, rights = (_reshape(_expand(each, (*batch, *each.shape[-2:])), (-1, *each.shape[-2:])) for each in (input, other))
-        result = _shaped(_product("matmul", lefts, rights, **how), (*batch, input.shape[-2], other.shape[-1]))
-    return _given(result, out)
+def _linear(input: Any, weight: Any, bias: Any = None) -> Call:
+    return Call(input, weight, (1, 2), exactly=False, added=bias)
 
 
-def rmatmul(input: Tensor, other: Tensor, **how: Any) -> Tensor:
-    """torch.Tensor.__rmatmul__: `other @ input`."""
-    return matmul(other, input, **how)
+def _matmul(input: Any, other: Any, *, out: Any = None) -> Call:
+    return Call(input, other, exactly=False, out=out)
 
 
-def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None, **how: Any) -> Tensor:
-    """torch.mm."""
-    return _given(_product("mm", input, mat2, **how), out)
+def _rmatmul(input: Any, other: Any) -> Call:
+    return _matmul(other, input)
 
 
-def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None, **how: Any) -> Tensor:
-    """torch.bmm."""
-    return _given(_product("bmm", input, mat2, **how), out)
+def _mm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> Call:
+    return Call(input, mat2, out=out, out_dtype=out_dtype)
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None, **how: Any) -> Tensor:
-    """torch.addmm."""
-    return _given(_sum(input, beta, _product("addmm", mat1, mat2, **how), alpha), out)
+def _bmm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> Call:
+    return Call(input, mat2, (3, 3), out=out, out_dtype=out_dtype)
 
 
-def baddbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None, **how: Any
-) -> Tensor:
-    """torch.baddbmm."""
-    return _given(_sum(input, beta, _product("baddbmm", batch1, batch2, **how), alpha), out)
+def _addmm(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
+    return Call(mat1, mat2, (2, 2), True, input, beta, alpha, out, out_dtype)
 
 
-def addbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None, **how: Any
-) -> Tensor:
-    """torch.addbmm, as one product: a sum over the batch is a longer sum over the inner dimension."""
-    side_by_side = _reshape(_permute(batch1, (1, 0, 2)), (batch1.shape[1], -1))
-    one_below_other = _reshape(batch2, (-1, batch2.shape[2]))
-    return _given(_sum(input, beta, _product("addbmm", side_by_side, one_below_other, **how), alpha), out)
+def _baddbmm(input: Any, batch1: Any, batch2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
+    return Call(batch1, batch2, (3, 3), True, input, beta, alpha, out, out_dtype)
 
 
-# By op. Each takes as well, by keyword: `recipe`, `low_dtype` (of the result), `kernel` ("auto", "emulate", "real"), `observer` (called
-# with Statistics of each tensor that is quantised; None costs nothing) and `quantiser` (called instead of `quantise` for the operands, as
-# they were given: what keeps the copies of weights).
-PRODUCTS: dict[str, Callable[..., Tensor]] = {
-    "linear": linear,
-    "matmul": matmul,
-    "linalg.matmul": matmul,
-    "rmatmul": rmatmul,
-    "mm": mm,
-    "bmm": bmm,
-    "addmm": addmm,
-    "baddbmm": baddbmm,
-    "addbmm": addbmm,
+def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
+    return Call(batch1, batch2, (3, 3), True, input, beta, alpha, out)
+
+
+# By op: a function with the op's parameters. It raises TypeError for arguments that products in FP8 do not take.
+CALLS: dict[str, Callable[..., Call]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "linalg.matmul": _matmul,
+    "rmatmul": _rmatmul,
+    "mm": _mm,
+    "bmm": _bmm,
+    "addmm": _addmm,
+    "baddbmm": _baddbmm,
+    "addbmm": _addbmm,
 }
+BROADCAST = frozenset({"matmul", "linalg.matmul", "rmatmul"})  # whose batch dimensions need not be the same
 
 
-def _product(op: str, left: Tensor, right: Tensor, *, right_is_transposed: bool = False, **how: Any) -> Tensor:
-    return product(left, right, _settings(op, left.device, right_is_transposed, **how))
-
-
-def _settings(
+def _computed(
     op: str,
-    device: torch.device,
-    right_is_transposed: bool,
-    *,
+    *args: Any,
     recipe: Recipe,
     low_dtype: torch.dtype,
     kernel: str = "auto",
     observer: Observer | None = None,
-    quantiser: Quantiser = quantise,
-) -> Settings:
-    return Settings(op, recipe, low_dtype, is_real(kernel, device, recipe), observer, quantiser, right_is_transposed)
+    **kwargs: Any,
+) -> Tensor:
+    """Compute a call of `op` in FP8.
+
+    Args:
+        op: the op's id.
+        *args: the call's.
+        recipe: the scales.
+        low_dtype: the dtype of the result.
+        kernel: see `is_real`.
+        observer: called with the Statistics of each tensor that is quantised.
+        **kwargs: the call's.
+    """
+    call = CALLS[op](*args, **kwargs)
+    left, right = call.left, call.right
+    settings = Settings(op, recipe, low_dtype, is_real(kernel, left.device, recipe), observer, right_is_transposed=op == "linear")
+    if op == "linear":
+        rows = _reshape(left, (-1, left.shape[-1]))
+        result = _shaped(product(rows, right, settings), (*left.shape[:-1], right.shape[0]))
+    elif op in BROADCAST:
+        result = _broadcast(left, right, settings)
+    elif op == "addbmm":  # a sum over the batch is a longer sum over the inner dimension
+        side_by_side = _reshape(_permute(left, (1, 0, 2)), (left.shape[1], -1))
+        result = product(side_by_side, _reshape(right, (-1, right.shape[2])), settings)
+    else:
+        result = product(left, right, settings)
+    if call.added is not None:
+        result = _sum(call.added, call.beta, result, call.alpha)
+    if call.out is None:
+        return result
+    deliver(result, call.out)
+    out: Tensor = call.out
+    return out
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {op: functools.partial(_computed, op) for op in CALLS}
+
+
+def _broadcast(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
+    """Return the product of matrices and batches of them, as torch.matmul broadcasts them."""
+    if right.dim() == 2:
+        rows = _reshape(left, (-1, left.shape[-1]))
+        return _shaped(product(rows, right, settings), (*left.shape[:-1], right.shape[1]))
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    lefts, rights = (_reshape(_expand(each, (*batch, *each.shape[-2:])), (-1, *each.shape[-2:])) for each in (left, right))
+    return _shaped(product(lefts, rights, settings), (*batch, left.shape[-2], right.shape[-1]))
 
 
 def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
@@ -128,9 +156,3 @@ def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
     if result.dim() == len(shape):
         return result
     return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
-
-
-def _given(result: Tensor, out: Tensor | None) -> Tensor:
-    if out is not None:
-        deliver(result, out)
-    return result if out is None else out

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ..casting import Tensor, castable
 from ..torch_private import in_plain_autograd, is_traced
+from .products import BROADCAST, CALLS, Call
 from .quantization import Recipe
 
 # torch's own, taken before anything is patched
@@ -19,75 +20,13 @@ _Parameter = torch.nn.Parameter
 _WITHOUT_FLOAT8 = frozenset({"mps"})  # device types that torch has no such tensors for
 
 
-_BROADCAST = frozenset({"matmul", "linalg.matmul", "rmatmul"})  # whose batch dimensions need not be the same
-
-
-class _Call(NamedTuple):
-    """A call's tensors: the operands, how many dimensions they must have, what is added to their product, and the rest."""
-
-    left: Any
-    right: Any
-    dims: tuple[int, int] = (2, 2)  # of left and of right: at least these
-    exactly: bool = True
-    added: Any = None
-    beta: Any = 1
-    alpha: Any = 1
-    out: Any = None
-    out_dtype: Any = None
-
-
-def _linear(input: Any, weight: Any, bias: Any = None) -> _Call:
-    return _Call(input, weight, (1, 2), exactly=False, added=bias)
-
-
-def _matmul(input: Any, other: Any, *, out: Any = None) -> _Call:
-    return _Call(input, other, exactly=False, out=out)
-
-
-def _rmatmul(input: Any, other: Any) -> _Call:
-    return _matmul(other, input)
-
-
-def _mm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> _Call:
-    return _Call(input, mat2, out=out, out_dtype=out_dtype)
-
-
-def _bmm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> _Call:
-    return _Call(input, mat2, (3, 3), out=out, out_dtype=out_dtype)
-
-
-def _addmm(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> _Call:
-    return _Call(mat1, mat2, (2, 2), True, input, beta, alpha, out, out_dtype)
-
-
-def _baddbmm(input: Any, batch1: Any, batch2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> _Call:
-    return _Call(batch1, batch2, (3, 3), True, input, beta, alpha, out, out_dtype)
-
-
-def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> _Call:
-    return _Call(batch1, batch2, (3, 3), True, input, beta, alpha, out)
-
-
-_CALLS: dict[str, Callable[..., _Call]] = {
-    "linear": _linear,
-    "matmul": _matmul,
-    "linalg.matmul": _matmul,
-    "rmatmul": _rmatmul,
-    "mm": _mm,
-    "bmm": _bmm,
-    "addmm": _addmm,
-    "baddbmm": _baddbmm,
-    "addbmm": _addbmm,
-}
-
-
 def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe, low_dtype: torch.dtype) -> str:
     """Return why PRODUCTS[op] cannot take the call, in few words; "" where it can.
 
     It reads shapes, dtypes and the like, never values. There are few different answers, so that they can be counted.
     """
     try:
-        call = _CALLS[op](*args, **kwargs)
+        call = CALLS[op](*args, **kwargs)
     except TypeError:
         return "arguments that FP8 products do not take"
     tensors = [each for each in (call.left, call.right, call.added) if each is not None]
@@ -113,7 +52,7 @@ def _of_tensors(tensors: list[Any]) -> str:
     return ""
 
 
-def _of_shapes(op: str, call: _Call, recipe: Recipe) -> str:
+def _of_shapes(op: str, call: Call, recipe: Recipe) -> str:
     """Return why the operands' shapes do not do, those included that torch will refuse."""
     left, right = call.left, call.right
     if (left.dim() < call.dims[0] or right.dim() < call.dims[1]) and min(left.dim(), right.dim()) < 2:
@@ -133,13 +72,13 @@ def _of_shapes(op: str, call: _Call, recipe: Recipe) -> str:
 
 def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
     """Return True if the batch dimensions go together."""
-    if op not in _BROADCAST:
+    if op not in BROADCAST:
         return left.dim() != 3 or right.dim() != 3 or left.shape[0] == right.shape[0]
     pairs = zip(reversed(left.shape[:-2]), reversed(right.shape[:-2]), strict=False)
     return all(one == other or one == 1 or other == 1 for one, other in pairs)
 
 
-def _can_be_added(op: str, call: _Call, outer: int) -> bool:
+def _can_be_added(op: str, call: Call, outer: int) -> bool:
     """Return True if what is added has a shape that broadcasts to the product's."""
     if call.added is None:
         return True
@@ -151,7 +90,7 @@ def _can_be_added(op: str, call: _Call, outer: int) -> bool:
     return len(given) <= len(shape) and all(size in (1, needed) for size, needed in zip(reversed(given), reversed(shape), strict=False))
 
 
-def _of_the_rest(call: _Call, tensors: list[Tensor], low_dtype: torch.dtype) -> str:
+def _of_the_rest(call: Call, tensors: list[Tensor], low_dtype: torch.dtype) -> str:
     if call.out_dtype is not None:
         return "out_dtype is given"
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):

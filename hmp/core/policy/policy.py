@@ -34,7 +34,7 @@ from .entries import (
     parse_list,
     read_list,
 )
-from .policy_files import BASE_FILE, SAID, WORDS, low_dtype, read_gaudi_config
+from .policy_files import BASE_FILE, WORDS, check_gaudi_config, low_dtype, read_gaudi_config
 from .precedence import Listed
 from .presets import meaning, policies
 
@@ -90,8 +90,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", low_dtype(self.dtype))
-        for name, word in self._words.items():
-            _refuse_other(name, word)
+        for field_name, word in self._words.items():
+            allowed = WORDS[field_name].allowed
+            if word not in allowed:
+                raise HmpError(f"{field_name}= expected {' or '.join(map(repr, allowed))}, got {word!r}")
         scoped = list(self.scoped)
         for cast in LISTS:
             names = checked_names(cast, getattr(self, cast))
@@ -167,7 +169,7 @@ class Policy:
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
         base = policy_files.read_base(folder)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.NO_BASE))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.DEFAULTS))
         under = cls._load(base, device)
         words = policy_files.read_words(folder, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
@@ -312,6 +314,7 @@ class Policy:
             frozenset({'linear'})
         """
         config, path = read_gaudi_config(config)
+        check_gaudi_config(config, path)
         kind = "autocast" if config.get("use_torch_autocast") else "hmp"
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")
@@ -367,7 +370,7 @@ class Policy:
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
         said = self._of_optional_lists
-        values |= {field: word for field, word in self._words.items() if field in said or word != WORDS[field][0]}
+        values |= {field: word for field, word in self._words.items() if field in said or word != policy_files.DEFAULTS[field]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
@@ -465,7 +468,7 @@ class Policy:
         """
         if to not in DTYPES:
             expected = ", ".join(map(repr, DTYPES))
-            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; of what is packed, replace(saved=...)")
+            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; for the saved list, use replace(saved=...)")
         if not isinstance(name, str):
             raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
@@ -521,7 +524,8 @@ class Policy:
 
         Returns:
             Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
-            as `mul` for `multiply`, don't count as one. `(low dtype)`, `(FP8 recipe)` and `(FP8 kernel)` come first, if they differ.
+            as `mul` for `multiply`, don't count as one. `(dtype)`, `(FP8 recipe)`, `(FP8 kernel)` and `(saved recipe)` come first, if they
+            differ.
 
         Raises:
             OpListError: There is no such policy.
@@ -539,7 +543,9 @@ class Policy:
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         words = zip(self._words.items(), against._words.values(), strict=True)
-        found: dict[str, tuple[str | None, str | None]] = {SAID[field]: (one, other) for (field, one), other in words if one != other}
+        found: dict[str, tuple[str | None, str | None]] = {
+            WORDS[field].title: (one, other) for (field, one), other in words if one != other
+        }
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
@@ -551,13 +557,13 @@ class Policy:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
         packs = [policy.entries("saved") for policy in (self, against)]
-        told = {f"{name} (kept)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
+        told = {f"{name} (saved)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
         return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        low = f"low dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
+        low = f"low-precision dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
         return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
@@ -580,11 +586,6 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 def _habanas() -> Iterator[ListEntry]:
     """Return the entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
-
-
-def _refuse_other(field_name: str, value: Any) -> None:
-    if value not in WORDS[field_name]:
-        raise HmpError(f"{field_name}= expected {' or '.join(map(repr, WORDS[field_name]))}, got {value!r}")
 
 
 def _autocast(device: torch.device) -> Policy:

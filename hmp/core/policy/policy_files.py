@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,20 +17,26 @@ from . import presets
 from .entries import LISTS, OPTIONAL, ListName, read_text
 
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# A field of a policy → the words that its file may hold; the first is meant where there is no such file.
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "dtype": tuple(LOW_DTYPES),
-    "fp8_recipe": tuple(RECIPES),
-    "fp8_kernel": ("auto", "emulate"),
-    "saved_recipe": tuple(FORMATS),
+
+
+class Word(NamedTuple):
+    """A field of a policy that is one word in a file of its own: the file, what it may hold, and what `Policy.diff()` calls the field."""
+
+    file: str
+    allowed: tuple[str, ...]  # the first is meant where there is no such file
+    title: str  # no name of an op
+
+
+WORDS: Mapping[str, Word] = {
+    "dtype": Word("dtype.txt", tuple(LOW_DTYPES), "(dtype)"),
+    "fp8_recipe": Word("recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
+    "fp8_kernel": Word("kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
+    "saved_recipe": Word("saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),
 }
-WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt", "saved_recipe": "saved_recipe.txt"}
-# What Policy.diff() calls the fields: no name of an op.
-SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)", "saved_recipe": "(kept as)"}
+DEFAULTS = {field: word.allowed[0] for field, word in WORDS.items()}
 BASE_FILE = "base.txt"
 # of the files that a policy is written into, those that not every policy has
-OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *WORD_FILES.values())
-NO_BASE = {field: words[0] for field, words in WORDS.items()}
+OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *(word.file for word in WORDS.values()))
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
@@ -59,23 +65,23 @@ def read_base(folder: Path) -> str:
 
 def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
-    files = {field: folder / name for field, name in WORD_FILES.items()}
-    return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
+    files = {field: folder / word.file for field, word in WORDS.items()}
+    return {field: _word(file, WORDS[field].allowed) if file.is_file() else base[field] for field, file in files.items()}
 
 
 def word_files(words: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file that holds one of the words, by the file's name, but for words that are missing or the default."""
-    return {WORD_FILES[field]: f"{words[field]}\n" for field, default in NO_BASE.items() if words.get(field, default) != default}
+    return {WORDS[field].file: f"{words[field]}\n" for field, default in DEFAULTS.items() if words.get(field, default) != default}
 
 
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
     """Write `word_files()`, and remove those that another policy has left there."""
     files = word_files(words)
-    for name in WORD_FILES.values():
-        if name in files:
-            (folder / name).write_text(files[name], encoding="utf-8")
+    for word in WORDS.values():
+        if word.file in files:
+            (folder / word.file).write_text(files[word.file], encoding="utf-8")
         else:
-            (folder / name).unlink(missing_ok=True)
+            (folder / word.file).unlink(missing_ok=True)
 
 
 def _word(file: Path, allowed: Sequence[str]) -> str:
@@ -97,10 +103,7 @@ _GAUDI_KEYS = frozenset(
 
 
 def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[str, Any], Path | None]:
-    """Return a configuration's contents and its file, None if the contents were given. Unknown keys are warned of.
-
-    Raises HmpError where both HMP and autocast are asked for.
-    """
+    """Return a configuration's contents and its file, None if the contents were given. Raise OpListError where it cannot be read."""
     path = None
     if not isinstance(config, Mapping):
         path = Path(config)
@@ -115,9 +118,13 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
         raise OpListError(
             f"expected a JSON object with keys such as 'hmp_bf16_ops', got {type(config).__name__}; see gaudi_config.json", path
         )
+    return config, path
+
+
+def check_gaudi_config(config: Mapping[str, Any], path: Path | None) -> None:
+    """Warn of unknown keys in a configuration, and raise HmpError where both HMP and autocast are asked for."""
     unknown = sorted(set(config) - _GAUDI_KEYS)
     if unknown:
         log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))
     if config.get("use_habana_mixed_precision") and config.get("use_torch_autocast"):
         raise HmpError("use_habana_mixed_precision and use_torch_autocast are both set; set one of them to false")
-    return config, path

@@ -287,17 +287,17 @@ def _wraps(module: torch.nn.Module, name: str) -> bool:
     """Return True if the child `name` is what the wrapper `module` wraps: its path in the model is then that of the wrapper."""
     if name == "_orig_mod":  # OptimizedModule sets `forward` on the object
         return True
-    if name not in _WRAPPED_NAMES and name not in _WRAPPED_NAMES_OF_PEFT:
-        return False
-    library = str(type(module).forward.__module__).partition(".")[0]
-    if library == "peft":
-        return name in _WRAPPED_NAMES_OF_PEFT
+    if name in _WRAPPED_NAMES_OF_PEFT and _library(module) == "peft":
+        return True
     return name in _WRAPPED_NAMES and _is_wrapper(module) and not module._parameters
 
 
+def _library(module: torch.nn.Module) -> str:
+    return str(type(module).forward.__module__).partition(".")[0]
+
+
 def _is_wrapper(module: torch.nn.Module) -> bool:
-    library = str(type(module).forward.__module__).partition(".")[0]
-    return library in _LIBRARIES and not isinstance(module, _CONTAINERS)
+    return _library(module) in _LIBRARIES and not isinstance(module, _CONTAINERS)
 
 
 def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:

@@ -324,14 +324,6 @@ def _positive_unpack(part: _Part, out: Tensor) -> None:
     _copy_(out, _from_bits(*part))
 
 
-def _sided_pack(rows: Tensor, usual: bool, signs: bool) -> _Part:
-    return (_to_bits(_gt(rows, 0)),)
-
-
-def _sided_unpack(part: _Part, out: Tensor) -> None:
-    _copy_(out, _sub(_mul(_from_bits(*part), 2), 1))
-
-
 def _sign_pack(rows: Tensor, usual: bool, signs: bool) -> _Part:
     return _to_bits(_not(_le(rows, 0))), _to_bits(_not(_ge(rows, 0)))  # of NaN both
 
@@ -355,9 +347,8 @@ BF16 = Format("bf16", frozenset({torch.float32}), _bf16_pack, _bf16_unpack)
 INT8 = Format("int8", _FLOATS, _int8_pack, _int8_unpack)
 # The recipes.
 FORMATS = {form.name: form for form in (FP8, BF16, INT8)}
-# For a backward that asks whether a number is above zero, NaN counted so; whether it is, NaN not; for its sign; and for one that takes a
-# dropout's mask, whose numbers are 0 or one other.
+# For a backward that asks whether a number is above zero, NaN counted so; for its sign; and for one that takes a dropout's mask, whose
+# numbers are 0 or one other.
 POSITIVE = Format("positive", _FLOATS, _positive_pack, _positive_unpack)
-SIDED = Format("sided", _FLOATS, _sided_pack, _sided_unpack)
 SIGN = Format("sign", _FLOATS, _sign_pack, _sign_unpack)
 NOISE = Format("noise", _FLOATS, _noise_pack, _noise_unpack)

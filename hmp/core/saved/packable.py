@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..torch_private import memory_of, storage_of
-from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIDED, SIGN, Format, Tensor
+from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIGN, Format, Tensor
 
 _WHY = {
     "its backward divides by what it keeps, and a small number would be rounded to 0": """
@@ -88,7 +88,7 @@ _POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_
 
 # Of what these keep backward asks for a sign or a mask alone, and of what the pools keep for its shape: bits are enough, and exact.
 _BITS = {
-    "relu": POSITIVE, "leaky_relu": SIDED, "abs": SIGN, "dropout": NOISE, "dropout1d": NOISE, "dropout2d": NOISE, "dropout3d": NOISE,
+    "relu": POSITIVE, "leaky_relu": SIGN, "abs": SIGN, "dropout": NOISE, "dropout1d": NOISE, "dropout2d": NOISE, "dropout3d": NOISE,
     "feature_dropout": NOISE, "alpha_dropout": NOISE, "feature_alpha_dropout": NOISE,
 }  # fmt: skip
 _FOR_ITS_SHAPE = frozenset(

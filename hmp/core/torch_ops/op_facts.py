@@ -84,63 +84,41 @@ DUNDERS: tuple[str, ...] = tuple(f"__{prefix}{name}__" for name in sorted(BINARY
     f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split()
 )
 
-# ATen's names of ops → the ids of the ops that users call. Overload names (`.Tensor_Scalar`) are removed before the look-up.
+# The ids of the ops that users call, and ATen's names of them. Overload names (`.Tensor_Scalar`) are removed before the look-up.
+_CONVOLUTIONS = " ".join(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))
 ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
-    "_convolution": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "convolution_overrideable": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
-    "_softmax": ("softmax",),
-    "_log_softmax": ("log_softmax",),
-    "cross_entropy_loss": ("cross_entropy",),
-    "nll_loss2d": ("nll_loss",),
-    "nll_loss_nd": ("nll_loss",),
-    "nll_loss_forward": ("nll_loss",),
-    "nll_loss2d_forward": ("nll_loss",),
-    "smooth_l1_loss_forward": ("smooth_l1_loss",),
-    "multilabel_margin_loss_forward": ("multilabel_margin_loss",),
-    "max_pool1d_with_indices": ("max_pool1d",),
-    "max_pool2d_with_indices": ("max_pool2d",),
-    "max_pool3d_with_indices": ("max_pool3d",),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
-    "_adaptive_avg_pool3d": ("adaptive_avg_pool3d",),
-    "_embedding_bag": ("embedding_bag",),
-    "_ctc_loss": ("ctc_loss",),
-    "_cdist_forward": ("cdist",),
-    "_pdist_forward": ("pdist",),
-    "_batch_norm_impl_index": ("batch_norm",),
-    "_native_batch_norm_legit": ("batch_norm",),
-    "native_batch_norm": ("batch_norm",),
-    "cudnn_batch_norm": ("batch_norm",),
-    "native_layer_norm": ("layer_norm",),
-    "native_group_norm": ("group_norm",),
-    "native_dropout": ("dropout",),
-    "_fused_dropout": ("dropout",),
-    "_scaled_dot_product_flash_attention": ("scaled_dot_product_attention",),
-    "_scaled_dot_product_efficient_attention": ("scaled_dot_product_attention",),
-    "_native_multi_head_attention": ("scaled_dot_product_attention",),
-    "_index_put_impl_": ("index_put",),
-    "_cat": ("cat",),
-    "_stack": ("stack",),
-    "_trilinear": ("bilinear",),
-    "_weight_norm": ("weight_norm",),
-    "mkldnn_linear": ("linear",),
-    "mkldnn_convolution": ("conv1d", "conv2d", "conv3d"),
-    "mkldnn_rnn_layer": ("lstm",),
-    "_thnn_fused_lstm_cell": ("lstm_cell",),
-    "_thnn_fused_gru_cell": ("gru_cell",),
-    "grid_sampler_2d": ("grid_sample",),
-    "grid_sampler_3d": ("grid_sample",),
-    "upsample_nearest1d": ("interpolate",),
-    "upsample_nearest2d": ("interpolate",),
-    "upsample_nearest3d": ("interpolate",),
-    "upsample_linear1d": ("interpolate",),
-    "upsample_bilinear2d": ("interpolate",),
-    "upsample_bicubic2d": ("interpolate",),
-    "upsample_trilinear3d": ("interpolate",),
-    "_linalg_svd": ("linalg.svd",),
-    "_linalg_eigh": ("linalg.eigh",),
-    "_linalg_det": ("linalg.det",),
-    "_linalg_solve_ex": ("linalg.solve_ex",),
+    spelling: tuple(ops.split())
+    for line in f"""
+    {_CONVOLUTIONS}: _convolution convolution_overrideable
+    cross_entropy: cross_entropy_loss
+    nll_loss: nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward
+    smooth_l1_loss: smooth_l1_loss_forward
+    multilabel_margin_loss: multilabel_margin_loss_forward
+    cdist: _cdist_forward
+    pdist: _pdist_forward
+    batch_norm: _batch_norm_impl_index _native_batch_norm_legit native_batch_norm cudnn_batch_norm
+    layer_norm: native_layer_norm
+    group_norm: native_group_norm
+    dropout: native_dropout _fused_dropout
+    scaled_dot_product_attention: _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _native_multi_head_attention
+    index_put: _index_put_impl_
+    bilinear: _trilinear
+    linear: mkldnn_linear
+    conv1d conv2d conv3d: mkldnn_convolution
+    lstm: mkldnn_rnn_layer
+    lstm_cell: _thnn_fused_lstm_cell
+    gru_cell: _thnn_fused_gru_cell
+    grid_sample: grid_sampler_2d grid_sampler_3d
+    interpolate: upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    interpolate: upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+    """.strip().splitlines()
+    for ops, _, spellings in [line.partition(": ")]
+    for spelling in spellings.split()
 }
+ATEN_SPELLINGS |= {f"_{op}": (op,) for op in "softmax log_softmax embedding_bag ctc_loss cat stack weight_norm".split()}
+ATEN_SPELLINGS |= {f"_adaptive_avg_pool{d}d": (f"adaptive_avg_pool{d}d",) for d in (2, 3)}
+ATEN_SPELLINGS |= {f"max_pool{d}d_with_indices": (f"max_pool{d}d",) for d in (1, 2, 3)}
+ATEN_SPELLINGS |= {f"_linalg_{name}": (f"linalg.{name}",) for name in ("svd", "eigh", "det", "solve_ex")}
 
 # Names that this torch may lack but that another release of torch, ATen's backward ops or Habana's compiler has: a list may contain them.
 FOREIGN = _names(
@@ -367,7 +345,7 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that the op writes to, and the scales of quantization, which are float32 with a low input: they are never cast.
+# Arguments that the op writes to, and the scales of quantization, which are float32 whatever the input is: they are never cast.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),
@@ -390,8 +368,8 @@ NORMS = _names(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm
     miopen_batch_norm _native_batch_norm_legit"""
 )
-# Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
-# on Gaudi: every norm takes a low input with float32 weights, and its result has the input's dtype.
+# Device type → norms whose kernels accept a bfloat16 or float16 input with float32 weights (R9). For others the weights are cast as well.
+# on Gaudi: every norm takes such an input with float32 weights, and its result has the input's dtype.
 MIXED_NORM_KERNELS: dict[str, frozenset[str]] = dict.fromkeys(("cuda", "xpu", "xla"), _names("batch_norm instance_norm"))
 # Device type → norms that torch runs there on that mixture too, with a float32 result: unlisted, they are left to torch (R7).
 WIDENING_NORMS: dict[str, frozenset[str]] = {"xla": _names("layer_norm group_norm native_layer_norm native_group_norm")}
@@ -405,8 +383,8 @@ FILLS = _names(
 )
 # Arithmetic: with a scalar beyond the range of the low-precision dtype it is computed in float32, and the result saturates.
 ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
-# Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, where the low
-# dtype is float16 with its largest number 65504, for `scores - 1e9`.
+# Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, under a policy
+# of float16, whose largest number is 65504, for `scores - 1e9`.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
 GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
 # Ops that take masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import layered_patches, torch_private
-from ..patching import holders, unpatched_op
+from ..patching import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -39,36 +38,23 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
 PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES})
 
 
-# --- the cache from one conversion to the next, while torch is unchanged: other code may patch torch in between --------------------
+# --- caches, which are emptied when torch is patched and restored -------------------------------------------------------------------
 
 F_ = TypeVar("F_", bound=Callable[..., Any])
 _clears: list[Callable[[], None]] = []
-_stood: list[Any] = []  # what torch consisted of when the caches were empty last
 
 
 def cached(function: F_, most: int | None = None) -> F_:
-    """Return `function` with a cache of its results, at most `most` of them, while torch's functions, without hmp's patches, are these."""
+    """Return `function` with a cache of its results, at most `most` of them, until `forget()`."""
     with_cache = functools.lru_cache(most)(function)
     _clears.append(with_cache.cache_clear)
     return with_cache  # type: ignore[return-value]
 
 
 def forget() -> None:
-    """Empty the caches."""
-    global _stood
+    """Empty the caches: before hmp patches torch, and once torch is as it was."""
     for clear in _clears:
         clear()
-    _stood = []
-
-
-def forget_changed() -> None:
-    """Empty the caches, before hmp patches torch, unless torch is what it was: somebody else may have patched it since."""
-    global _stood
-    found = stands()
-    still_stand = all(_lookup(site.owner, site.attribute) is site.original for site in _found)
-    if not still_stand or len(found) != len(_stood) or not all(map(operator.is_, found, _stood)):
-        forget()
-        _stood = found
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------------------
@@ -258,20 +244,6 @@ def _is_hmps(function: types.FunctionType) -> bool:
     return str(function.__globals__.get("__name__")).startswith("hmp.")
 
 
-def are_torchs() -> bool:
-    """Return True if all functions that were looked up are torch's own.
-
-    What other code had put in their places is not to be kept alive (R16).
-    """
-    return all(_is_torchs(site.original) for site in (*_found, *_by_others.values()))
-
-
-def _is_torchs(function: Any) -> bool:
-    if type(function) is types.FunctionType:
-        return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"
-    return isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType))
-
-
 @cached
 def relatives(op: str) -> tuple[str, ...]:
     """Return the ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
@@ -337,33 +309,6 @@ def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | Non
         found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
     return Site(owner, attribute, unpatched_op(found), where, op) if callable(found) and not isinstance(found, type) else None
-
-
-def stands() -> list[Any]:
-    """Return the objects that torch's ops consist of, all that is read to find them.
-
-    The same ones again where nobody has patched torch since.
-    """
-    owners = [owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)]
-    found: list[Any] = []
-    todo = [dict(names) for names in (*map(vars, owners), vars(TensorBase))]
-    done: set[int] = set()
-    while todo:
-        names = todo.pop()
-        found += names.keys()
-        found += names.values()
-        for function in names.values():
-            if type(function) is types.FunctionType:
-                found += (function.__code__, function.__defaults__, *(function.__kwdefaults__ or {}).values())
-                cells = [value for cell in function.__closure__ or () for value in holders.CELL.inside(cell)]
-                found += cells
-                todo += [{"": cell} for cell in cells if type(cell) is types.FunctionType and id(cell) not in done]
-                done.update(map(id, cells))
-                # helpers are looked for among the globals of the function
-                if id(function.__globals__) not in done and function.__module__ in PYTHON_OPS:
-                    done.add(id(function.__globals__))
-                    todo.append(dict(function.__globals__))
-    return found
 
 
 def takes_tensor(schemas: Iterable[Any]) -> bool:
