@@ -25,7 +25,6 @@ _NUMBERS = frozenset({int, float, bool})
 _SEQUENCES = frozenset({tuple, list})
 _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
-_REFUSED = object()  # returned in place of a result: torch does not accept the call
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
 _used_once = weight_cache.used_once
@@ -38,15 +37,13 @@ class RuledOp:
         op: The function that is called with the cast arguments.
         rule: The op's rule.
         caster: Casts a tensor.
-        leaves_dtypes: Nothing is cast unless a kernel is missing (R11).
     """
 
-    def __init__(self, op: Op, rule: OpRule, caster: Caster, *, leaves_dtypes: bool = False) -> None:
+    def __init__(self, op: Op, rule: OpRule, caster: Caster) -> None:
         self.op, self.rule, self.facts, self.caster = op, rule, rule.facts, caster
         self.kernels = Kernels(rule)
         self.is_arithmetic, self.fills = saturation.is_arithmetic(rule), saturation.fills(rule)
         self._dtype_of = chooser(rule)
-        self._leaves_dtypes = leaves_dtypes
         self._takes_scores = saturation.takes_scores(rule)
         self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
         base = sites.base_of(rule.op)
@@ -83,7 +80,7 @@ class RuledOp:
         target = self._dtype_of(tensors)
         if self.kernels.lacks(tensors, target, args, kwargs):
             return torch.float32
-        return None if self._leaves_dtypes else target
+        return None if self.rule.kind.leaves_dtypes else target
 
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call in float32 after it raised `error` in the low-precision dtype (R11).
@@ -122,7 +119,7 @@ class RuledOp:
         # `target` is another dtype where the first input's is known to have no kernel (R11)
         if self._asks_torch_first and target is tensors[0].dtype:
             result = self._by_torch(tensors, args, kwargs)
-            if result is not _REFUSED:
+            if result is not GIVEN_UP:
                 return result
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
         if facts.users:
@@ -131,9 +128,9 @@ class RuledOp:
         return self.refusing_writes(result, (cast_args, cast_kwargs), (args, kwargs)) if facts.view else result
 
     def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what torch itself returns for inputs of different dtypes (R7); _REFUSED if it raises, or if that cannot be known."""
+        """Return what torch itself returns for inputs of different dtypes (R7); GIVEN_UP if it raises, or if that cannot be known."""
         if not _check_is_reliable(tensors, self.rule, args, kwargs):
-            return _REFUSED
+            return GIVEN_UP
         if not refusals.users_python_sees(tensors):
             try:
                 return self.op(*args, **kwargs)
@@ -143,7 +140,7 @@ class RuledOp:
                 jit_trace.resume()
         elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
-        return _REFUSED
+        return GIVEN_UP
 
     def refusing_writes(self, result: Any, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
         """Return `result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
@@ -174,7 +171,7 @@ class RuledOp:
             # R11: computed in float32, then written into the input itself
             cast_args, cast_kwargs = self._cast_for(first, torch.float32, args, kwargs)
             return first.copy_(op(*cast_args, **cast_kwargs))
-        if self._leaves_dtypes:
+        if self.rule.kind.leaves_dtypes:
             return op(*args, **kwargs)
         cast_args, cast_kwargs = self._cast_for(first, first.dtype, args, kwargs)
         if facts.users:
@@ -266,13 +263,8 @@ def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...
 
 
 def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return the wrapper of an op that writes into its first input (R5)."""
+    """Return the wrapper of an op that writes into its first input (R5), and that runs in float32 without a kernel for that (R11)."""
     return RuledOp(op, rule, caster).wrapper()
-
-
-def no_kernel_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return the wrapper of an in-place op that torch computes, and that runs in float32 where it has no kernel (R5, R11)."""
-    return RuledOp(op, rule, caster, leaves_dtypes=True).wrapper()
 
 
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -280,7 +272,7 @@ def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
     After the first such failure each call is checked before `op` is tried.
     """
-    ruled = RuledOp(op, rule, caster, leaves_dtypes=True)
+    ruled = RuledOp(op, rule, caster)
     call, retry, failed = ruled.wrapper(), ruled.retry, ruled.kernels.failed
     if ruled.kernels.may_lack:
         return call
