@@ -214,6 +214,15 @@ def test_r10_state_refuses_a_copied_view_and_takes_the_view_without_casts() -> N
         assert held.dtype is torch.float32 and held.data_ptr() == w.data_ptr()
 
 
+def test_r10_a_view_of_a_cast_view_that_is_cast_again_refuses_while_the_first_input_is_held() -> None:
+    x = torch.zeros(2, 3)
+    with hmp.casts(hmp.Policy("there and back", bf16={"t"}, fp32={"narrow"})):
+        again = x.t().narrow(0, 0, 1)  # nobody holds what t() gave
+        assert again.dtype is torch.float32
+        with pytest.raises(hmp.HmpError, match="be lost"):
+            again.fill_(1)
+
+
 @pytest.fixture
 def library() -> Iterator[types.ModuleType]:
     module = types.ModuleType("hmp_r10_library")

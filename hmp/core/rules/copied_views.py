@@ -190,17 +190,20 @@ class _Memory:
 class Cast:
     """One cast of a view op's inputs, of which CopiedViews share the result: reports whether a write into it would be missed."""
 
-    __slots__ = ("__weakref__", "_memories")
+    __slots__ = ("__weakref__", "_before", "_memories")
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self._before = [tensor._hmp_cast for tensor in inputs if isinstance(tensor, CopiedView)]
         self._memories = [_memory(part) for tensor in inputs for part in _parts(tensor)]
         for memory in self._memories:
             if memory is not None:
                 memory.add(self)
 
     def is_missed(self) -> bool:
-        """Return True if anything else holds the memory of the inputs, or another copy of it."""
-        return any(memory is None or memory.is_held(self) for memory in self._memories)
+        """Return True if anything else holds the memory of the inputs, or another copy of it, or of what these were cast from."""
+        if any(memory is None or memory.is_held(self) for memory in self._memories):
+            return True
+        return any(cast is None or cast.is_missed() for cast in self._before)
 
 
 def _memory(tensor: Tensor) -> _Memory | None:

@@ -41,7 +41,7 @@ def call(op: Callable[..., Any], name: str, cast_call: _Call, given: _Call, orde
     if not kept and (not lows or not shares_memory(result, lows)):
         return result
     with contextlib.suppress(TypeError):  # a class that can have no subclass refuses nothing
-        refuse_writes([*kept, result], name, lows, Cast(each.given for each in copies))
+        refuse_writes([*kept, result], name, lows, Cast([each.given for each in copies]))
     return result
 
 

@@ -149,7 +149,7 @@ class RuledOp:
         if not copies or not shares_memory(result, copies):
             return result
         try:
-            refuse_writes(result, self.rule.op, copies, Cast(old for _, old in copied))
+            refuse_writes(result, self.rule.op, copies, Cast([old for _, old in copied]))
         except TypeError:  # its class can have no subclass: it stays a view, which is not cast
             return self.op(*call[0], **call[1])
         return result
