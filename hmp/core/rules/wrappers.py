@@ -400,7 +400,7 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return call(*args, **kwargs)
         try:
             result = op(*cast_args)
-            return _refusing_writes(ruled, result, cast_args, args) if is_view and cast_args is not args else result
+            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_view and cast_args is not args else result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:
@@ -408,8 +408,3 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return result
 
     return one_dtype
-
-
-def _refusing_writes(ruled: RuledOp, result: Any, cast_args: list[Any], args: tuple[Any, ...]) -> Any:
-    # most calls of dropout end here
-    return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if shares_memory(result, cast_args) else result
