@@ -239,7 +239,7 @@ def _registered(module: types.ModuleType, function: Callable[..., object], numbe
     return lambda *args, **kwargs: getattr(module, name)(*args, **kwargs)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     rows: torch.Tensor
 

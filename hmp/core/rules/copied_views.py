@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -232,6 +233,8 @@ def _held_in(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
             items: Iterable[Any] = value
         elif isinstance(value, Mapping):
             items = value.values()
+        elif is_dataclass(value) and not isinstance(value, type):
+            items = [getattr(value, field.name, None) for field in fields(value)]  # it may have no `__dict__`
         else:
             items = () if callable(value) or isinstance(value, types.ModuleType) else getattr(value, "__dict__", {}).values()
         for item in items:

@@ -400,7 +400,8 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return call(*args, **kwargs)
         try:
             result = op(*cast_args)
-            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_view and cast_args is not args else result
+            is_copy = is_view and cast_args is not args and shares_memory(result, cast_args)  # False for most calls of dropout
+            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_copy else result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:

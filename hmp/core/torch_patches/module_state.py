@@ -47,7 +47,8 @@ def _set_data(self: torch.Tensor, value: Any) -> None:
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
-    copied_views.refuse_as_state(value, "grad")
+    if value is not None:  # as zero_grad() assigns to each parameter
+        copied_views.refuse_as_state(value, "grad")
     try:
         _assign_grad(self, value)
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
