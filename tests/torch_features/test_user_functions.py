@@ -212,11 +212,6 @@ def _yielding(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 RESULTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
     "generator": (_yielding, next),
-    "generator of views": (lambda x: (part for part in x.split(1)), next),
-    "iterator": (iter, next),
-    "zip": (lambda x: zip(x.split(1), "ab", strict=True), lambda found: next(found)[0]),
-    "map": (lambda x: map(torch.Tensor.t, x.split(1)), next),
-    "list of generators": (lambda x: [(part for part in x.split(1))], lambda found: next(found[0])),
     "set": (lambda x: set(x.split(1)), lambda found: found.pop()),
     "deque": (lambda x: deque(x.split(1)), lambda found: found.pop()),
     "object": (Node, lambda found: found.me.inside[0]),

@@ -7,7 +7,7 @@ flatten_parameters().
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,14 +22,8 @@ _no_grad = torch.no_grad
 _alias = data_of.__get__  # with a version of its own: others may have saved the weight for backward
 
 
-class _Kind(NamedTuple):
-    """cuDNN's number of a kind of recurrent layer, and how many gates it has."""
-
-    mode: int
-    gates: int
-
-
-_KINDS = {"rnn_relu": _Kind(0, 1), "rnn_tanh": _Kind(1, 1), "lstm": _Kind(2, 4), "gru": _Kind(3, 3)}
+# cuDNN's number of a kind of recurrent layer, and how many gates it has.
+_KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}
 
 
 def with_one_buffer(op: Op, name: str) -> Op:
@@ -63,12 +57,13 @@ def _are_for_cudnn(weights: Sequence[Any]) -> bool:
     return plain and len({storage_of(each)._cdata for each in weights}) == len(weights)
 
 
-def _in_one_buffer(weights: list[Tensor], kind: _Kind, layers: int, bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
+def _in_one_buffer(weights: list[Tensor], kind: tuple[int, int], layers: int, bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
     """Return the same weights as views of a new buffer; gradients flow to them."""
     assert flatten_cudnn_weights is not None
     of_a_direction = len(weights) // (layers * (2 if bidirectional else 1))
-    hidden, inner = weights[0].shape[0] // kind.gates, weights[1].shape[1]
-    sizes = weights[0].shape[1], kind.mode, hidden, 0 if inner == hidden else inner
+    mode, gates = kind
+    hidden, inner = weights[0].shape[0] // gates, weights[1].shape[1]
+    sizes = weights[0].shape[1], mode, hidden, 0 if inner == hidden else inner
     flatten = flatten_cudnn_weights
 
     def flat(*given: Tensor) -> tuple[Tensor, ...]:

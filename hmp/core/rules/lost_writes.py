@@ -12,7 +12,7 @@ from ...errors import HmpError
 from ..casting import Tensor, cast, each_tensor
 from ..formatting import dtype_name
 from ..torch_private import copy_on_write, is_functorchs
-from .copied_views import Cast, Original, refuse_later_writes, refuse_writes, shares_memory
+from .copied_views import Cast, refuse_writes, shares_memory
 
 
 def watched_cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -39,9 +39,8 @@ def call(op: Callable[..., Any], name: str, cast_call: _Call, given: _Call, orde
     kept = [low for low, references in zip(lows, map(_references, copies), strict=True) if references > _REFERENCES]
     if not kept and (not lows or not shares_memory(result, lows)):
         return result
-    original = Original(None, (), {}, copies[0].given.dtype, Cast(each.given for each in copies))
-    refuse_later_writes(kept, name, original)
-    return refuse_writes(result, name, lows, original)
+    refuse_writes([*kept, result], name, lows, Cast([each.given for each in copies]))
+    return result
 
 
 class _Copy(NamedTuple):

@@ -54,6 +54,7 @@ class CastRule:
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the low one, where the list says it
     choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
+    leaves_dtypes: bool = False  # nothing is cast unless a kernel is missing (R11)
     repairs: bool = False  # torch would raise without it: it counts in backward and for optimizers too, where no list does
 
     def __str__(self) -> str:

@@ -126,11 +126,12 @@ NO_KERNEL_IN_PLACE = CastRule(
     number="R11",
     label="",
     sentence="torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
-    make=wrappers.no_kernel_in_place_wrapper,
+    make=wrappers.in_place_wrapper,
     choose=_first,
     holds=lambda case: case.in_place and bool(known(case.line)),
     ops=op_facts.WITHOUT_KERNEL,
     repairs=True,
+    leaves_dtypes=True,
 )
 FP8_LIST = CastRule(
     "FP8_LIST",
@@ -224,6 +225,7 @@ NO_KERNEL = CastRule(
     ops=op_facts.WITHOUT_KERNEL | op_facts.KERNEL_BY_ARGUMENTS,
     choose=_low_among_them,
     repairs=True,
+    leaves_dtypes=True,
 )
 ONE_OP = CastRule(  # of torch's Python functions that call an op with another rule
     "ONE_OP",
@@ -232,6 +234,7 @@ ONE_OP = CastRule(  # of torch's Python functions that call an op with another r
     sentence="left to torch; Python code of torch, whose inner calls are not decided again (R8)",
     make=wrappers.composite_wrapper,
     choose=_low_among_them,
+    leaves_dtypes=True,
 )
 SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for; the others say so in their OpRule
     "SAVED_LIST",

@@ -14,18 +14,18 @@ from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, 
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
 from . import jit_trace, lost_writes, refusals, saturation
-from .copied_views import Cast, Original, refuse_writes, shares_memory
+from .copied_views import Cast, CopiedView, refuse_writes, shares_memory
 from .kernel_fallback import GIVEN_UP, Kernels
 from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
 
 _Parameter = torch.nn.Parameter
+_PLAIN = frozenset({Tensor, _Parameter, CopiedView})
 _dtype = torch.dtype
 _MKLDNN = casting.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
 _SEQUENCES = frozenset({tuple, list})
 _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
-_REFUSED = object()  # returned in place of a result: torch does not accept the call
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
 _used_once = weight_cache.used_once
@@ -38,15 +38,13 @@ class RuledOp:
         op: The function that is called with the cast arguments.
         rule: The op's rule.
         caster: Casts a tensor.
-        leaves_dtypes: Nothing is cast unless a kernel is missing (R11).
     """
 
-    def __init__(self, op: Op, rule: OpRule, caster: Caster, *, leaves_dtypes: bool = False) -> None:
+    def __init__(self, op: Op, rule: OpRule, caster: Caster) -> None:
         self.op, self.rule, self.facts, self.caster = op, rule, rule.facts, caster
         self.kernels = Kernels(rule)
         self.is_arithmetic, self.fills = saturation.is_arithmetic(rule), saturation.fills(rule)
         self._dtype_of = chooser(rule)
-        self._leaves_dtypes = leaves_dtypes
         self._takes_scores = saturation.takes_scores(rule)
         self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
         base = sites.base_of(rule.op)
@@ -83,7 +81,7 @@ class RuledOp:
         target = self._dtype_of(tensors)
         if self.kernels.lacks(tensors, target, args, kwargs):
             return torch.float32
-        return None if self._leaves_dtypes else target
+        return None if self.rule.kind.leaves_dtypes else target
 
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call in float32 after it raised `error` in the low-precision dtype (R11).
@@ -122,7 +120,7 @@ class RuledOp:
         # `target` is another dtype where the first input's is known to have no kernel (R11)
         if self._asks_torch_first and target is tensors[0].dtype:
             result = self._by_torch(tensors, args, kwargs)
-            if result is not _REFUSED:
+            if result is not GIVEN_UP:
                 return result
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
         if facts.users:
@@ -131,9 +129,9 @@ class RuledOp:
         return self.refusing_writes(result, (cast_args, cast_kwargs), (args, kwargs)) if facts.view else result
 
     def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what torch itself returns for inputs of different dtypes (R7); _REFUSED if it raises, or if that cannot be known."""
+        """Return what torch itself returns for inputs of different dtypes (R7); GIVEN_UP if it raises, or if that cannot be known."""
         if not _check_is_reliable(tensors, self.rule, args, kwargs):
-            return _REFUSED
+            return GIVEN_UP
         if not refusals.users_python_sees(tensors):
             try:
                 return self.op(*args, **kwargs)
@@ -143,7 +141,7 @@ class RuledOp:
                 jit_trace.resume()
         elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
-        return _REFUSED
+        return GIVEN_UP
 
     def refusing_writes(self, result: Any, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
         """Return `result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
@@ -151,8 +149,10 @@ class RuledOp:
         copies = [new for new, _ in copied]
         if not copies or not shares_memory(result, copies):
             return result
-        original = Original(self.op, *call, copied[0][1].dtype, Cast(old for _, old in copied))
-        return refuse_writes(result, self.rule.op, copies, original)
+        if any(type(old) not in _PLAIN for _, old in copied):
+            return self.op(*call[0], **call[1])  # of a subclass it stays the view, which is not cast
+        refuse_writes(result, self.rule.op, copies, Cast([old for _, old in copied]))
+        return result
 
     # --- a call that writes into its first input --------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RuledOp:
             # R11: computed in float32, then written into the input itself
             cast_args, cast_kwargs = self._cast_for(first, torch.float32, args, kwargs)
             return first.copy_(op(*cast_args, **cast_kwargs))
-        if self._leaves_dtypes:
+        if self.rule.kind.leaves_dtypes:
             return op(*args, **kwargs)
         cast_args, cast_kwargs = self._cast_for(first, first.dtype, args, kwargs)
         if facts.users:
@@ -263,13 +263,8 @@ def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...
 
 
 def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return the wrapper of an op that writes into its first input (R5)."""
+    """Return the wrapper of an op that writes into its first input (R5), and that runs in float32 without a kernel for that (R11)."""
     return RuledOp(op, rule, caster).wrapper()
-
-
-def no_kernel_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return the wrapper of an in-place op that torch computes, and that runs in float32 where it has no kernel (R5, R11)."""
-    return RuledOp(op, rule, caster, leaves_dtypes=True).wrapper()
 
 
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -277,7 +272,7 @@ def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
     After the first such failure each call is checked before `op` is tried.
     """
-    ruled = RuledOp(op, rule, caster, leaves_dtypes=True)
+    ruled = RuledOp(op, rule, caster)
     call, retry, failed = ruled.wrapper(), ruled.retry, ruled.kernels.failed
     if ruled.kernels.may_lack:
         return call
@@ -405,7 +400,8 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return call(*args, **kwargs)
         try:
             result = op(*cast_args)
-            return _refusing_writes(ruled, result, cast_args, args) if is_view and cast_args is not args else result
+            is_copy = is_view and cast_args is not args and shares_memory(result, cast_args)  # False for most calls of dropout
+            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_copy else result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:
@@ -413,8 +409,3 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
             return result
 
     return one_dtype
-
-
-def _refusing_writes(ruled: RuledOp, result: Any, cast_args: list[Any], args: tuple[Any, ...]) -> Any:
-    # most calls of dropout end here
-    return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if shares_memory(result, cast_args) else result

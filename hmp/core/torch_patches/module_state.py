@@ -40,16 +40,15 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
     # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
-    if isinstance(value, copied_views.CopiedView):
-        value = copied_views.tied_view(value, "the parameter's data")
+    copied_views.refuse_as_state(value, "the parameter's data")
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = casting.cast(value, self.dtype)
     _data.__set__(self, value)
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
-    if isinstance(value, copied_views.CopiedView):
-        value = copied_views.tied_view(value, "grad")
+    if value is not None:  # as zero_grad() assigns to each parameter
+        copied_views.refuse_as_state(value, "grad")
     try:
         _assign_grad(self, value)
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
@@ -63,8 +62,7 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
     uncast = without_casts(right_inverse)
 
     def assign(self: Any, value: Any) -> None:
-        if isinstance(value, copied_views.CopiedView):
-            value = copied_views.tied_view(value, "a parametrized parameter")
+        copied_views.refuse_as_state(value, "a parametrized parameter")
         held = next(self.parameters(recurse=False), None)
         if held is not None and _narrowing(value, held.dtype):
             value = casting.cast(value, held.dtype)
@@ -75,9 +73,7 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
     old = module._buffers.get(name)
-    if isinstance(value, copied_views.CopiedView):
-        value = copied_views.original_view(value) if old is None else copied_views.tied_view(value, f"the buffer {name!r}")
-        return value if old is None or not _narrowing(value, old.dtype) else casting.cast(value, old.dtype)
+    copied_views.refuse_as_state(value, f"the buffer {name!r}")
     if old is None or not _narrowing(value, old.dtype):
         return None
     return casting.cast(value, old.dtype)
