@@ -2,7 +2,7 @@
 
 The result and the gradients are those of `op(x.float(), ...).to(low)` for inputs `x` of the low-precision dtype: a low-precision product,
 summed in float32 and rounded once, as accelerators compute it. For backward the inputs are kept in the low-precision dtype, as torch's
-kernel keeps them; what else an op keeps (attention its result, a recurrent layer its gates) stays in float32.
+kernel keeps them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import casting, low_kernels
+from .. import casting, locks, low_kernels
 from ..cast_cache import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..log import log, should_log
@@ -26,9 +26,13 @@ from ..torch_private import (
     dispatch_modes,
     function_modes,
     in_plain_autograd,
+    kernel_switches,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
+    trace_here,
+    tree_flatten,
+    tree_unflatten,
     without_torch_function,
 )
 from . import refusals
@@ -38,7 +42,9 @@ from .op_rule import Op, OpRule, survey
 
 _Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
-_as_strided, _copy_, _equal, _detach, _grad_enabled = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach, torch.is_grad_enabled
+_as_strided, _copy_, _equal, _detach, _view_as = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach, Tensor.view_as
+_grad_enabled, _grad = torch.is_grad_enabled, torch.autograd.grad
+_random_state, _set_random_state = torch.get_rng_state, torch.set_rng_state
 _compiling = torch.compiler.is_dynamo_compiling
 
 _FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
@@ -51,6 +57,7 @@ _LARGE = 4096
 Pairs = dict[int, tuple[Tensor, Tensor]]  # by the id of an input in float32: it, and as it was given
 
 _logged: set[torch.dtype] = set()
+_one_at_a_time = locks.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
 
 def _applies(rule: OpRule) -> bool:
@@ -81,15 +88,19 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         if low_dtype not in _logged and not _compiling():
             _log(low_dtype)
-        try:
-            call = _Call(op, args, kwargs, low_dtype, rule)
-        except refusals.OF_CASTS as error:
-            if not refusals.is_cast_refusal(error, (args, kwargs)):
-                raise
-            return op(*args, **kwargs)
-        if rule.facts.in_place:
-            return _written(call, op, args, kwargs)
-        result = call.run()
+        if out is None and _recomputes(rule, args, kwargs, low_dtype):
+            tensors = each_tensor((args, kwargs))
+            result = _Recomputed.apply(_Plan(rule, op, args, kwargs, low_dtype), *tensors)  # type: ignore[no-untyped-call]
+        else:
+            try:
+                call = _Call(op, args, kwargs, low_dtype, rule)
+            except refusals.OF_CASTS as error:
+                if not refusals.is_cast_refusal(error, (args, kwargs)):
+                    raise
+                return op(*args, **kwargs)
+            if rule.facts.in_place:
+                return _written(call, op, args, kwargs)
+            result = call.run()
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
             result = casting.cast(result, low_dtype) if type(result) is Tensor else _rounded(result, low_dtype)
         return result if out is None else deliver(result, out)
@@ -330,6 +341,126 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
         return _as_strided(_detach(given), view.shape, view.stride(), offset), given
     # a class may know no as_strided; an expanded view would be made larger
     return (casting.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
+
+
+# --- ops that keep more than their inputs ---------------------------------------------------------------------------------
+
+
+def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> bool:
+    """Return True if the op is to be computed again in backward: it keeps more than its inputs, and they are large enough to pay."""
+    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling() or trace_here() is not None:
+        return False
+    tensors = list(each_tensor((args, kwargs)))
+    if not any(t.requires_grad for t in tensors if t.dtype is low_dtype) or all(t.numel() < _LARGE for t in tensors):
+        return False
+    if any(t.is_inference() for t in tensors):  # such as a mask: autograd keeps none
+        return False
+    return not dispatch_modes() and in_plain_autograd() and refusals.may_run_again(tensors)
+
+
+class _Plan:
+    """A call that is made in forward and again in backward, without its tensors, which autograd keeps.
+
+    Random numbers and torch's choice of kernels (torch.nn.attention.sdpa_kernel) are those of forward both times.
+    """
+
+    __slots__ = ("_is_used_once", "_leaves", "_low_dtype", "_op", "_places", "_spec", "_state", "_switches")
+
+    def __init__(self, rule: OpRule, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> None:
+        leaves, self._spec = tree_flatten((args, dict(kwargs)))
+        self._op, self._low_dtype, self._is_used_once = op, low_dtype, rule.op not in op_facts.USES_INPUTS_AGAIN
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._state = _random_state() if rule.op in op_facts.RANDOM else None
+        self._switches = [is_on() for is_on, _ in kernel_switches]
+
+    def forward(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> Any:
+        """Return the op's result in float32: the one that is computed for training, which of an LSTM has other bits than inference's."""
+        own = [_detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        hides_hooks = saved_tensors_hooks is not None and saved_tensors_hooks(True) is not None
+        try:
+            if hides_hooks:  # what the op itself keeps is not kept
+                push_saved_tensors_hooks(_as_it_is, _as_it_is)
+            with torch.enable_grad():
+                result = self._called(own)
+        finally:
+            if hides_hooks:
+                pop_saved_tensors_hooks()
+        if self._state is not None and _equal(self._state, _random_state()):
+            self._state = None  # no numbers were drawn
+        return map_tensors(result, _detach)
+
+    def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+        """Return the gradients of those of the tensors that are needed; differentiable where the caller makes a graph."""
+        makes_graph = _grad_enabled()
+        # where a graph is made, nodes of their own: one tensor may be in the call twice, or be computed from another
+        own = [(_view_as(t, t) if n else t) if makes_graph else _detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        no_region = torch.autocast("cpu", enabled=False) if _is_autocast_enabled("cpu") else contextlib.nullcontext()
+        with torch.enable_grad(), no_region, self._as_in_forward():
+            results = self._called(own)
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results if isinstance(results, tuple) else (results,), of_results, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        wanted = [i for i, is_needed in enumerate(needed) if is_needed]
+        found = _grad(
+            [result for result, _ in pairs],
+            [own[i] for i in wanted],
+            [gradient for _, gradient in pairs],
+            create_graph=makes_graph,
+            allow_unused=True,
+        )
+        by_place = dict(zip(wanted, found, strict=True))
+        return [by_place.get(i) for i in range(len(own))]
+
+    def _called(self, tensors: Sequence[Tensor]) -> Any:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = weight_cache.in_float32(tensor, self._is_used_once) if tensor.dtype is self._low_dtype else tensor
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        return self._op(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _as_in_forward(self) -> Iterator[None]:
+        switches = [is_on() for is_on, _ in kernel_switches]
+        with _one_at_a_time if self._state is not None else contextlib.nullcontext():
+            before = None if self._state is None else _random_state()
+            try:
+                if self._state is not None:
+                    _set_random_state(self._state)
+                _switch(switches, self._switches)
+                yield
+            finally:
+                _switch(self._switches, switches)
+                if before is not None:
+                    _set_random_state(before)
+
+
+class _Recomputed(torch.autograd.Function):
+    """A call that keeps its inputs for backward, in the low-precision dtype, and makes the rest again."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Any:
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return plan.forward(tensors, ctx.needs_input_grad[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *ctx.plan.gradients(ctx.saved_tensors, gradients, ctx.needs_input_grad[1:])
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _switch(before: list[bool], wanted: list[bool]) -> None:
+    """Have torch choose among kernels by these switches: sdpa_kernel() and the like may have been active in forward alone."""
+    for was, is_on, (_, put) in zip(before, wanted, kernel_switches, strict=True):
+        if was != is_on:
+            put(is_on)
 
 
 def _log(low_dtype: torch.dtype) -> None:

@@ -117,6 +117,11 @@ def users_python_sees(tensors: Iterable[Tensor]) -> bool:
     return hooks_see(tensors) or any(map(_is_users, _modes())) or any(_is_users(t) for t in tensors if _answers(t))
 
 
+def may_run_again(tensors: Iterable[Tensor]) -> bool:
+    """Return True if an op of `tensors` may be called a second time: neither a mode of the user's nor a tensor's class handles it."""
+    return not any(map(_is_users, _modes())) and not any(map(_answers, tensors))
+
+
 def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
     """Return True if torch accepts the call, found by making it without the user's hooks and modes.
 

@@ -323,6 +323,10 @@ SLOW_WITHOUT_INSTRUCTIONS = _names(
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     """
 )
+# Of those, the ones that keep more for backward than their inputs: attention its result, recurrent layers what every step computes.
+KEEPS_MORE_THAN_INPUTS = _names(
+    "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu chain_matmul linalg.multi_dot linear_cross_entropy"
+)
 # Those that use an input several times, such as a recurrent layer its weights at each step.
 USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef linear_cross_entropy")
 # Of the slow ones those that torch.autocast computes in low precision in part: their result, and a recurrent op's state, is float32.
