@@ -114,6 +114,8 @@ TensorBase: type = _required("torch._C.TensorBase")
 # The object whose methods are the builtins of `torch`. C code looks them up in its type.
 variable_functions: Any = _required("torch._C._VariableFunctions")
 IN_VARIABLE_FUNCTIONS = frozenset(vars(type(variable_functions)))
+# Modules whose functions ask the `__torch_function__` of subclasses, and that of no mode.
+ASKING_NO_MODE = frozenset({"torch._lowrank", "torch._lobpcg"})
 nn_builtins: types.ModuleType = _required("torch._C._nn")
 vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
 # Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what

@@ -28,6 +28,14 @@ def test_r7_an_error_that_is_not_about_dtypes_stays_torchs() -> None:
     assert str(mixed.value) == str(plain.value)
 
 
+def test_r7_inner_of_a_number_and_a_vector_takes_a_mixture_as_torch_does() -> None:
+    number, vector = torch.tensor(2.0).to(BF16), torch.ones(3)
+    plain = torch.inner(number, vector)
+    with hmp.casts(NOTHING):
+        assert torch.inner(number, vector).dtype is plain.dtype is F32
+        assert torch.inner(vector.to(BF16), vector).dtype is BF16  # torch refuses that mixture
+
+
 RECURRENT = {
     "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True),
     "LSTM_projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),

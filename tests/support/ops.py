@@ -428,7 +428,6 @@ def odd_calls() -> tuple[tuple[Call, Sample], ...]:
         odd("meshgrid", "positional", lambda a, b: torch.meshgrid(a, b, indexing="ij"), (2,), v),
         odd("linalg.multi_dot", "three", lambda *ts: torch.linalg.multi_dot(list(ts)), (2, 3), (3, 4), (4, 2)),
         odd("tensordot", "dims of a pair", lambda a, b: torch.tensordot(a, b, dims=([1], [0])), (3, 4), (4, 2, 2)),
-        odd("inner", "of a number", lambda a, b: torch.inner(a, b), (), (3,)),
         odd("addmm", "beta", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (4,), (2, 3), (3, 4)),
         odd("addmm", "a method", lambda c, a, b: c.addmm(mat2=b, mat1=a), (2, 4), (2, 3), (3, 4)),
         odd("linear", "keywords backwards", lambda x, w, b: torch.nn.functional.linear(bias=b, weight=w, input=x), (2, 3), (4, 3), (4,)),

@@ -94,15 +94,11 @@ class ActiveComposite(PatchedMethod):
         return (self.call if wrapper is None else wrapper)(*args, **kwargs)
 
 
-# Modules whose functions ask the `__torch_function__` of subclasses, and that of no mode.
-_ASK_NO_MODE = frozenset({"torch._lowrank", "torch._lobpcg"})
-
-
 def kind_for(site: Site) -> type[PatchedOp]:
     """Return the class of what replaces the function of a site."""
     original: Any = site.original
     if isinstance(original, types.FunctionType):
-        if "handle_torch_function" not in original.__code__.co_names or original.__module__ in _ASK_NO_MODE:
+        if "handle_torch_function" not in original.__code__.co_names or original.__module__ in torch_private.ASKING_NO_MODE:
             return ActiveComposite
         return ActiveClosure if any(cell.cell_contents is original for cell in original.__closure__ or ()) else ActiveMethod
     if isinstance(site.owner, type):
