@@ -360,9 +360,14 @@ _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_n
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 
 
+def devices_of_autocast() -> tuple[str, ...]:
+    """Return the device types that torch.autocast can be enabled for."""
+    return (*_DEVICE_TYPES, _privateuse1())
+
+
 def devices_in_autocast() -> list[str]:
     """Return the device types that torch.autocast is enabled for in this thread."""
-    return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+    return [device for device in devices_of_autocast() if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.

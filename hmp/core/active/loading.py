@@ -38,11 +38,11 @@ class OffWhileLoading(state.OffUntil):
 
     __slots__ = ("_load",)
 
-    def __init__(self, before: state.ContextValue, load: _Load) -> None:
-        super().__init__(before)
+    def __init__(self, load: _Load) -> None:
+        super().__init__()
         self._load = load
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Return True if the load has ended."""
         return self._load.has_ended
 
@@ -104,7 +104,7 @@ def _inheriting(load: _Load, function: Callable[..., Any]) -> Callable[..., Any]
         before, outer = state.get(), _current.get()
         try:  # an interrupt may come right after either call
             _current.set(load)
-            state.put(OffWhileLoading(before, load))
+            OffWhileLoading(load).begin()
             return function(*args, **kwargs)
         finally:
             state.put(before)

@@ -8,30 +8,21 @@ import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
-
 from ...errors import HmpError
 from .state import (
     EnteredRegion,
     Off,
     PolicyTable,
     active_state,
-    began_here,
-    begin,
-    call_in,
     current_state,
-    end,
-    entered_region,
     get,
     is_traced_unpatched,
     put,
 )
-from .suspensions import call_innermost, suspend
+from .suspensions import suspend
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class Region:
@@ -56,20 +47,20 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> Region:
-        entered = entered_region(self._choose(current_state()), self)
+        entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
             entered.suspension = suspend()
-        begin(entered)
+        entered.begin()
         self._entered.append(entered)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        here = next((entered for entered in reversed(self._entered) if began_here(entered)), None)
+        here = next((entered for entered in reversed(self._entered) if entered.began_here()), None)
         if here is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
             here = self._entered[0]
         if here is not None:
             self._entered.remove(here)
-            end(here)
+            here.end()
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""
@@ -87,11 +78,6 @@ class Region:
 
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
-            chosen = region._choose(current_state())
-            if region.brings_casts:
-                return call_innermost(chosen, function, *args, **kwargs)
-            return call_in(chosen, region, function, args, kwargs)
         if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
         with region:
@@ -232,7 +218,7 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
-        # call_without_casts() without an EnteredRegion: torch's Python functions are called through this, and start no asyncio task
+        # call_without_casts(), written out: torch's Python functions are called through this
         before = get()
         off = (before.now or active_state(before)).off
         try:

@@ -274,15 +274,11 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 suspension = suspensions.suspend()
             else:
                 _say_once(place)
-        changed = state.entered_region(chosen) if chosen is not current else None
+        changed = EnteredRegion(chosen) if chosen is not current else None
         _entered.set((_Entered(self, None if changed is None else ref(changed), suspension, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
-            try:
-                state.begin(changed)
-            except BaseException:
-                changed.now = None
-                raise
+            changed.begin()
         return result
 
     return enter
@@ -294,17 +290,16 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         # None where it was entered before hmp's patch, or in another context
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
-            return suspensions.call_where_entered(self, original, self, *exc_info)
+            return suspensions.leave(self, original, self, *exc_info)
         _, reference, suspension, _ = entered[index]
         changed = None if reference is None else reference()
         try:
             if suspension is not None:
                 suspension.end()
-            return suspensions.call_where_entered(self, original, self, *exc_info)
+            return suspensions.leave(self, original, self, *exc_info)
         finally:
             if changed is not None:
-                changed.now = None  # first, in case end() is interrupted
-                state.end(changed)
+                changed.end()
             _entered.set((*entered[:index], *entered[index + 1 :]))
 
     return leave
