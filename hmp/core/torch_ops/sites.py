@@ -7,6 +7,7 @@ follow the op: where a list does not name them, they have the op's decision.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import operator
 import types
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import layered_patches, torch_private
-from ..patching import holders, unpatched_op
+from ..patching import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -355,7 +356,7 @@ def stands() -> list[Any]:
         for function in names.values():
             if type(function) is types.FunctionType:
                 found += (function.__code__, function.__defaults__, *(function.__kwdefaults__ or {}).values())
-                cells = [value for cell in function.__closure__ or () for value in holders.CELL.inside(cell)]
+                cells = gc.get_referents(*function.__closure__ or ())
                 found += cells
                 todo += [{"": cell} for cell in cells if type(cell) is types.FunctionType and id(cell) not in done]
                 done.update(map(id, cells))

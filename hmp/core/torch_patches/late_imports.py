@@ -112,13 +112,15 @@ class _ObjectsOf:
             holder = todo.pop()
             if id(holder) not in seen:
                 seen[id(holder)] = holder  # a reference, so that no other object gets this id
-                kind = holders.kind_of(holder)
-                if self._is_theirs(holder, kind):
-                    holders.replace(holder, kind, self._other)
-                    todo += kind.inside(holder)
+                if self._is_theirs(holder):
+                    holders.replace(holder, self._other)
+                    if holders.kind_of(holder) is holders.DICT:
+                        holders.replace_keys(holder, self._other)
+                    todo += holders.inside(holder)
 
-    def _is_theirs(self, holder: Any, kind: holders.Kind) -> bool:
+    def _is_theirs(self, holder: Any) -> bool:
         """Return True if the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
+        kind = holders.kind_of(holder)
         if kind is holders.FUNCTION or kind is holders.CLASS:
             return holder.__module__ in self._names
         return kind is not holders.OBJECT or type(holder).__module__ in self._names
