@@ -69,7 +69,7 @@ def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
     """
     passed: list[types.CodeType] = []
     for step in steps:
-        if _runs(step.code, module_calls.CALL) and module_calls.is_applied(module := step.local("self")):
+        if _runs(step.code, module_calls.CALL) and module_calls.applied(module := step.local("self")):
             return not _is_own(region, unwrapped(module)[1], passed)
         passed.append(step.code)
     return False
