@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ...errors import HmpError
+from .. import torch_private
 from .state import (
     EnteredRegion,
     Off,
@@ -87,9 +88,7 @@ def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _Steps(region, function(*args, **kwargs)))
-
+    wrapped = torch_private.wrap_generator(region._once, function)  # its code runs inside the block, and the code that consumes it outside
     is_awaitable = function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
     return types.coroutine(wrapped) if is_awaitable else wrapped
 
@@ -132,33 +131,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] =
     (inspect.iscoroutinefunction, _decorated_coroutine),
     (inspect.isasyncgenfunction, _decorated_async_generator),
 )
-
-
-class _Steps:
-    """An iterator over `generator`, whose code runs inside the block, while the code that consumes it runs outside."""
-
-    def __init__(self, region: Region, generator: Any) -> None:
-        self._region = region
-        self._generator = generator
-
-    def __iter__(self) -> _Steps:
-        return self
-
-    def __next__(self) -> Any:
-        with self._region:
-            return next(self._generator)
-
-    def send(self, value: Any) -> Any:
-        with self._region:
-            return self._generator.send(value)
-
-    def throw(self, *exc_info: Any) -> Any:
-        with self._region:
-            return self._generator.throw(*exc_info)
-
-    def close(self) -> None:
-        with self._region:
-            self._generator.close()
 
 
 class _EmptyRegion(Region):
