@@ -15,7 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -138,10 +138,10 @@ def _users_holders(replaced: Mapping[int, Any]) -> Iterator[Any]:
     for cls in subclasses(torch.nn.Module):
         if str(cls.__module__).partition(".")[0] not in SKIPPED:
             yield from _class(cls, replaced)
-    alive = partials_and_modules()
-    yield from alive.partials
-    for each in alive.modules:
-        attributes = list(vars(each).values())
+    with unfrozen():
+        alive = _of_types(functools.partial, torch.nn.Module)
+    for each in alive:
+        attributes = [each.func] if type(each) is functools.partial else list(vars(each).values())
         if not replaced.keys().isdisjoint(map(id, attributes)):
             yield each
         yield from _tables(attributes, replaced)
@@ -172,24 +172,8 @@ def alone() -> bool:
     return len(sys._current_frames()) == 1
 
 
-class PartialsAndModules(NamedTuple):
-    """Every `functools.partial` and every `nn.Module` alive."""
-
-    partials: list[functools.partial[Any]]
-    modules: list[torch.nn.Module]
-
-
-def partials_and_modules() -> PartialsAndModules:
-    """Return those that are alive now. To be called while the garbage collector is paused, as convert() does."""
-    with unfrozen():
-        found = _of_types(functools.partial, torch.nn.Module)
-    return PartialsAndModules(
-        [o for o in found if type(o) is functools.partial], [o for o in found if issubclass(type(o), torch.nn.Module)]
-    )
-
-
 def _of_types(*classes: type) -> list[Any]:
-    """Return every object whose type is one of `classes` or a subclass of one.
+    """Return every object whose type is one of `classes` or a subclass of one. To be called while the garbage collector is paused.
 
     gc.get_objects() returns tuples too that another thread is still building, and CPython raises SystemError in that thread if a second
     reference to such a tuple exists. So the list is made, iterated over and freed inside one call of C code, in which no other thread runs.
