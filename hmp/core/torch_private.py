@@ -163,6 +163,9 @@ if not TYPE_CHECKING:
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
+# Wraps a generator function: each step of its generators runs in a context of its own, as under torch.no_grad().
+wrap_generator: Callable[[Callable[[], Any], Any], Callable[..., Any]] = _required("torch.utils._contextlib._wrap_generator")
+
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
@@ -358,9 +361,14 @@ _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_n
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 
 
+def devices_of_autocast() -> tuple[str, ...]:
+    """Return the device types that torch.autocast can be enabled for."""
+    return (*_DEVICE_TYPES, _privateuse1())
+
+
 def devices_in_autocast() -> list[str]:
     """Return the device types that torch.autocast is enabled for in this thread."""
-    return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+    return [device for device in devices_of_autocast() if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.

@@ -4,7 +4,6 @@ from . import loading, regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
-    ContextValue,
     EnteredRegion,
     InBackward,
     Off,
@@ -20,7 +19,6 @@ from .suspensions import Suspension
 
 __all__ = [
     "PROCESS",
-    "ContextValue",
     "EnteredRegion",
     "InBackward",
     "Off",

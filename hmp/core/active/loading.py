@@ -9,42 +9,29 @@ from __future__ import annotations
 import concurrent.futures.thread
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from ..patching import patches
 from . import state
-from .regions import without_casts
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
-class _Load:
-    """One outermost call of a constructor or a loading function."""
+class _Loading(state.OffUntil):
+    """The state in one call of a constructor or a loading function, and in a thread or task that was started in `load`."""
 
-    __slots__ = ("has_ended",)
+    __slots__ = ("_load", "has_returned")
 
-    def __init__(self) -> None:
-        self.has_ended = False
+    def __init__(self, load: _Loading | None = None) -> None:
+        super().__init__()
+        self.has_returned = False
+        self._load: _Loading = self if load is None else load._load
 
-
-_current: ContextVar[_Load | None] = ContextVar("hmp_load", default=None)
-
-
-class OffWhileLoading(state.OffUntil):
-    """The state of a thread or task that a load has started."""
-
-    __slots__ = ("_load",)
-
-    def __init__(self, before: state.ContextValue, load: _Load) -> None:
-        super().__init__(before)
-        self._load = load
-
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Return True if the load has ended."""
-        return self._load.has_ended
+        return self._load.has_returned
 
 
 def install() -> None:
@@ -60,25 +47,29 @@ def is_needed() -> bool:
 
 def while_loading(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `function` with casts off, in this thread and in those that it starts meanwhile."""
-    uncast = without_casts(function)
 
     def called_while_loading(*args: Any, **kwargs: Any) -> Any:
-        if _compiling() or _load_here() is not None:  # compiled code starts no thread
-            return uncast(*args, **kwargs)
-        load, before = _Load(), _current.get()
+        if _compiling():  # compiled code starts no thread
+            return state.call_without_casts(function, *args, **kwargs)
+        load, before = _Loading(), state.get()
         try:  # an interrupt may come right after the call
-            _current.set(load)
-            return uncast(*args, **kwargs)
+            load.begin()
+            return function(*args, **kwargs)
         finally:
-            load.has_ended = True  # first: threads that inherited the load read it
-            _current.set(before)
+            load.has_returned = True  # first: threads that inherited the load read it
+            state.put(before)
 
     return called_while_loading
 
 
-def _load_here() -> _Load | None:
-    found = _current.get()
-    return None if found is None or found.has_ended else found
+def _load_here() -> _Loading | None:
+    """Return the load that this thread or task is in; None for none."""
+    value = state.get()
+    while isinstance(value, state.EnteredRegion):
+        if isinstance(value, _Loading) and not value.has_ended():
+            return value
+        value = value.before
+    return None
 
 
 def _starting(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -99,15 +90,13 @@ def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
     return submit
 
 
-def _inheriting(load: _Load, function: Callable[..., Any]) -> Callable[..., Any]:
+def _inheriting(load: _Loading, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        before, outer = state.get(), _current.get()
-        try:  # an interrupt may come right after either call
-            _current.set(load)
-            state.put(OffWhileLoading(before, load))
+        before = state.get()
+        try:  # an interrupt may come right after the call
+            _Loading(load).begin()
             return function(*args, **kwargs)
         finally:
             state.put(before)
-            _current.set(outer)
 
     return run

@@ -8,30 +8,22 @@ import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
-
 from ...errors import HmpError
+from .. import torch_private
 from .state import (
     EnteredRegion,
     Off,
     PolicyTable,
     active_state,
-    began_here,
-    begin,
-    call_in,
     current_state,
-    end,
-    entered_region,
     get,
     is_traced_unpatched,
     put,
 )
-from .suspensions import call_innermost, suspend
+from .suspensions import suspend
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 class Region:
@@ -56,20 +48,20 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> Region:
-        entered = entered_region(self._choose(current_state()), self)
+        entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
             entered.suspension = suspend()
-        begin(entered)
+        entered.begin()
         self._entered.append(entered)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        here = next((entered for entered in reversed(self._entered) if began_here(entered)), None)
+        here = next((entered for entered in reversed(self._entered) if entered.began_here()), None)
         if here is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
             here = self._entered[0]
         if here is not None:
             self._entered.remove(here)
-            end(here)
+            here.end()
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""
@@ -87,11 +79,6 @@ class Region:
 
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
-            chosen = region._choose(current_state())
-            if region.brings_casts:
-                return call_innermost(chosen, function, *args, **kwargs)
-            return call_in(chosen, region, function, args, kwargs)
         if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
         with region:
@@ -101,9 +88,7 @@ def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _Steps(region, function(*args, **kwargs)))
-
+    wrapped = torch_private.wrap_generator(region._once, function)  # its code runs inside the block, and the code that consumes it outside
     is_awaitable = function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
     return types.coroutine(wrapped) if is_awaitable else wrapped
 
@@ -146,33 +131,6 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] =
     (inspect.iscoroutinefunction, _decorated_coroutine),
     (inspect.isasyncgenfunction, _decorated_async_generator),
 )
-
-
-class _Steps:
-    """An iterator over `generator`, whose code runs inside the block, while the code that consumes it runs outside."""
-
-    def __init__(self, region: Region, generator: Any) -> None:
-        self._region = region
-        self._generator = generator
-
-    def __iter__(self) -> _Steps:
-        return self
-
-    def __next__(self) -> Any:
-        with self._region:
-            return next(self._generator)
-
-    def send(self, value: Any) -> Any:
-        with self._region:
-            return self._generator.send(value)
-
-    def throw(self, *exc_info: Any) -> Any:
-        with self._region:
-            return self._generator.throw(*exc_info)
-
-    def close(self) -> None:
-        with self._region:
-            self._generator.close()
 
 
 class _EmptyRegion(Region):
@@ -232,7 +190,7 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
-        # call_without_casts() without an EnteredRegion: torch's Python functions are called through this, and start no asyncio task
+        # call_without_casts(), written out: torch's Python functions are called through this
         before = get()
         off = (before.now or active_state(before)).off
         try:

@@ -69,7 +69,7 @@ class Off:
 
     def __init__(self, on: PolicyTable) -> None:
         self.on = on
-        self.now: PolicyTable | Off | None = self  # None in a subclass, whose `active_state()` is called instead
+        self.now: PolicyTable | Off = self
 
     @property
     def scope_id(self) -> int:
@@ -79,10 +79,6 @@ class Off:
     @property
     def off(self) -> Off:
         """This state: nothing is cast already."""
-        return self
-
-    def active_state(self) -> PolicyTable | Off:
-        """Return the active state while the ContextVar contains this one: itself, or another one once a subclass has ended."""
         return self
 
     @property
@@ -96,8 +92,6 @@ class InBackward(Off):
 
     Only the inputs of calls that torch would refuse are cast (R7, R11): because forward was cast, a gradient may have another dtype than a
     weight in code that expects one dtype.
-
-    Because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype (rules R7, R11, R13).
     """
 
     __slots__ = ()
@@ -168,18 +162,77 @@ class EnteredRegion:
     thread is inside another. So if the ContextVar contains an entry that has ended, its `before` applies. A task that was started inside
     the block has a copy of the context, in which the state stays active.
 
+    Args:
+        state: The state inside the block.
+        key: The `Region` object, which the user may enter many times; None for hmp's own.
+
     Attributes:
-        now: `state`, or None once this has ended.
+        now: `state`, or None before it began, once it has ended, and in a subclass that has to be asked.
         before: The value of the ContextVar when the block was entered.
+        suspension: The Suspension of torch.autocast that lasts as long as this, or None.
     """
 
-    __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
-    now: PolicyTable | Off | None
-    state: PolicyTable | Off
-    before: ContextValue
-    key: object  # the Block object, which the user may enter many times
-    token: Token[ContextValue] | None
-    suspension: Any  # of torch.autocast while this is entered (see suspensions), or None
+    __slots__ = ("__weakref__", "_token", "before", "key", "now", "state", "suspension")
+
+    def __init__(self, state: PolicyTable | Off, key: object = None) -> None:
+        self.state = state
+        self.key = key
+        self.now: PolicyTable | Off | None = None
+        self.before: ContextValue = UNSET
+        self.suspension: Any = None
+        self._token: Token[ContextValue] | None = None
+
+    def begin(self) -> None:
+        """Activate the state in this thread or task."""
+        self.before = get()
+        self.now = self.state
+        self._token = put(self)
+
+    def end(self) -> None:
+        """End the block, in any context. The first line does that; the others save the next reader the way to `before`."""
+        self.now = None
+        if get() is self:
+            put(self.before)
+        if self.suspension is not None:
+            self.suspension.end()
+
+    def has_ended(self) -> bool:
+        """Return True if the state is no longer active."""
+        return self.now is None
+
+    def began_here(self) -> bool:
+        """Return True if the block was entered in this context, not in one that this context is a copy of."""
+        top = get()
+        if self._token is not None:
+            try:
+                _current.reset(self._token)  # a token is of one context, and of one use
+            except (ValueError, RuntimeError):
+                return False
+        self._token = put(self)
+        put(top)
+        return True
+
+    def here(self) -> ContextValue:
+        """Return what is active in this context, in which the block has ended: `before`, or the state where this context is a copy."""
+        return self.before if self.began_here() else self.state
+
+
+class OffUntil(EnteredRegion):
+    """One entry into casts being off that ends by itself, in all contexts. `has_ended()` is asked at each read."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(current_state().on.off)
+
+    def here(self) -> ContextValue:
+        """Return what is active once this has ended."""
+        return self.before
+
+    def begin(self) -> None:
+        """Switch casts off."""
+        self.before = get()
+        put(self)
 
 
 class Unset:
@@ -207,89 +260,16 @@ get = _current.get
 put = _current.set
 
 
-def entered_region(state: PolicyTable | Off, key: object = None) -> EnteredRegion:
-    """Return an EnteredRegion of `state`, which `begin` activates."""
-    made: EnteredRegion = EnteredRegion()
-    made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
-    return made
-
-
-def begin(new: EnteredRegion) -> None:
-    """Activate the block's state in this thread or task."""
-    new.before = get()
-    new.now = new.state
-    new.token = put(new)
-
-
-def end(old: EnteredRegion) -> None:
-    """End the block, in any context. The first line does that; the others save the next reader the way to `before`."""
-    old.now = None
-    if get() is old:
-        put(old.before)
-    if old.suspension is not None:
-        old.suspension.end()
-
-
-class OffUntil(Off):
-    """A state in which nothing is cast until `is_over()`, and which acts as the state before from then on."""
-
-    __slots__ = ("_before",)
-
-    def __init__(self, before: ContextValue) -> None:
-        super().__init__((before.now or active_state(before)).on)
-        self.now = None
-        self._before = before
-
-    def is_over(self) -> bool:
-        """Return True if casts are no longer off."""
-        raise NotImplementedError
-
-    def active_state(self) -> PolicyTable | Off:
-        """Return the `Off` until it is over, the state before from then on."""
-        if not self.is_over():
-            return self.on.off
-        if get() is self:
-            put(self._before)
-        return self._before.now or active_state(self._before)
-
-
 def active_state(value: ContextValue) -> PolicyTable | Off:
     """Return the state that is active in this context, whose ContextVar contains `value`."""
-    if isinstance(value, Off):
-        return value.active_state()
-    if isinstance(value, PolicyTable):
-        return value
-    return inherit_from_caller() if isinstance(value, Unset) else value.now or _state_around(value)
-
-
-def _state_around(ended: EnteredRegion) -> PolicyTable | Off:
-    """Return the active state after a block that has ended, and set the ContextVar to it for the next reader."""
-    top = get()
-    below: ContextValue = ended
-    while isinstance(below, EnteredRegion) and below.now is None:
-        if not began_here(below):
-            # this context is a copy of the one in which the block ended; here its state stays active
-            copied = entered_region(below.state)
-            copied.before, copied.now = below.before, copied.state
-            copied.token = put(copied)
-            below = copied
-        else:
-            below = below.before
-    put(below if top is ended else top)
-    return active_state(below)
-
-
-def began_here(entered: EnteredRegion) -> bool:
-    """Return True if the block was entered in this context, not in one that this context is a copy of."""
-    top = get()
-    if entered.token is not None:
-        try:
-            _current.reset(entered.token)  # a token is of one context, and of one use
-        except (ValueError, RuntimeError):
-            return False
-    entered.token = put(entered)
-    put(top)
-    return True
+    below = value
+    while isinstance(below, EnteredRegion) and below.has_ended():
+        below = below.here()
+    if below is not value:
+        put(below)  # for the next reader
+    if isinstance(below, EnteredRegion):
+        return below.state
+    return inherit_from_caller() if isinstance(below, Unset) else below
 
 
 # autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (keep_callers() stores
@@ -366,22 +346,12 @@ def casts_enabled() -> bool:
 
 def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function` while `state` is active, and return its result."""
-    return call_in(state, None, function, args, kwargs)
-
-
-def call_in(state: PolicyTable | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
-    """Call `function` while `state` is active, and return its result; `key` is the block of `state`, None for hmp's own."""
-    called = EnteredRegion()  # entered_region(), begin() and end(), written out
-    called.state = called.now = state
-    called.key = key
-    called.before = before = get()
+    before = get()
     try:
-        called.token = put(called)
+        put(state)
         return function(*args, **kwargs)
     finally:
-        called.now = None
         put(before)  # the value, not the token: a token cannot be reset from another context
-        del called  # a traceback refers to this frame
 
 
 def is_by_user() -> bool:

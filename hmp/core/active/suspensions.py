@@ -2,7 +2,8 @@
 
 torch stores for each thread and device type whether torch.autocast is enabled, and a context of torch.autocast restores what it found.
 Suspensions and contexts need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the context around it,
-and end inside another one. So each suspension stores what is enabled outside of it, and when it ends all is as if it had not begun.
+and end inside another one. So each remembers what was enabled outside of it, and at its end hands that to the next one inside it, or to
+torch.
 """
 
 from __future__ import annotations
@@ -14,123 +15,112 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import torch_private
-from .state import Off, PolicyTable, call_in, current_state
+from .state import Off, PolicyTable, call_under, current_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_any_enabled: Callable[[], bool] = torch_private.is_any_autocast_enabled
 # torch's own
 _set_enabled: Any = torch.set_autocast_enabled
 _nest: Callable[[], int] = torch.autocast_increment_nesting
 _unnest: Callable[[], int] = torch.autocast_decrement_nesting
-_Devices = frozenset[str]  # device types that torch.autocast is enabled for
 
 
-class _Begun:
-    """A suspension in a thread. It does not refer to the Suspension, which ends when it is garbage."""
+class _Change:
+    """What a thread has enabled changed here: a suspension began, or inside one a context of torch.autocast."""
 
-    __slots__ = ("ended", "in_region", "outside")
+    __slots__ = ("_in_region", "_outside", "ended", "region")
 
-    def __init__(self) -> None:
+    def __init__(self, region: Any = None) -> None:
+        self.region = region  # torch's object; None for a suspension, which changes all devices
         self.ended = False
-        self.outside: _Devices = _enabled()
-        self.in_region = _is_in_region()  # of torch.autocast, enabled or not
+        self._outside = set(torch_private.devices_in_autocast())
+        self._in_region = _is_in_region()  # of torch.autocast, enabled or not
+
+    def concerns(self, device: str) -> bool:
+        return self.region is None or self.region.device == device
+
+    def enabled_outside(self) -> set[str]:
+        """Return the device types that were enabled before."""
+        if self.region is not None:
+            return {self.region.device} if self.region.prev else set()
+        # after hmp.revert() the contexts around it may have ended unseen
+        return self._outside if _is_in_region() or not self._in_region else set()
+
+    def put_outside(self, device: str, is_enabled: bool) -> None:
+        """Have the end of this leave the device enabled or disabled."""
+        if self.region is not None:
+            self.region.prev = is_enabled
+        else:
+            (self._outside.add if is_enabled else self._outside.discard)(device)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.begun: list[_Begun] = []  # suspensions that have not ended, outermost first
-        self.regions: list[_Region] = []  # that were entered inside one of them and not left, outermost first
-        self.takes_out = False
-
-
-class _Region:
-    """A context of torch.autocast, and the innermost suspension that it was entered in."""
-
-    __slots__ = ("inside", "region")
-
-    def __init__(self, region: Any, inside: _Begun) -> None:
-        self.region = region  # torch's object, with its device type `device`, and `prev`: was autocast enabled before?
-        self.inside: _Begun | None = inside
+        self.changes: list[_Change] = []  # that have not ended, outermost first, from the first suspension on
+        self.is_settling = False
 
 
 _this = _Thread()
-_alive: set[_Begun] = set()  # those of all threads that have not ended
+_alive: set[_Change] = set()  # the suspensions of all threads that have not ended
 
 
 class Suspension:
     """torch.autocast is off in this thread while this object exists, or until `end()`."""
 
-    __slots__ = ("_begun", "_stack")
+    __slots__ = ("_change", "_changes")
 
     def __init__(self) -> None:
-        self._stack, self._begun = _this.begun, _Begun()
-        _alive.add(self._begun)
-        try:
-            self._stack.append(self._begun)
-            _enable(frozenset())
-        except BaseException:  # an interrupt
-            self.end()
-            raise
+        self._changes, self._change = _this.changes, _Change()
+        self._changes.append(self._change)
+        _alive.add(self._change)
+        _enable(set())
 
     def end(self) -> None:
         """Restore torch.autocast as it would be without this suspension. A second call does nothing.
 
         Called from another thread, it takes effect when its own thread next runs hmp's code: the state of a thread is out of reach here.
         """
-        self._begun.ended = True
-        _alive.discard(self._begun)
-        if self._stack is _this.begun:
-            _take_out_ended()
+        self._change.ended = True
+        _alive.discard(self._change)
+        if self._changes is _this.changes:
+            _settle()
 
     __del__ = end
 
 
-def _enabled() -> _Devices:
-    return frozenset(torch_private.devices_in_autocast())
-
-
-def _enable(devices: _Devices) -> None:
+def _enable(devices: set[str]) -> None:
     """Enable torch.autocast for these device types and no others."""
-    enabled = _enabled()
-    for device in devices ^ enabled:
+    for device in devices.symmetric_difference(torch_private.devices_in_autocast()):
         _set_enabled(device, device in devices)
 
 
-def _take_out_ended() -> None:
-    if _this.takes_out:  # called by the garbage collector: the loop below finds what it ended
+def _settle() -> None:
+    """Take out the suspensions of this thread that have ended."""
+    if _this.is_settling:  # called by the garbage collector: the loop below finds what it ended
         return
-    stack = _this.begun
+    changes = _this.changes
     try:
-        _this.takes_out = True
-        while ended := [position for position, each in enumerate(stack) if each.ended]:
-            _take_out(ended[-1])
+        _this.is_settling = True
+        while ended := [each for each in changes if each.ended]:
+            _take_out(ended[0])
+        while changes and changes[0].region is not None:
+            del changes[0]
     finally:
-        _this.takes_out = False
+        _this.is_settling = False
 
 
-def _take_out(position: int) -> None:
-    """Remove a suspension from this thread's stack; contexts that were entered inside it are then inside the one around it."""
-    stack = _this.begun
-    ended, around = stack[position], stack[position - 1] if position else None
-    # after hmp.revert() the contexts around it may have ended unseen
-    outside = ended.outside if _is_in_region() or not ended.in_region else frozenset()
-    devices: set[str] = set()  # of these contexts
-    for each in _this.regions:
-        if each.inside is ended:
-            device = each.region.device
-            if device not in devices:
-                each.region.prev = device in outside
-            devices.add(device)
-            each.inside = around
-    _this.regions = [each for each in _this.regions if each.inside is not None]
-    if position == len(stack) - 1:
-        _enable((_enabled() & devices) | (outside - devices))
-    else:
-        within = stack[position + 1]
-        within.outside = (within.outside & devices) | (outside - devices)
-    del stack[position]  # last: an interrupt may come before
+def _take_out(ended: _Change) -> None:
+    changes = _this.changes
+    inside = changes[changes.index(ended) + 1 :]
+    outside, enabled = ended.enabled_outside(), set(torch_private.devices_in_autocast())
+    for device in filter(ended.concerns, torch_private.devices_of_autocast()):
+        next_one = next((each for each in inside if each.concerns(device)), None)
+        if next_one is not None:
+            next_one.put_outside(device, device in outside)
+        elif (device in outside) is not (device in enabled):
+            _set_enabled(device, device in outside)
+    changes.remove(ended)
 
 
 def end_all() -> None:
@@ -138,35 +128,31 @@ def end_all() -> None:
     for each in list(_alive):
         each.ended = True
     _alive.clear()
-    _take_out_ended()
+    _settle()
 
 
 def entered(region: Any) -> None:
     """Store that `region`, an object of torch.autocast's, was entered in this thread."""
-    if _alive and _this.begun:
-        _this.regions.append(_Region(region, _this.begun[-1]))
+    if _this.changes:
+        _this.changes.append(_Change(region))
 
 
-def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call `function`, which leaves `region`, as without the suspensions that began after it was entered; return its result."""
-    stack = _this.begun
-    if not stack:
-        return function(*args, **kwargs)
-    _take_out_ended()
-    found = next((each for each in reversed(_this.regions) if each.region is region), None)
-    position = 0
-    if found is not None:
-        _this.regions.remove(found)
-        position = next((i + 1 for i, each in enumerate(stack) if each is found.inside), 0)
-    if position == len(stack):
-        return function(*args, **kwargs)
-    within, here = stack[position], _enabled()
-    _enable(within.outside)
+def leave(region: Any, exit_region: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call `exit_region`, which leaves `region`, as without the suspensions that began after it was entered; return its result."""
+    _settle()
+    changes = _this.changes
+    if not changes:
+        return exit_region(*args, **kwargs)
+    here = set(torch_private.devices_in_autocast())
     try:
-        return function(*args, **kwargs)
+        return exit_region(*args, **kwargs)
     finally:
-        within.outside = _enabled()
         _enable(here)
+        found = next((each for each in reversed(changes) if each.region is region), None)
+        if found is None:  # it was entered outside of all of them
+            changes[0].put_outside(region.device, region.prev)
+        else:
+            _take_out(found)
 
 
 def suspend() -> Suspension | None:
@@ -174,11 +160,8 @@ def suspend() -> Suspension | None:
 
     In a disabled context there is nothing to switch off yet, but the policy may outlive it.
     """
-    if _this.begun:
-        _take_out_ended()  # those that another thread has ended
-    if not _any_enabled() and not _this.begun and not _is_in_region():
-        return None
-    return Suspension()
+    _settle()  # those that another thread has ended
+    return Suspension() if _this.changes or torch_private.is_any_autocast_enabled() or _is_in_region() else None
 
 
 def _is_in_region() -> bool:
@@ -189,20 +172,15 @@ def _is_in_region() -> bool:
         _unnest()
 
 
-def is_same_policy(state: PolicyTable | Off) -> bool:
-    """Return True if `state` belongs, by its scope id, to the policy that is active already."""
-    return state.scope_id != 0 and state.scope_id == current_state().scope_id
-
-
 def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function` while `state` is active and contexts of torch.autocast around it are off, and return its result.
 
     They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
     """
-    suspension = None if (not _alive and not _any_enabled()) or is_same_policy(state) else suspend()
-    if suspension is None:
-        return call_in(state, None, function, args, kwargs)
+    is_same_policy = state.scope_id != 0 and state.scope_id == current_state().scope_id
+    suspension = None if is_same_policy else suspend()
     try:
-        return call_in(state, None, function, args, kwargs)
+        return call_under(state, function, *args, **kwargs)
     finally:
-        suspension.end()
+        if suspension is not None:
+            suspension.end()

@@ -150,7 +150,7 @@ def _compiling_model(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(fn, PatchedOp):
             return dynamo.wrap_inline(fn)
         model = module_calls.inside_compiled(fn)
-        return model if model is not fn and module_calls.is_applied(model) else original(fn, *rest)
+        return model if model is not fn and module_calls.applied(model) else original(fn, *rest)
 
     return innermost_fn
 

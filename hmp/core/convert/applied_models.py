@@ -138,20 +138,12 @@ def _send_as_before(cls: type) -> None:
 
 def _sent(model: torch.nn.Module) -> Any:
     reduced: Any = model.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    policy = applied_policy(model)
-    if policy is None:
+    policy, mark = applied_policy(model), module_calls.applied(module_calls.inside_compiled(model))
+    if policy is None or mark is None:
         return reduced
-    parts = [*reduced, None, None, None][:5]
-    function, arguments, state, items, pairs = parts
-    arguments = tuple(map(module_calls.without_mark, arguments))
-    return (
-        function,
-        arguments,
-        _Sent(module_calls.without_mark(state), policy, module_calls.applied_outputs(model), module_calls.applied_methods(model)),
-        items,
-        pairs,
-        _arrive,
-    )
+    function, arguments, state, items, pairs = [*reduced, None, None, None][:5]
+    sent = _Sent(module_calls.without_mark(state), policy, mark.outputs, mark.methods)
+    return function, tuple(map(module_calls.without_mark, arguments)), sent, items, pairs, _arrive
 
 
 class _Sent(NamedTuple):

@@ -1,7 +1,4 @@
-"""Makes a PolicyTable of a Policy, and patches torch for it.
-
-Equal policies share one as long as a handle, a context or a module's mark refers to it; the MOST latest are kept besides.
-"""
+"""Makes a PolicyTable of a Policy, and patches torch for it. Equal policies share one: the MOST latest are kept."""
 
 from __future__ import annotations
 
@@ -43,10 +40,9 @@ lock = locks.RLock()
 when_patched: list[Callable[[], None]] = []  # is called once torch is patched
 _was_used = False
 
-# How many policy tables are kept although nothing uses them: those of contexts that are entered in a loop.
+# How many policy tables are kept, also where nothing uses them: those of contexts that are entered in a loop.
 MOST = 32
-_casts: weakref.WeakValueDictionary[tuple[Policy, bool], PolicyTable] = weakref.WeakValueDictionary()
-_latest: OrderedDict[int, PolicyTable] = OrderedDict()  # by id, least recently used first
+_latest: OrderedDict[tuple[Policy, bool], PolicyTable] = OrderedDict()  # least recently used first
 # All that marks, handles and contexts refer to → whether their decisions are logged.
 _alive: weakref.WeakKeyDictionary[PolicyTable, bool] = weakref.WeakKeyDictionary()
 # They know what they have logged. The wrappers of their policy keep them alive.
@@ -55,16 +51,17 @@ _logs: weakref.WeakValueDictionary[Policy, VerboseLog] = weakref.WeakValueDictio
 
 def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
     """Return the table of `policy`; all torch functions that it changes are patched."""
-    found = _casts.get((policy, is_verbose))
+    key = policy, is_verbose
+    found = _latest.get(key)
     if found is None:
         if policy.entries("saved"):
             check_torch()
         with lock:
-            found = _casts.get((policy, is_verbose))
+            found = _latest.get(key)
             if found is None:
                 with gc_paused():
-                    found = _casts[policy, is_verbose] = _tracked(_built(policy, is_verbose), is_verbose)
-    _keep(found)
+                    found = _tracked(_built(policy, is_verbose), is_verbose)
+    _keep(key, found)
     return found
 
 
@@ -95,11 +92,11 @@ def _tracked(casts: PolicyTable, is_verbose: bool) -> PolicyTable:
     return casts
 
 
-def _keep(casts: PolicyTable) -> None:
+def _keep(key: tuple[Policy, bool], casts: PolicyTable) -> None:
     # other threads do this too: every step is atomic, because the lock may be held for as long as a conversion takes
-    _latest[id(casts)] = casts
+    _latest[key] = casts
     with contextlib.suppress(KeyError):
-        _latest.move_to_end(id(casts))
+        _latest.move_to_end(key)
         while len(_latest) > MOST:
             _latest.popitem(last=False)
 
@@ -120,7 +117,6 @@ def empty_all() -> None:
     for casts in list(_alive):
         casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()
-    _casts.clear()
     _latest.clear()
     _logs.clear()
 
@@ -141,6 +137,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     uncast_functions, backward, modules, module_state, module_construction, copied_views, jit_trace, marked_memory, library_ops,
+    autocast,
 )  # fmt: skip
 
 
@@ -174,7 +171,6 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         for decision in patched.values():
             sites_to_patch += decision.sites
         placement.install(sites_to_patch)
-        autocast.install()
         if is_first:
             bridge.put_in_place()
         references.follow()

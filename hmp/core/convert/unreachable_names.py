@@ -150,7 +150,7 @@ def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int],
     key = (id(value), level)
     if key not in known:
         known[key] = _NO_NAMES  # ends the recursion where a container contains itself
-        referents = [each for each in holders.kind_of(value).inside(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
+        referents = [each for each in holders.inside(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
         known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
     return known[key]
 

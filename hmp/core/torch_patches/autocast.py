@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import ReferenceType, WeakSet, ref
+from weakref import WeakSet
 
 import torch
 from torch.amp import autocast_mode
@@ -70,8 +70,7 @@ class _Entered(NamedTuple):
     """One entering of a torch.autocast context."""
 
     region: Any  # torch's object, which may be entered many times
-    # hmp's context, where the state inside is another one: what is active here keeps it alive, until it has ended, seen or unseen
-    changed: ReferenceType[EnteredRegion] | None
+    changed: EnteredRegion | None  # hmp's context, where the state inside is another one
     suspension: Suspension | None  # where the context counts as outside of the active policy
     place: str  # file and line of the code that entered it
 
@@ -80,23 +79,17 @@ class _Entered(NamedTuple):
 _entered: ContextVar[tuple[_Entered, ...]] = ContextVar("hmp_autocast", default=())
 # Those of hmp's contexts that have not ended: after a revert no patch sees their end.
 _regions: WeakSet[EnteredRegion] = WeakSet()
-# Identifies the patches that are installed: another object after every revert.
-_installation: object | None = None
 _answers: dict[Callable[..., Any], Callable[..., Any]] = {}
 _said = False
 
 
 class Paused(Off):
-    """The state inside `torch.autocast(enabled=False)`: nothing is cast. `torch.autocast(enabled=True)` inside it turns casts on again.
+    """The state inside `torch.autocast(enabled=False)`: nothing is cast. `torch.autocast(enabled=True)` inside it turns casts on again."""
 
-    After a revert it acts as the state around the context, because the patch that would see the context's end is gone.
-    """
-
-    __slots__ = ("_installation", "look")
+    __slots__ = ("look",)
 
     def __init__(self, on: PolicyTable) -> None:
         super().__init__(on)
-        self._installation = _installation
         self.look: whole_models.Look | None = None
 
     @property
@@ -109,36 +102,19 @@ class Paused(Off):
         """As outside the context, where a gradient may have another dtype than a weight, too."""
         return self.on.in_backward
 
-    def _now(self) -> PolicyTable | Off:
-        return self.on.off if self._installation is _installation else self.on
-
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Empty, until a revert. Read at each call of a patched op."""
+        """Empty. Read at each call of a patched op."""
         if self.look is not None and self.look.is_done(self.on):
             self.look = None
-        return self._now().replacements
-
-    @property
-    def disabled(self) -> bool:  # type: ignore[override]
-        """True, until a revert."""
-        return self._now().disabled
-
-    @property
-    def policy(self) -> Any:  # type: ignore[override]
-        """None, until a revert."""
-        return self._now().policy
+        return self.on.off.replacements
 
 
 def install() -> None:
-    """Patch torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
+    """Patch torch.autocast and the functions that ask for its state, until patches.restore().
 
     To be called after late_imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
-    global _installation
-    if _installation is not None:
-        return
-    _installation = object()
     patches.on_restore(_forget)
     patches.on_restore(suspensions.end_all)
     patches.on_restore(whole_models.forget)
@@ -168,19 +144,16 @@ def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
     original = getattr(torch, name, None)
     if original is None:
         return
-    answer = make(original)
-    answer.__name__ = answer.__qualname__ = name
+    answer = functools.update_wrapper(make(original), original)
     answer.__module__ = "torch"
-    answer.__doc__ = original.__doc__
-    answer.__wrapped__ = original  # type: ignore[attr-defined]
     _answers[answer] = original
     patches.rebind(torch, name, answer)
 
 
 def _forget() -> None:
     """Undo what patches.restore() does not: torch.compile may have made a table of functions while the answers were in torch's places."""
-    global _installation, _said
-    _installation, _said = None, False
+    global _said
+    _said = False
     for changed in list(_regions):
         changed.now = None
     state.current_state()  # in this thread the next reader finds none of them
@@ -259,8 +232,6 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def enter(self: Any) -> Any:
         result = original(self)
         current = state.current_state()
-        if isinstance(current, Paused) and not current.disabled:
-            current = current.on  # a Paused from before a revert
         caller = sys._getframe(2)  # frame 1 is that of patches.wrap()
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is BACKWARD:
@@ -274,15 +245,11 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 suspension = suspensions.suspend()
             else:
                 _say_once(place)
-        changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set((_Entered(self, None if changed is None else ref(changed), suspension, place), *_entered.get()))
+        changed = EnteredRegion(chosen) if chosen is not current else None
+        _entered.set((_Entered(self, changed, suspension, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
-            try:
-                state.begin(changed)
-            except BaseException:
-                changed.now = None
-                raise
+            changed.begin()
         return result
 
     return enter
@@ -294,17 +261,15 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         # None where it was entered before hmp's patch, or in another context
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
-            return suspensions.call_where_entered(self, original, self, *exc_info)
-        _, reference, suspension, _ = entered[index]
-        changed = None if reference is None else reference()
+            return suspensions.leave(self, original, self, *exc_info)
+        _, changed, suspension, _ = entered[index]
         try:
             if suspension is not None:
                 suspension.end()
-            return suspensions.call_where_entered(self, original, self, *exc_info)
+            return suspensions.leave(self, original, self, *exc_info)
         finally:
             if changed is not None:
-                changed.now = None  # first, in case end() is interrupted
-                state.end(changed)
+                changed.end()
             _entered.set((*entered[:index], *entered[index + 1 :]))
 
     return leave

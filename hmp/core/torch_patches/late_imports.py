@@ -92,52 +92,47 @@ class _Finder(importlib.abc.MetaPathFinder):
             _imports.depth -= 1
             if not _imports.depth:
                 modules, _imports.modules = _imports.modules, []
-                _ObjectsOf(self._own, modules).put_back()
+                _put_back(modules, self._own)
                 references.follow_in(modules)
 
 
-class _ObjectsOf:
-    """All objects that are reached from some modules' globals: dicts, lists, classes and functions of theirs, and what these contain."""
+def _put_back(modules: list[types.ModuleType], own: Callable[[Any], Any]) -> None:
+    """Replace PatchedOps by torch's own functions in all objects that are reached from the globals of these modules.
 
-    def __init__(self, own: Callable[[Any], Any], modules: list[types.ModuleType]) -> None:
-        self._own = own
-        self._modules = modules
-        self._names = {module.__name__ for module in modules}
+    These are dicts, lists and the like, functions, classes and objects of these modules, and what they contain.
+    """
+    names = {module.__name__ for module in modules}
+    seen: dict[int, Any] = {}
+    todo: list[Any] = [vars(module) for module in modules]
+    while todo:
+        holder = todo.pop()
+        if id(holder) in seen:
+            continue
+        seen[id(holder)] = holder  # a reference, so that no other object gets this id
+        kind = holders.kind_of(holder)
+        from_module = holder if kind in (holders.FUNCTION, holders.CLASS) else type(holder) if kind is holders.OBJECT else None
+        if from_module is None or from_module.__module__ in names:
+            holders.replace(holder, lambda value: _unpatched(value, own))
+            if kind is holders.DICT:
+                holders.replace_keys(holder, lambda key: _unpatched(key, own))
+            todo += holders.inside(holder)
 
-    def put_back(self) -> None:
-        """Replace PatchedOps by torch's own functions in all these objects."""
-        seen: dict[int, Any] = {}
-        todo: list[Any] = [vars(module) for module in self._modules]
-        while todo:
-            holder = todo.pop()
-            if id(holder) not in seen:
-                seen[id(holder)] = holder  # a reference, so that no other object gets this id
-                kind = holders.kind_of(holder)
-                if self._is_theirs(holder, kind):
-                    holders.replace(holder, kind, self._other)
-                    todo += kind.inside(holder)
 
-    def _is_theirs(self, holder: Any, kind: holders.Kind) -> bool:
-        """Return True if the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
-        if kind is holders.FUNCTION or kind is holders.CLASS:
-            return holder.__module__ in self._names
-        return kind is not holders.OBJECT or type(holder).__module__ in self._names
+def _unpatched(value: Any, own: Callable[[Any], Any]) -> Any:
+    """Return torch's function for a PatchedOp.
 
-    def _other(self, value: Any) -> Any:
-        """Return torch's function for a PatchedOp.
-
-        A new tuple, frozenset or static method for one with a PatchedOp in it; any other value itself.
-        """
-        kind: Any = type(value)
-        if kind is staticmethod:
-            function = self._own(value.__func__)
-            return value if function is value.__func__ else staticmethod(function)
-        if not issubclass(kind, (tuple, frozenset)):
-            return self._own(value)
-        others = [self._other(each) for each in value]
-        if all(a is b for a, b in zip(others, value, strict=True)):
-            return value
-        return getattr(kind, "_make", kind)(others)
+    A new tuple, frozenset or static method for one with a PatchedOp in it; any other value itself.
+    """
+    kind: Any = type(value)
+    if kind is staticmethod:
+        function = own(value.__func__)
+        return value if function is value.__func__ else staticmethod(function)
+    if not issubclass(kind, (tuple, frozenset)):
+        return own(value)
+    others = [_unpatched(each, own) for each in value]
+    if all(a is b for a, b in zip(others, value, strict=True)):
+        return value
+    return getattr(kind, "_make", kind)(others)
 
 
 # --- tables of functions that torch fills late ----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ torch's answer.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import types
@@ -17,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..patching import holders
 from ..policy import unwrapped
 from . import module_calls
 
-_MOST_LOOKED_AT = 64
+_MOST_LOOKED_AT = 128
 TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
 # What torch.compile calls the code that goes on after a graph break in a function of that name.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
@@ -69,7 +69,7 @@ def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
     """
     passed: list[types.CodeType] = []
     for step in steps:
-        if _runs(step.code, module_calls.CALL) and module_calls.is_applied(module := step.local("self")):
+        if _runs(step.code, module_calls.CALL) and module_calls.applied(module := step.local("self")):
             return not _is_own(region, unwrapped(module)[1], passed)
         passed.append(step.code)
     return False
@@ -145,18 +145,6 @@ def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
     for each in looked_at:
         if id(each) in targets:
             return True
-        if len(looked_at) > _MOST_LOOKED_AT or isinstance(each, (type, types.ModuleType, torch.nn.Module)):
-            continue
-        if isinstance(each, functools.partial):
-            looked_at.append(each.func)
-        cells = getattr(each, "__closure__", None) or ()
-        looked_at += [cell.cell_contents for cell in cells if _is_filled(cell) and callable(cell.cell_contents)]
-        looked_at += [value for value in (getattr(each, "__func__", None), *getattr(each, "__dict__", {}).values()) if callable(value)]
+        if len(looked_at) <= _MOST_LOOKED_AT and not isinstance(each, (type, types.ModuleType, torch.nn.Module)):
+            looked_at += [inner for inner in holders.inside(each) if callable(inner) or type(inner) in (types.CellType, dict)]
     return False
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return bool(cell.cell_contents is not cell)
-    except ValueError:
-        return False

@@ -186,21 +186,21 @@ def inside_compiled(module: Any) -> Any:
     return module
 
 
+def applied(module: Any) -> Mark | None:
+    """Return the mark of a module that a policy is applied to; None for any other object."""
+    found: Mark | None = vars(module).get(MARK) if isinstance(module, torch.nn.Module) else None
+    return None if found is None or found.applied is None else found
+
+
 def applied_policy(module: torch.nn.Module) -> Any:
     """Return the policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
-    found = inside_compiled(module).__dict__.get(MARK)
+    found = applied(inside_compiled(module))
     return None if found is None or found.applied is None else found.applied.user_policy
-
-
-def is_applied(module: Any) -> bool:
-    """Return True if `module` is one that a policy is applied to."""
-    found = vars(module).get(MARK) if isinstance(module, torch.nn.Module) else None
-    return found is not None and found.applied is not None
 
 
 def unmark(model: torch.nn.Module) -> None:
     """Undo `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
-    found: Mark | None = vars(model).get(MARK)
+    found = applied(model)
     if found is None or found.applied is None:
         return
     _put(model, Mark(model, None, found.scoped))
@@ -272,46 +272,23 @@ def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
     return None if found is None else found.outputs
 
 
-def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the dtype that `apply(module, outputs=...)` was given."""
-    return outputs_of_call(inside_compiled(module))
-
-
 def has_method(module: torch.nn.Module, name: str) -> bool:
     """Return True if calls of the module's method activate the policy that is applied to the module."""
     found: Mark | None = module.__dict__.get(MARK)
     return found is not None and name in found.methods
 
 
-def applied_methods(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the methods that `apply(module, methods=...)` was given, `forward` apart."""
-    found: Mark | None = inside_compiled(module).__dict__.get(MARK)
-    return () if found is None else found.methods
-
-
 def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return a model that a policy is applied to and that `module` is a submodule of; None without one."""
     for each in list(_marks):
         model = each.module() if each.applied is not None and each.applied.policy is not None else None
-        if model is not None and model is not module and vars(model).get(MARK) is each and any(one is module for one in model.modules()):
+        if model is not None and model is not module and applied(model) is each and any(one is module for one in model.modules()):
             return model
     return None
 
 
-def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
-    """Return the policy in whose place `off` is active, inside calls of the modules `running`, outermost first; None for none.
-
-    Calls inside `off` activate no policy: it may be that of one of these modules.
-    """
-    return _policy_in(off.on, running)
-
-
-def policy_inside(model: torch.nn.Module, running: Iterable[torch.nn.Module]) -> Any:
-    """Return the policy that a call of the applied `model` makes active in calls of the modules `running`, outermost first."""
-    return _policy_in(vars(model)[MARK].applied, running)
-
-
-def _policy_in(compiled: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
+def policy_in(compiled: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
+    """Return the policy that would be active in calls of the modules `running`, outermost first, inside `compiled`; None for none."""
     is_around = compiled.policy is None  # outside of all policies
     for module in running:
         found: Mark | None = module.__dict__.get(MARK)

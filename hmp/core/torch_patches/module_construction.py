@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..active import ContextValue, loading, state
+from ..active import loading, state
 from ..patching import patches, subclasses
 from . import late_imports
 
@@ -113,7 +113,7 @@ def _late(base_init: Callable[..., None]) -> Callable[..., None]:
         if state.casts_enabled():
             frame = _constructing_frame(self)
             if frame is not None:
-                state.put(UntilReturn(state.get(), frame))
+                UntilReturn(frame).begin()
         base_init(self, *args, **kwargs)
 
     return init
@@ -136,11 +136,11 @@ class UntilReturn(state.OffUntil):
 
     __slots__ = ("_frame",)
 
-    def __init__(self, before: ContextValue, frame: types.FrameType) -> None:
-        super().__init__(before)
+    def __init__(self, frame: types.FrameType) -> None:
+        super().__init__()
         self._frame = frame
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Return True if the frame is no longer on the stack."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:

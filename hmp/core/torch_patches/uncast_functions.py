@@ -121,7 +121,7 @@ def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     closures = {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
     given = args[0], *(UnderCapturedState(each) if callable(each) else each for each in args[1:])
-    state.put(UntilReturn(state.get(), sys._getframe(1)))
+    UntilReturn(sys._getframe(1)).begin()
     return given, closures
 
 

@@ -45,7 +45,7 @@ def over_casts() -> Overrider | None:
 def overridden(running: Iterable[torch.nn.Module]) -> Any:
     """Return the policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
     here = state.current_state()
-    return module_calls.policy_if_casts_were_on(here, running) if isinstance(here, Off) else None
+    return module_calls.policy_in(here.on, running) if isinstance(here, Off) else None
 
 
 class AppliedParts:
@@ -69,7 +69,8 @@ class AppliedParts:
             self._models[inner] = None if model is None else weakref.ref(model)
         found = self._models[inner]
         model = None if found is None else found()
-        return None if model is None else (model, module_calls.policy_inside(model, running))
+        mark = module_calls.applied(model)
+        return None if model is None or mark is None or mark.applied is None else (model, module_calls.policy_in(mark.applied, running))
 
 
 def outside_of(model: torch.nn.Module) -> Overrider:
