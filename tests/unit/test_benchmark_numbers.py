@@ -20,6 +20,7 @@ import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
 from hmp.tools.benchmark import memory, timing
 from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
+from hmp.tools.saved_activations import SavedActivations, saved_by
 
 # -- time, by a clock that only steps move
 
@@ -114,7 +115,7 @@ OF_64_ELEMENTS = {
 def test_of_a_sparse_tensor_what_it_stores_is_kept(layout: str) -> None:
     make, indices = OF_64_ELEMENTS[layout]
     sparse = make()
-    counted, own = memory.SavedBytes(), memory.SavedBytes([sparse])
+    counted, own = SavedActivations(), SavedActivations([sparse])
     for each in (counted, own):
         each.saved(sparse)
     assert (counted.bytes, own.bytes) == (64 * 4 + indices, 0)
@@ -208,8 +209,7 @@ def test_counting_what_is_kept_for_backward_makes_no_copy_anew() -> None:
         with torch.no_grad():
             layer(x)
         made = hmp.cache_info().misses
-        with memory.SavedBytes([layer.weight]).watch():
-            layer(x)
+        assert saved_by(lambda: layer(x), [layer.weight]) > 0
         with torch.no_grad():
             layer(x)
     assert made > 0 and hmp.cache_info().misses == made

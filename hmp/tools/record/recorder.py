@@ -213,6 +213,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         with running_uncompiled(), listen(recorder, recorder.models, recorder.packed):
             yield report
     finally:
+        recorder.models.close()
         report._end()
 
 
