@@ -175,6 +175,16 @@ def begins_of(told: Sequence[Listener]) -> list[Callable[[Call], None]]:
     return [each.begin for each in told if _has(each, "begin")]
 
 
+def end_all(told: Sequence[Listener], call: Call) -> None:
+    """Report the end of a call to all of the listeners; what one raises is raised when the others have heard of it."""
+    for at, each in enumerate(told):
+        try:
+            each.end(call)
+        except BaseException:
+            end_all(told[at + 1 :], call)
+            raise
+
+
 def _has(listener: Listener, *methods: str) -> bool:
     return any(getattr(type(listener), name) is not getattr(Listener, name) for name in methods)
 
@@ -451,8 +461,7 @@ class _Functions(TorchFunctionMode):
             raise
         finally:
             here.function = None
-            for each in told:
-                each.end(call)
+            end_all(told, call)
         return call.result
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
