@@ -29,8 +29,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "doctor",
         example="hmp doctor\nhmp doctor --json -",
         help="show what hmp can run with here, and what prevents a run",
-        description="Prints versions, devices, which low dtypes have kernels, the processor's instructions for them, which extras are "
-        "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something prevents a run, 2 for wrong use.",
+        description="Prints versions, devices, which low-precision dtypes have kernels, the processor's instructions for them, which "
+        "extras are installed, what is converted, and other hmp's on the path. "
+        "Exit status 0, 1 if something prevents a run, 2 for wrong use.",
     )
     add_json(parser)
 
@@ -181,7 +182,7 @@ def _say(found: dict[str, Any]) -> None:
         print(f"  {device}: {told['name']}; products in {kernels}; {copies}")
     if "threads" in found:
         print(f"  threads: {found['threads']}")
-    print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")
+    print(f"  instructions for low-precision dtypes: {', '.join(found['instructions']) or 'none known'}")
     if "low_kernels" in found:
         for name, told in found["low_kernels"]["products"].items():
             print(f"  {_verdict(name, told['kernel'], told['rounded'], told['computes_in'])}")

@@ -50,16 +50,16 @@ def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, c
     assert main(["diff", one, other]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{one} -> {other}: 3 differences",
-        "  (low dtype)  bfloat16 -> float16",
-        "  cat          promote  -> bf16",
-        "  conv2d       bf16     -> unlisted",
+        "  (dtype)  bfloat16 -> float16",
+        "  cat      promote  -> bf16",
+        "  conv2d   bf16     -> unlisted",
     ]
 
 
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["preset", "low", "dtype", "bf16", "fp32", "promote", "fp8", "saved"]
+    assert heading.split() == ["preset", "dtype", "bf16", "fp32", "promote", "fp8", "saved"]
     assert [line.split()[0] for line in lines] == hmp.policies()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["habana-o2"] == ["bfloat16", "13", "1", "0", "0", "0"]

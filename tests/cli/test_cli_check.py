@@ -29,7 +29,7 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert main(["check", *lists]) == 1
     lines = capsys.readouterr().out.splitlines()
     bf16, fp32 = lists
-    assert lines[0].startswith(f"ok     {bf16}:1: linear: its castable inputs become the low dtype (R1); at torch.nn.functional.linear")
+    assert lines[0].startswith(f"ok     {bf16}:1: linear: its castable inputs become the low-precision dtype (R1); at torch.nn.functional.")
     assert lines[1].startswith(f"error  {bf16}:2: liner: unknown op 'liner'; did you mean 'linear'")
     assert lines[2].startswith(f"ok     {bf16}:3: mm: ")
     assert lines[3].startswith(f"ok     {bf16}:3: matmul: ")

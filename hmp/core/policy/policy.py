@@ -521,7 +521,7 @@ class Policy:
 
         Returns:
             Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
-            as `mul` for `multiply`, don't count as one. `(low dtype)`, `(FP8 recipe)` and `(FP8 kernel)` come first, if they differ.
+            as `mul` for `multiply`, don't count as one. `(dtype)`, `(FP8 recipe)` and `(FP8 kernel)` come first, if they differ.
 
         Raises:
             OpListError: There is no such policy.
@@ -557,7 +557,7 @@ class Policy:
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        low = f"low dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
+        low = f"low-precision dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
         return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:

@@ -26,7 +26,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }
 WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt", "saved_recipe": "saved_recipe.txt"}
 # What Policy.diff() calls the fields: no name of an op.
-SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)", "saved_recipe": "(kept as)"}
+SAID = {"dtype": "(dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)", "saved_recipe": "(kept as)"}
 BASE_FILE = "base.txt"
 # of the files that a policy is written into, those that not every policy has
 OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *WORD_FILES.values())

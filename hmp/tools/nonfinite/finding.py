@@ -154,7 +154,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
-        f", low dtype {low}" if explained.cast in _NARROW else ""
+        f", low-precision dtype {low}" if explained.cast in _NARROW else ""
     )
 
 

@@ -223,7 +223,8 @@ def _models(models: list[Model]) -> Section | None:
     if len(found) > 1:
         told = (
             "Of a model's first call that autograd recorded: each storage once, for the first module that keeps it, parameters left out, "
-            'their copies in a low dtype not. Layers whose names differ in a number are taken together; `report.table("module")` has each.'
+            'their copies in a low-precision dtype not. Layers whose names differ in a number are taken together; `report.table("module")` '
+            "has each."
         )
     else:
         told = "Nothing is known to be kept for backward: autograd recorded no call of a model, or this release of torch does not tell."
@@ -243,8 +244,8 @@ def _in_fp8(found: list[Fp8Row]) -> Section | None:
     told = (
         'Of each product\'s left operand ("input"), right operand ("weight") and of its result\'s gradient ("grad"). Saturated are the '
         "elements at the format's largest number, flushed those that became 0 and were not. Where much is flushed, the values of one "
-        "tensor span more than the format does: a recipe with a scale for each row or block, or the low dtype for this module (`linear @ "
-        "module` in bf16.txt), keeps them."
+        "tensor span more than the format does: a recipe with a scale for each row or block, or the low-precision dtype for this module "
+        "(`linear @ module` in bf16.txt), keeps them."
     )
     columns = ("op", "module", "role", ">tensors", ">amax", ">least scale", ">greatest scale", ">saturated", ">flushed to 0")
     note = left_out(shown, len(found), "rows, with most flushed", "`report.fp8`")

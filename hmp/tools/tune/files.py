@@ -97,7 +97,7 @@ def _columns(result: TuneResult, cast: ListName) -> str:
     if cast == "saved":
         return "bytes of a step before and after | relative error | reason"
     gained = "bytes fewer" if result.objective == "memory" else "time less"
-    return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low dtype'} | change of the loss | reason"
+    return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low-precision dtype'} | change of the loss | reason"
 
 
 def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:

@@ -171,7 +171,7 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     if best.gradient_cosine is not None:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
     if best.low is not None:
-        found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
+        found.append(("units in the low-precision dtype", str(len(best.low)), f"of {len(result.units)} measured"))
     if best.saved:
         found.append(("units packed for backward", str(len(best.saved)), f"of {len(result.packed)}, {result.policy.saved_recipe}"))
     if best.fp8:

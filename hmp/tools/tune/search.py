@@ -143,7 +143,7 @@ class Search:
             self._trials.of(devices.name, devices)
             if self._trials.objective == "time":  # where nothing is cast no op need be looked at
                 self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
-        self._progress.stage("searching for ops in the low dtype")
+        self._progress.stage("searching for ops in the low-precision dtype")
         self._search_low()
         self._progress.stage("trying single ops")
         self._flip()
@@ -231,7 +231,7 @@ class Search:
             culprits = frozenset() if trial.fits or "finite" not in trial.why else self._makers_of_nan(frozenset(order))
             if not culprits:
                 break
-            self._bar(culprits, "makes NaN or Inf in the low dtype")
+            self._bar(culprits, "makes NaN or Inf in the low-precision dtype")
             order = [key for key in order if key not in culprits]
         search_level(
             order,
