@@ -200,7 +200,7 @@ def _check_report(target: Path) -> None:
     if target.suffix != ".html":
         return
     try:
-        from ..tools.record.page import report_page  # noqa: F401  # it imports what it needs
+        from ..tools.pages import html  # noqa: F401  # it imports what it needs
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 

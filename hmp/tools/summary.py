@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from ..core.casting import each_tensor
-from ..core.formatting import NOTHING, aligned, size, versioned
+from ..core.formatting import NOTHING, size, versioned
 from ..core.observe import listen
 from ..core.policy import Policy
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import Snapshot, random_state_kept
+from .pages.page import Cell, Page, Result, Section, Table, nbytes, number
 from .record.recorder import record
 from .saved_activations import SavedActivations
 
@@ -40,8 +41,8 @@ class Layer:
     saved_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(Result):
     """The layers of a model in the order of the tree; str() is a table. `policy` is that of the forward pass, "" where none was made.
 
     Example:
@@ -77,18 +78,21 @@ class Summary:
         totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
         return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
-    def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("layer", "output", "parameters", "computes in", "saves")]
+    def _page(self) -> Page:
+        rows = []
         for layer in self.layers:
             name = f"{'  ' * layer.depth}{layer.path.rpartition('.')[2]}"
-            shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
-            parameters = f"{layer.parameters:,}" if layer.parameters else NOTHING
             called = f"{name} ({layer.kind})" if layer.path else layer.kind
-            rows.append((called, shapes or NOTHING, parameters, ", ".join(layer.computes) or NOTHING, size(layer.saved_bytes)))
-        table = aligned(rows, {0, 1, 3}, ruled=True)
-        under = f"under policy {self.policy!r}" if self.policy else "without a batch: dtypes and what is saved are not known"
-        total = f"{self.parameters:,} parameters; {size(self.saved_bytes, none='0 B')} saved for backward"
-        return "\n".join([f"hmp summary, {under}", "", *table, "", total])
+            shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
+            parameters = number(layer.parameters, f"{layer.parameters:,}" if layer.parameters else NOTHING)
+            rows.append([Cell(called), Cell(shapes), parameters, Cell(", ".join(layer.computes)), nbytes(layer.saved_bytes)])
+        under = f"under policy {self.policy!r}" if self.policy else "without a batch, dtypes and what is saved are not known"
+        table = Table(("layer", "output", ">parameters", "computes in", ">saves"), rows, most=len(rows))
+        return Page(
+            title="hmp summary",
+            verdict=f"{self.parameters:,} parameters, {size(self.saved_bytes, none='0 B')} saved for backward, {under}",
+            sections=[Section("layers", "Layers", "", [table])],
+        )
 
 
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
@@ -142,10 +146,10 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
         if path is not None and row.compute:
             computes.setdefault(path, Counter())[row.compute] += row.calls
     saved: Counter[str] = Counter()
-    for place, nbytes in seen.by_module.items():
+    for place, kept in seen.by_module.items():
         path = seen.path_of(place)
         if path is not None:
-            saved[path] += nbytes
+            saved[path] += kept
     return Summary(tuple(_layers(model, seen.shapes, computes, saved)), chosen.name)
 
 

@@ -167,7 +167,7 @@ def test_the_table_has_the_numbers() -> None:
     lines = {line.split()[0]: line.split() for line in str(RESULT).splitlines() if line}
     assert lines["float32"] == "float32 250 ms 10.0 % 1.00 3.0 MiB 2 1.25".split()
     assert lines["habana"] == "habana 12.5 us - 0.50 512 B 2 nan".split()
-    assert lines["torch.autocast"][1] == "ValueError:" and lines["A"] == ["A", "note."]
+    assert lines["torch.autocast:"][1] == "ValueError:" and lines["A"] == ["A", "note."]
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What listeners hear of calls."""
+"""What listeners hear of calls.
+
+No public call makes a tool raise where another one listens.
+"""
 
 from __future__ import annotations
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
+from ...core.formatting import count, dtype_name, of_json, some, versioned
 from ...core.policy import LISTS
 from ...errors import HmpError, ViolationError
+from ..pages.page import Page, Result
+from ..pages.text import table
 from . import packing_stats
 from . import rows as rows_
 from .fp8_stats import Fp8Row, merged
@@ -30,7 +32,7 @@ _SHOWN = 40  # names that were never called; `never_called` has them all
 _TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
 
 
-class Report:
+class Report(Result):
     """What ran in which precision, while it is recorded and afterwards; `print(report)` shows it by op, most cast time first.
 
     Attributes:
@@ -413,17 +415,6 @@ class Report:
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
         return cls(**about | found)
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
     @classmethod
     def load(cls, path: str | Path) -> Report:
         """Return the report in a file.
@@ -450,21 +441,6 @@ class Report:
         except HmpError as error:
             raise HmpError(f"{path}: {error}") from None
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as a page: one file that needs no network and is smaller than 2 MB. Needs the extra `report`.
-
-        It says where the time went, where casts are made, which calls did not follow their list, and what was saved for backward.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        from .page import report_page  # here: it imports this module
-
-        return written(path, lambda: report_page(self))
-
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
 
@@ -481,18 +457,17 @@ class Report:
         Example:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
             module  calls  casts  saved  cast  in casts  in ops
+            ---------------------------------------------------
         """
-        from .text import table  # here: it imports this module
+        from .page import rows_table  # here: it imports this module
 
-        return table(self, by, sort)
+        found = rows_table(self, by, sort)
+        return table(replace(found, most=len(found.rows)))
 
-    def __str__(self) -> str:
-        from .text import text  # here: it imports this module
+    def _page(self) -> Page:
+        from .page import report_page  # here: it imports this module
 
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(str(self))
+        return report_page(self)
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

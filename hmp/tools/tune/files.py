@@ -12,7 +12,7 @@ from ...core.formatting import count, dtype_name
 from ...core.policy import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
 from ...errors import HmpError
 from .reasons import Reason, gain, percent, reason, reason_packed
-from .result import TuneResult, Unit
+from .result import Objective, TuneResult, Unit
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right
@@ -70,7 +70,7 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
     said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
     ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose tensors for backward are packed ({result.policy.saved_recipe})"
-    best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
+    best, objective = result.best, {Objective.TIME: "the time of a step", Objective.MEMORY: "the bytes kept for backward"}[result.objective]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
         found.append(f"metric {percent(-best.metric_change)}")
@@ -96,7 +96,7 @@ def _columns(result: TuneResult, cast: ListName) -> str:
     """Return what the columns of the comments are."""
     if cast == "saved":
         return "bytes of a step before and after | relative error | reason"
-    gained = "bytes fewer" if result.objective == "memory" else "time less"
+    gained = "bytes fewer" if result.objective == Objective.MEMORY else "time less"
     return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low-precision dtype'} | change of the loss | reason"
 
 

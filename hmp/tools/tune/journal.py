@@ -17,7 +17,7 @@ from ...core.formatting import of_json
 from ...core.policy import Policy
 from ...errors import HmpError
 from .files import JSON_FILE
-from .result import Trial, TuneResult, Unit, result_of, trial_of
+from .result import Stopped, Trial, TuneResult, Unit, result_of, trial_of
 from .task import Task
 
 _ANEW = "name another folder, or give resume=False (--no-resume) to start anew"
@@ -50,7 +50,7 @@ class Journal:
                 raise OtherTaskError(f"{file}: is of a search with another {' and another '.join(apart)}; {_ANEW}")
             self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
             self.units = tuple(of_json(Unit, each) for each in values["units"])
-            if values["stopped"] == "solved":
+            if values["stopped"] == Stopped.SOLVED:
                 self.result = result_of(values)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise HmpError(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.formatting import NOTHING, dtype_name, duration, size
-from .result import LEAST_GAIN, Objective, TuneResult, Unit, least_gain
+from .result import LEAST_GAIN, Objective, Stopped, TuneResult, Unit, least_gain
 
 # How a search ended.
 ENDS = {
-    "solved": "no change of one unit made it cheaper within the tolerance",
-    "budget": "the budget is spent; a larger one goes on from here",
-    "interrupted": "interrupted; the same call goes on from here",
+    Stopped.SOLVED: "no change of one unit made it cheaper within the tolerance",
+    Stopped.BUDGET: "the budget is spent; a larger one goes on from here",
+    Stopped.INTERRUPTED: "interrupted; the same call goes on from here",
 }
 
 
@@ -25,7 +25,7 @@ def gain(unit: Unit, objective: Objective) -> float:
     """
     if not runs_low(unit):
         return -math.inf
-    return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
+    return float(unit.saved_bytes) if objective == Objective.MEMORY else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
 
 
 def by_gain(result: TuneResult) -> list[Unit]:
@@ -37,7 +37,7 @@ def amount(value: float, objective: Objective) -> str:
     """Seconds or bytes with their unit and the sign of less than nothing."""
     if not math.isfinite(value):
         return NOTHING
-    text = (size if objective == "memory" else duration)(abs(value))
+    text = (size if objective == Objective.MEMORY else duration)(abs(value))
     return "0" if text == NOTHING else f"-{text}" if value < 0 else text
 
 

@@ -6,17 +6,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ...core.formatting import json_values, json_written, of_json, versioned, written
+from ...core.formatting import Word, json_values, of_json, versioned
 from ...core.policy import Policy
+from ..pages.page import Page, Result
 from .decisions import Key
 from .tolerance import Tolerance
 
-Objective = Literal["time", "memory"]
-Stopped = Literal["solved", "budget", "interrupted"]
 # Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
 LEAST_GAIN = 0.005
+
+
+class Objective(Word):
+    """What a search makes small: the time of a step, or what it saves for backward."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+class Stopped(Word):
+    """How a search ended."""
+
+    SOLVED = "solved"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,7 @@ class Trial:
 
 def least_gain(reference: Trial, objective: Objective) -> float:
     """Return the least that is a gain over float32's trial, in bytes or seconds of a step."""
-    return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
+    return LEAST_GAIN * (reference.saved_bytes if objective == Objective.MEMORY else reference.seconds)
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:
@@ -131,7 +145,7 @@ _NESTED = ("policy", "best", "trials", "units", "packed")
 
 
 @dataclass(frozen=True, repr=False)
-class TuneResult:
+class TuneResult(Result):
     """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
@@ -178,12 +192,10 @@ class TuneResult:
         work = sum(unit.work for unit in self.units)
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
-    def __str__(self) -> str:
-        from .table import table  # here: it imports this module
+    def _page(self) -> Page:
+        from .page import tuning_page  # here: it imports this module
 
-        return table(self)
-
-    __repr__ = __str__
+        return tuning_page(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON values.
@@ -200,30 +212,6 @@ class TuneResult:
         values["trials"] = [trial_values(trial) for trial in self.trials]
         plain: dict[str, Any] = json_values(versioned(values))
         return plain
-
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file; numbers that are not finite are the strings "nan", "inf" and "-inf".
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the accuracy-speed curve of all trials, and what was measured, as a page. Needs the extra `report`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        from .page import tuning_page  # here: it imports this module
-
-        return written(path, lambda: tuning_page(self))
 
     def save(self, folder: str | Path) -> Path:
         """Write the lists, each name with a comment that says why, and tune.json into a folder, which is made.

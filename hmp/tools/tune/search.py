@@ -85,11 +85,11 @@ def run(
                 files.write(result, folder)  # the lists may be gone, or changed
                 return result
             search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
-            stopped: Stopped = "solved"
+            stopped: Stopped = Stopped.SOLVED
             try:
                 search.go()
             except Over:
-                stopped = "budget"
+                stopped = Stopped.BUDGET
         return search.end(stopped)
     finally:
         shows.close()
@@ -141,7 +141,7 @@ class Search:
         if self._decisions.all:  # these say what is done with ops that are not decided, too
             devices = as_policy("autocast", self._task.model).replace(dtype=start.dtype)
             self._trials.of(devices.name, devices)
-            if self._trials.objective == "time":  # where nothing is cast no op need be looked at
+            if self._trials.objective == Objective.TIME:  # where nothing is cast no op need be looked at
                 self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
         self._progress.stage("searching for ops in the low-precision dtype")
         self._search_low()
@@ -166,7 +166,7 @@ class Search:
         """Write down what is known, and print it."""
         best, made = self._trials.best, len(self._trials.made)
         if self._folder is not None and best is not None:
-            files.write(self.result("interrupted"), self._folder)
+            files.write(self.result(Stopped.INTERRUPTED), self._folder)
         told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
         self._progress.step(made, max(self._expected, made + 1), told)
 
@@ -266,7 +266,7 @@ class Search:
         Costs that were measured alone need not add up, nor errors. What is on none of the start's lists may also be left to run in what its
         inputs come in.
         """
-        is_time = self._trials.objective == "time"
+        is_time = self._trials.objective == Objective.TIME
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
         free = self._decisions.left_of(self._decisions.start, self._units)
         low, _ = self._choice()
@@ -304,13 +304,13 @@ class Search:
     def end(self, stopped: Stopped) -> TuneResult:
         """Return the result, written into the folder. Raise HmpError where nothing was within the tolerance."""
         if self._trials.best is None:
-            lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
+            lacking = "give a larger budget" if stopped == Stopped.BUDGET else "decide more ops, or allow more"
             nothing = self._trials.made.get("nothing low")
             also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
             raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
-        if stopped == "budget" and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
+        if stopped == Stopped.BUDGET and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
             self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
-        if stopped == "budget" and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
+        if stopped == Stopped.BUDGET and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
             self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
         result = self.result(stopped)
         if self._folder is not None:
@@ -344,7 +344,7 @@ class Search:
 
 def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
     """Return what each unit gains in the low-precision dtype, in seconds or bytes of a step; less than `least` in total is nothing."""
-    gains = {key: float(unit.saved_bytes) if objective == "memory" else _seconds(unit) for key, unit in units.items()}
+    gains = {key: float(unit.saved_bytes) if objective == Objective.MEMORY else _seconds(unit) for key, unit in units.items()}
     by_op: dict[str, float] = {}
     for key, gain in gains.items():
         by_op[key.op] = by_op.get(key.op, 0.0) + max(gain, 0.0)

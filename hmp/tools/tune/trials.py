@@ -77,7 +77,7 @@ class Trials:
         if known is not None:
             self._journal.check(known.loss, self._task.run(None).loss)
         reference = self._note(self._in_float32() if known is None else known)
-        if self.objective == "memory" and not reference.saved_bytes:
+        if self.objective == Objective.MEMORY and not reference.saved_bytes:
             raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
 
     @property
@@ -124,7 +124,7 @@ class Trials:
         trial = replace(self._judged(name, policy, low), left=tuple(sorted(left)), fp8=tuple(sorted(map(str, fp8))))
         if not trial.fits or fp8:
             return self._note(trial)
-        return self._note(self._timed(trial) if self.objective == "time" else self._weighed(trial))
+        return self._note(self._timed(trial) if self.objective == Objective.TIME else self._weighed(trial))
 
     def packing(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
         """Return the trial of the policy, which keeps these units' tensors packed and has all else from `like`: made now, or earlier.
@@ -225,13 +225,13 @@ class Trials:
 
     def cost(self, trial: Trial) -> float:
         """Return what is made small, as a ratio to float32."""
-        if self.objective == "time":
+        if self.objective == Objective.TIME:
             return math.inf if trial.ratio is None else trial.ratio
         return trial.saved_bytes / max(self.made[FLOAT32].saved_bytes, 1)
 
     def run_off(self) -> None:
         """Time the best and those that were nearly as fast against each other once more, and take the fastest. No more for memory."""
-        if self.objective != "time" or self.best is None:
+        if self.objective != Objective.TIME or self.best is None:
             return
         fitting = sorted((t for t in self.made.values() if t.fits and t.name not in (FLOAT32, self.best.name)), key=self.cost)
         near = [self.best, *fitting[: _IN_RUN_OFF - 1]]
