@@ -146,4 +146,6 @@ def _said(value: Any) -> str:
         value = [f"{name} {_said(each)}" for name, each in value.items()]
     if isinstance(value, list):
         return ", ".join(value) or "none"
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.2g} times" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.2g} of float32's time"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -106,7 +106,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
     recipe.write_text("import hmp\ndef step():\n    if hmp.casts_enabled(): raise ValueError('no casts')\n")
     status, out, _ = benchmark(recipe, "--policies", "float32,habana")
     assert status == 1
-    assert "\nhabana   ValueError: no casts\n" in out
+    assert "\nhabana: ValueError: no casts\n" in out
     recipe.write_text("def step():\n    raise ValueError('never')\n")
     status, out, err = benchmark(recipe, "--policies", "float32")
     assert (status, out) == (1, "")

@@ -18,7 +18,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.tools.benchmark import memory, timing
+from hmp.tools.benchmark import memory, sampling
 from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
 from hmp.tools.saved_activations import SavedActivations, saved_by
 
@@ -28,7 +28,7 @@ from hmp.tools.saved_activations import SavedActivations, saved_by
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(timing, "clock", lambda: self.now)
+        monkeypatch.setattr(sampling, "clock", lambda: self.now)
 
     def step(self, seconds: Callable[[], float]) -> Callable[[], None]:
         def step() -> None:

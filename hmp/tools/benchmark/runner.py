@@ -20,8 +20,7 @@ from ...errors import HmpError
 from ..model_state import Snapshot, random_state_kept
 from .memory import SAVED, allocated, check_there, device_of, meter
 from .result import Benchmark, BenchmarkRow, StepError
-from .sampling import MIN_ROUNDS, Sampler, Samples, described
-from .timing import ratios
+from .sampling import MIN_ROUNDS, Sampler, Samples, described, ratios
 from .variants import FLOAT32, default_names, variants
 
 # Two runs of one step from one state differ by less, also where a device adds in no fixed order.

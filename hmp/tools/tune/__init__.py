@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...core.policy import Policy
-    from .result import TuneResult
-    from .tolerance import Tolerance
+    from .result import Tolerance, TuneResult
 
 
 def tune(  # noqa: PLR0913

@@ -31,11 +31,9 @@ from ..pages.page import (
     op,
     whole,
 )
-from .files import list_by_unit, list_lines, units_by_line
-from .reasons import ENDS, amount, by_gain, gain, percent, reason, runs_low
+from .lists import ENDS, amount, by_gain, gain, list_by_unit, list_lines, percent, reason, runs_low, units_by_line
 from .result import Objective, Trial, TuneResult, Unit
 
-_BARS = 24
 _COSTS = {Objective.TIME: "time of a step", Objective.MEMORY: "bytes kept for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0

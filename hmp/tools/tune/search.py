@@ -17,15 +17,13 @@ from ...errors import HmpError, NonFiniteError
 from ..benchmark.variants import policy_active
 from ..extras import lacking
 from ..nonfinite.detect import detect_nonfinite
-from . import files
+from . import lists
 from .decisions import Decisions, Key
-from .journal import Journal, search_key
 from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
 from .probe import Measured, probe
-from .result import Objective, PackedUnit, Stopped, Trial, TuneResult, Unit
+from .result import Objective, PackedUnit, Stopped, Tolerance, Trial, TuneResult, Unit, as_tolerance
 from .task import Task
-from .tolerance import Tolerance, as_tolerance
-from .trials import NOISE, Budget, Over, Trials
+from .trials import NOISE, Budget, Journal, Over, Trials, search_key
 
 __all__ = ["Budget", "Task", "as_tolerance", "decided", "run"]
 
@@ -50,13 +48,13 @@ def decided(
         raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
     policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
     besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
-    for lists, has, remedy in (
+    for which, has, remedy in (
         ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
         ("scoped lines", policy.scoped, 'such as "autocast"'),
         ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
     ):
         if has:
-            raise HmpError(f"policy {policy.name!r} has {lists}, which tune() writes; give one without as start=, {remedy}")
+            raise HmpError(f"policy {policy.name!r} has {which}, which tune() writes; give one without as start=, {remedy}")
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
 
@@ -73,7 +71,7 @@ def run(
     progress: bool | None,
 ) -> TuneResult:
     """Search, or go on with the search in the folder, and return what was found."""
-    if folder is not None and not (folder / files.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
+    if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
         raise HmpError(f"{folder}: holds lists that tune() did not write and would replace; name another folder")
     key = _key(task, decisions, tolerance, objective)
     shows, journal = Progress(progress), Journal(folder, key, resume)
@@ -82,7 +80,7 @@ def run(
             if journal.result is not None and folder is not None:
                 journal.check(journal.result.trials[0].loss, task.run(None).loss)
                 result = replace(journal.result, folder=str(folder))
-                files.write(result, folder)  # the lists may be gone, or changed
+                lists.write(result, folder)  # the lists may be gone, or changed
                 return result
             search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
             stopped: Stopped = Stopped.SOLVED
@@ -166,7 +164,7 @@ class Search:
         """Write down what is known, and print it."""
         best, made = self._trials.best, len(self._trials.made)
         if self._folder is not None and best is not None:
-            files.write(self.result(Stopped.INTERRUPTED), self._folder)
+            lists.write(self.result(Stopped.INTERRUPTED), self._folder)
         told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
         self._progress.step(made, max(self._expected, made + 1), told)
 
@@ -314,7 +312,7 @@ class Search:
             self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
         result = self.result(stopped)
         if self._folder is not None:
-            files.write(result, self._folder)
+            lists.write(result, self._folder)
         return result
 
     def result(self, stopped: Stopped) -> TuneResult:

@@ -22,7 +22,7 @@ from ...core.observe import listen
 from ...core.policy import Policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
-from ..benchmark.timing import seconds_of
+from ..benchmark.sampling import seconds_of
 from ..benchmark.variants import policy_active
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
