@@ -65,11 +65,8 @@ class Report(Result):
         **about: Any,
     ) -> None:
         self._recorder: Recorder | None = None
-        self._rows = tuple(rows)
-        self._fp8 = tuple(fp8)
-        self._kept: tuple[PackingRow, ...] = tuple(about.pop("kept", ()))
-        self._violations = tuple(violations)
-        self._models = tuple(models)
+        lists = {"rows": rows, "fp8": fp8, "kept": about.pop("kept", ()), "violations": violations, "models": models}
+        self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in lists.items()}
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
             "torch": torch.__version__, "in_float32": {},
@@ -85,7 +82,7 @@ class Report(Result):
     @property
     def rows(self) -> tuple[Row, ...]:
         """Return the distinct calls, in the order in which they were first made."""
-        return self._rows if self._recorder is None else tuple(self._recorder.rows())
+        return tuple(self._told("rows"))
 
     def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
         """Return the rows added up.
@@ -127,12 +124,12 @@ class Report(Result):
     @property
     def fp8(self) -> list[Fp8Row]:
         """Return what quantising did to the operands of products in FP8, by op, module and role."""
-        return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
+        return list(self._told("fp8"))
 
     @property
     def kept(self) -> list[PackingRow]:
         """Return what ops saved for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
-        return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
+        return list(self._told("kept"))
 
     def violations(self) -> list[Violation]:
         """Return the calls that did not follow the BF16, FP32 or FP8 list, most calls first.
@@ -142,7 +139,7 @@ class Report(Result):
         Returns:
             The violations, each with what overrode the list, and where.
         """
-        return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
+        return list(self._told("violations"))
 
     @property
     def models(self) -> list[Model]:
@@ -150,7 +147,7 @@ class Report(Result):
 
         Their parameters, and what a call of each saves for backward.
         """
-        return list(self._models) if self._recorder is None else list(self._recorder.models.found)
+        return list(self._told("models"))
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -171,9 +168,7 @@ class Report(Result):
 
         Where hmp recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too.
         """
-        told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
-        if self._recorder is not None:
-            told["seconds"] = self._recorder.seconds
+        told = {name: self._about[name] for name in ("device", "torch", "ranks")} | {"seconds": self._told("seconds")}
         model = ", ".join(dict.fromkeys(each.name for each in self.models)) or self._about.get("model")
         return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
@@ -215,23 +210,14 @@ class Report(Result):
         return notes
 
     def _told(self, name: str) -> Any:
-        if self._recorder is None:
-            return self._about[name]
-        if name == "policies":
-            return [policy.to_dict() for policy in self._recorder.policies]
-        if name == "never_called":
-            return self._recorder.never_called()
-        return self._recorder.uncast if name == "uncast_calls" else self._recorder.unplaced
+        """Return what is known by that name: now, while it is recorded."""
+        return {**self._about, **self._lists}[name] if self._recorder is None else self._recorder.told(name)
 
     def _end(self) -> None:
         """Nothing more is recorded."""
-        recorder = self._recorder
-        if recorder is not None:
-            told = {name: self._told(name) for name in _TOLD}
-            self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
-            self._kept, self._violations = tuple(recorder.packed.rows()), tuple(recorder.last_word.found())
-            self._models = tuple(self.models)
-            self._about |= {**told, "seconds": recorder.seconds}
+        if self._recorder is not None:
+            self._about |= {name: self._told(name) for name in (*_TOLD, "seconds")}
+            self._lists = {name: tuple(self._told(name)) for name in self._lists}
             self._recorder = None
 
     # --- checks ---
@@ -380,14 +366,7 @@ class Report(Result):
             What `from_dict()` takes.
         """
         about = {name: self._told(name) for name in _TOLD}
-        found: dict[str, Iterable[Any]] = {
-            "rows": self.rows,
-            "fp8": self.fp8,
-            "kept": self.kept,
-            "violations": self.violations(),
-            "models": self.models,
-        }
-        lists = {name: [asdict(each) for each in of] for name, of in found.items()}
+        lists = {name: [asdict(each) for each in self._told(name)] for name in self._lists}
         return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **lists})
 
     @classmethod
