@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .core.policy import Policy, policies
     from .core.rules import fallbacks
     from .errors import HmpError, NonFiniteError, OpListError, ViolationError
-    from .tools.benchmark import benchmark
+    from .tools.benchmark.runner import benchmark
     from .tools.cast_weights import cast_weights
     from .tools.compare.compare import compare
     from .tools.explain import Rule, explain
@@ -103,7 +103,7 @@ hmp = sys.modules[__name__]
 # The module of each public name. None is imported before a name is used, so that `hmp -h` and pytest need not wait for torch. The first
 # name of _TOGETHER imports all of _TOGETHER; a name of _ALONE imports its own module only.
 _TOGETHER = {
-    ".tools.benchmark": "benchmark",
+    ".tools.benchmark.runner": "benchmark",
     ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
     ".core.active": "casts_enabled disable_casts enable_casts",
     ".core.rules": "fallbacks",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hmp
 from hmp.core.low_kernels import has_instructions
 from hmp.core.torch_ops import op_facts, sites
-from hmp.tools.benchmark.memory import saved_by
+from hmp.tools.saved_activations import saved_by
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import Side, rotated

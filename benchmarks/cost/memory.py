@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import hmp
-from hmp.tools.benchmark.memory import saved_by
+from hmp.tools.saved_activations import saved_by
 
 from ..harness.results import Found, Row
 from ..harness.sides import Side, autocast, policy_of, under_hmp

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hmp.tools.benchmark.memory import saved_by
+from hmp.tools.saved_activations import saved_by
 
 from ..harness.results import Found, Row
 from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp

@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable
 
-from hmp.tools.benchmark.memory import saved_by
+from hmp.tools.saved_activations import saved_by
 
 from ..harness.sides import Side, rotated
 from ..harness.timing import WALL, step_seconds, steps_for

@@ -26,8 +26,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp cast-weights model.safetensors --model mymodel:make --policy autocast -o half.safetensors",
         help="write a file of weights in the dtypes in which a policy uses them",
         description="Loads a safetensors file into the model that MODULE:FUNCTION makes, calls it once with the batch that comes with it, "
-        "and writes the weights in the low dtype in which every op took them; the others stay (hmp.cast_weights()). Exit status 0 done, 2 "
-        "for wrong use.",
+        "and writes the weights in the low-precision dtype in which every op took them; the others stay "
+        "(hmp.cast_weights()). Exit status 0 done, 2 for wrong use.",
     )
     parser.add_argument("file", metavar="FILE", help="the model's weights, a safetensors file")
     made = "a function of a module on the path or in this folder, which returns the model and a batch"

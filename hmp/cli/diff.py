@@ -7,8 +7,7 @@ from pathlib import Path
 
 import hmp
 
-from . import captures
-from .output import add_json, give_json
+from .output import add_json, check_page, give, give_json
 from .parser import Parser
 
 
@@ -24,7 +23,17 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, a report's JSON file, or a capture")
     parser.add_argument("b", metavar="B", help="another one of the same kind")
-    captures.add_to_diff(parser)
+    parser.add_argument(
+        "--map",
+        action="append",
+        metavar="A=B",
+        help="of two captures: modules called A in the first are B in the second; * stands for any text, and the option may be repeated",
+    )
+    parser.add_argument("--row-a", type=int, metavar="N", help="of two captures: which row of the first one's batch, counted from 0 ...")
+    parser.add_argument(
+        "--row-b", type=int, metavar="N", help="... stands beside which of the second's; else the rows with the same tokens"
+    )
+    parser.add_argument("--html", metavar="FILE", help="of two captures: also write a page")
     add_json(parser)
 
 
@@ -34,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if kind != other:
         raise hmp.HmpError(f"expected two of a kind, got a {kind}, {options.a}, and a {other}, {options.b}")
     if kind == "capture":
-        return captures.diff(options)
+        return _of_captures(options)
     for name in ("map", "row_a", "row_b", "html"):
         if getattr(options, name) is not None:
             raise hmp.HmpError(f"--{name.replace('_', '-')} is for two captures; leave it out for a {kind}")
@@ -45,6 +54,17 @@ def _kind(name: str) -> str:
     if name.endswith(".json"):
         return "report"
     return "capture" if name.endswith(".capture") or Path(name).is_file() else "policy"
+
+
+def _of_captures(options: argparse.Namespace) -> int:
+    """Print how far two captures are apart. Return 0, or 1 where they part; raise HmpError where they have nothing in common."""
+    if (options.row_a is None) != (options.row_b is None):
+        raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
+    check_page(options.html)
+    rows = None if options.row_a is None else (options.row_a, options.row_b)
+    result = hmp.compare_captures(options.a, options.b, map=options.map or (), rows=rows)
+    give(options, result)
+    return 1 if result.first is not None else 0
 
 
 def _of_policies(options: argparse.Namespace) -> int:

@@ -16,7 +16,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "lists",
         example="hmp lists",
         help="show the presets",
-        description="Prints a line for each preset, with its low dtype and the lengths of its lists. hmp check PRESET prints the entries.",
+        description="Prints a line for each preset, with its low-precision dtype and the lengths of its lists. hmp check PRESET prints "
+        "the entries.",
     )
     add_json(parser)
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     if not give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in names}}):
         return 0
     width = max(map(len, names))
-    print(f"{'preset':{width}}  low dtype  bf16  fp32  promote  fp8  saved")
+    print(f"{'preset':{width}}  dtype      bf16  fp32  promote  fp8  saved")
     for name in names:
         policy = hmp.Policy.load(name)
         if policy.name != name:

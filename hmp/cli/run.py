@@ -24,7 +24,6 @@ from typing import Any
 import hmp
 
 from ..compat.import_finders import after_import
-from . import captures
 from .output import check_folder
 from .parser import Parser
 
@@ -60,7 +59,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="record what ran in which precision, and write it when the script ends: a page (.html), JSON (.json) or text; "
         "ranks other than 0 write FILE.rank1.html and so on",
     )
-    captures.add_to_run(parser)
+    parser.add_argument(
+        "--capture",
+        metavar="FILE",
+        help="write what every module returned in the first call of each model, for hmp diff; ranks other than 0 write FILE.rank1 "
+        "and so on",
+    )
+    parser.add_argument("--capture-calls", type=int, default=1, metavar="N", help="capture N calls of each model (default 1)")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -89,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
     try:
         _check(script, options.is_module)
-        captures.check(options)
+        _check_capture(options)
         from_environment(options)
         called = prepare(options)
         pass_on(options)
@@ -97,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with captures.captured(options.capture, options.capture_calls), _recorded(options.report):
+        with _captured(options.capture, options.capture_calls), _recorded(options.report):
             with contextlib.ExitStack() as watching:
                 if options.verify:
                     watching.enter_context(verified_steps())
@@ -200,7 +205,7 @@ def _check_report(target: Path) -> None:
     if target.suffix != ".html":
         return
     try:
-        from ..tools.record.page import report_page  # noqa: F401  # it imports what it needs
+        from ..tools.pages import html  # noqa: F401  # it imports what it needs
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 
@@ -224,6 +229,35 @@ def _recorded(name: str | None) -> Iterator[None]:
                 report.to_json(target)
             else:
                 target.write_text(f"{report}\n", encoding="utf-8")
+
+
+def _check_capture(options: argparse.Namespace) -> None:
+    """Raise HmpError where the capture that is asked for could not be written: better now than when the script has run."""
+    if options.capture is None:
+        return
+    if options.capture_calls < 1:
+        raise hmp.HmpError(f"--capture-calls {options.capture_calls}: give a number from 1 on")
+    from ..tools.traces import file
+
+    try:
+        file.check(Path(options.capture))
+    except (hmp.HmpError, ImportError) as error:
+        raise hmp.HmpError(f"--capture: {error}") from None
+
+
+@contextlib.contextmanager
+def _captured(target: str | None, calls: int) -> Iterator[None]:
+    """Capture the first calls of every model while the script runs, where that is asked for; a line on stderr where none was called."""
+    if target is None:
+        yield
+        return
+    from ..tools.traces.capture import NothingCalled
+
+    try:
+        with hmp.capture(target, calls=calls):
+            yield
+    except NothingCalled as error:
+        print(f"hmp run: --capture {error}", file=sys.stderr)
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

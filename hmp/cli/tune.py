@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ..tools.tune import recipe
-    from ..tools.tune.journal import OtherTaskError  # here, with what it imports: other subcommands do without
+    from ..tools.tune.trials import OtherTaskError  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
     loss = _Loss(None)

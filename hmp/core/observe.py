@@ -102,9 +102,6 @@ class Listener:
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """Handle the end of the call, which returned or raised; the module is still the innermost one of `modules`."""
 
-    def checkpointed(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Handle the inputs that a checkpoint keeps for the recomputation in backward."""
-
     def backward_begins(self) -> None:
         """Handle the call of a backward pass."""
 
@@ -159,11 +156,11 @@ def listen(*added: Listener) -> Iterator[None]:
             undo.callback(_change, lambda known: tuple(each for each in known if each not in calls))
         undo.enter_context(modules.watch(added))
         for each in added:
-            if _has(each, "saved"):
-                undo.enter_context(saved.counting(each.saved, each))
-            elif _has(each, "kept"):
+            if _has(each, "kept"):
                 saved.watchers.append(each)
                 undo.callback(saved.watchers.remove, each)
+            if _has(each, "saved"):
+                undo.enter_context(saved.counting(each.saved))
         functions = [each for each in added if each.unlisted]
         if functions:
             undo.enter_context(_functions(functions))
@@ -178,6 +175,16 @@ def begins_of(told: Sequence[Listener]) -> list[Callable[[Call], None]]:
     return [each.begin for each in told if _has(each, "begin")]
 
 
+def end_all(told: Sequence[Listener], call: Call) -> None:
+    """Report the end of a call to all of the listeners; what one raises is raised when the others have heard of it."""
+    for at, each in enumerate(told):
+        try:
+            each.end(call)
+        except BaseException:
+            end_all(told[at + 1 :], call)
+            raise
+
+
 def _has(listener: Listener, *methods: str) -> bool:
     return any(getattr(type(listener), name) is not getattr(Listener, name) for name in methods)
 
@@ -187,15 +194,6 @@ def _change(to: Callable[[tuple[Listener, ...]], tuple[Listener, ...]]) -> None:
     with _lock:
         listeners = to(listeners)
     rebuild()
-
-
-def tell_checkpoint(arguments: Sequence[Any]) -> None:
-    """Report the tensors that a checkpoint keeps, those among the arguments of what it runs."""
-    told = modules.told_of_checkpoints
-    if told and torch.is_grad_enabled():
-        inputs = [each for each in arguments if isinstance(each, torch.Tensor)]
-        for each in told:
-            each.checkpointed(inputs)
 
 
 def quantised(told: Sequence[Listener], op: str, other: Callable[[Any], None] | None) -> Callable[[Statistics], None]:
@@ -297,15 +295,13 @@ class Modules:
         self._hooks: list[Any] = []
         self._entered: tuple[Listener, ...] = ()
         self._left: tuple[Listener, ...] = ()
-        self.told_of_checkpoints: tuple[Listener, ...] = ()
 
     @contextmanager
     def watch(self, added: Sequence[Listener] = ()) -> Iterator[None]:
         """Return a context manager with hooks on all modules, one pair for all that listen."""
-        entered, left, checkpoints = ([each for each in added if _has(each, name)] for name in ("entered", "left", "checkpointed"))
+        entered, left = ([each for each in added if _has(each, name)] for name in ("entered", "left"))
         with _lock:
             self._entered, self._left = (*self._entered, *entered), (*self._left, *left)
-            self.told_of_checkpoints = (*self.told_of_checkpoints, *checkpoints)
             if not self._watching:
                 register = torch.nn.modules.module
                 self._hooks = [
@@ -319,7 +315,6 @@ class Modules:
             with _lock:
                 self._entered = tuple(each for each in self._entered if each not in entered)
                 self._left = tuple(each for each in self._left if each not in left)
-                self.told_of_checkpoints = tuple(each for each in self.told_of_checkpoints if each not in checkpoints)
                 self._watching -= 1
                 if not self._watching:
                     for hook in self._hooks:
@@ -466,8 +461,7 @@ class _Functions(TorchFunctionMode):
             raise
         finally:
             here.function = None
-            for each in told:
-                each.end(call)
+            end_all(told, call)
         return call.result
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -278,8 +278,9 @@ are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autog
 push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
 pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
 
-# What a node of autograd's graph saved, as the hook active left it; None where torch does not show it (2.9).
-packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)
+# What torch.func.grad() and the like call, and whether it can leave the hooks that are active on their stack (not in 2.7).
+DISABLE_HOOKS = _place("torch._C._autograd._saved_tensors_hooks_disable")
+can_be_disabled = "fail_if_non_empty" in (getattr(*DISABLE_HOOKS).__doc__ or "")
 
 
 def _nothing_kept(key: str) -> bool:

@@ -17,7 +17,7 @@ from ..core.active import disable_casts
 from ..core.cast_cache import clear_cache
 from ..core.casting import each_tensor
 from ..core.compiler_stance import running_uncompiled
-from ..core.formatting import NOTHING, aligned, dtype_name, share, size, some, versioned
+from ..core.formatting import dtype_name, share, size, some, versioned
 from ..core.observe import Listener, listen
 from ..core.policy import Policy
 from ..core.torch_private import memory_of, storage_of
@@ -25,6 +25,7 @@ from ..errors import HmpError
 from . import model_call
 from .aten import Facts, argument, facts
 from .model_state import preserve_state, same_bytes
+from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes
 
 Tensor = torch.Tensor
 LOW = (torch.bfloat16, torch.float16)
@@ -47,8 +48,8 @@ class Weight:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class CastWeights:
+@dataclass(frozen=True, repr=False)
+class CastWeights(Result):
     """What `hmp.cast_weights()` did; str() is a table, in which weights that differ by a number in their name alone share a line.
 
     Example:
@@ -85,22 +86,27 @@ class CastWeights:
         totals = {"bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
         return versioned({"policy": self.policy, **totals, "weights": [asdict(weight) for weight in self.weights]})
 
-    def __str__(self) -> str:
+    def _page(self) -> Page:
         groups: dict[tuple[Any, ...], list[Weight]] = defaultdict(list)
         for each in self.weights:
             groups[re.sub(r"(?<=\.)\d+(?=\.)", "*", each.name), each.ops, each.before, each.after, each.why].append(each)
-        rows: list[tuple[str, ...]] = [("weight", "ops", "dtype", "bytes", "now", "stayed because")]
+        rows = []
         for (name, ops, before, after, why), group in groups.items():
             named = f"{name} ({len(group)})" if len(group) > 1 else group[0].name
-            dtype = before if before == after else f"{before} → {after}"
-            sizes = (size(sum(each.bytes_before for each in group)), size(sum(each.bytes_after for each in group)))
-            rows.append((named, some(ops) or NOTHING, dtype, *sizes, why))
+            dtype = flow(before) if before == after else flow(before, after)
+            sizes = [nbytes(sum(getattr(each, of) for each in group)) for of in ("bytes_before", "bytes_after")]
+            rows.append([module(named), Cell(some(ops)), dtype, *sizes, Cell(why, "why")])
         cast = sum(each.before != each.after for each in self.weights)
-        total = (
-            f"{cast} of {len(self.weights)} weights are stored low; {size(self.bytes_before)} are now {size(self.bytes_after)}, "
-            f"{share(self.bytes_after, self.bytes_before)} of before"
+        return Page(
+            title="hmp cast_weights",
+            verdict=f"{cast} of {len(self.weights)} weights are stored low; {size(self.bytes_before)} are now {size(self.bytes_after)}, "
+            f"{share(self.bytes_after, self.bytes_before)} of before, under policy {self.policy!r}",
+            sections=[
+                Section(
+                    "weights", "Weights", "", [Table(("weight", "ops", "dtype", ">bytes", ">now", "stayed because"), rows, most=len(rows))]
+                )
+            ],
         )
-        return "\n".join([f"hmp cast_weights, under policy {self.policy!r}", "", *aligned(rows, {0, 1, 2, 5}, ruled=True), "", total])
 
 
 def cast_weights(
@@ -367,6 +373,6 @@ def _store(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:
 
 
 def _flatten(model: torch.nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, torch.nn.RNNBase):
-            module.flatten_parameters()
+    for each in model.modules():
+        if isinstance(each, torch.nn.RNNBase):
+            each.flatten_parameters()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..core.dispatch import decisions
+from ..core.formatting import Word
 from ..core.policy import (
     CASTS,
     EVERY_OP,
@@ -30,7 +31,6 @@ from ..core.torch_ops import op_facts, sites
 from ..errors import HmpError, OpListError
 from .explain import explain
 
-Level = Literal["ok", "note", "error"]
 # A part of a file's name → the list that such a file contains.
 _MARKS: Mapping[str, ListName] = {
     "bf16": "bf16",
@@ -42,6 +42,14 @@ _MARKS: Mapping[str, ListName] = {
     "promote": "promote",
     "widest": "promote",
 }
+
+
+class Level(Word):
+    """How an entry of a list is: it has an effect, it has none, or convert() would refuse it."""
+
+    OK = "ok"
+    NOTE = "note"
+    ERROR = "error"
 
 
 class EntryFinding(NamedTuple):
@@ -95,7 +103,7 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) 
     policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(list_files(folders[0])) else None
     found += _meanings(usable, policy or _policy(usable))
     order = {str(path): index for index, (path, _) in enumerate(files)}
-    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
+    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == Level.NOTE))
     for folder in folders:
         found += _of_folder(folder, found)
     return found
@@ -109,7 +117,7 @@ def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list
         try:
             entries += read_list(path, cast)
         except OpListError as error:
-            told = [EntryFinding(str(path), error.line, "", cast, "error", _bare(error))]
+            told = [EntryFinding(str(path), error.line, "", cast, Level.ERROR, _bare(error))]
             if error.line is not None:
                 read, bad = _line_by_line(path, cast)
                 entries += read
@@ -131,7 +139,7 @@ def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[Ent
             # after a blank, a byte order mark within the file stays as it is there, and isn't an op's name
             entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
         except OpListError as bad:
-            found.append(EntryFinding(str(path), number, "", cast, "error", _bare(bad)))
+            found.append(EntryFinding(str(path), number, "", cast, Level.ERROR, _bare(bad)))
     return entries, found
 
 
@@ -148,19 +156,23 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
         try:
             ops = spelling.resolve(entry)
         except OpListError as error:
-            say(entry, "error", _bare(error))
+            say(entry, Level.ERROR, _bare(error))
             continue
         if not ops:
-            say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
+            say(entry, Level.NOTE, "no op of this torch release; skipped, other releases or compilers know it")
             continue
         rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.RIVALS.get(entry.cast, ()))
         other = next(filter(None, rivals), None)
         if other is not None:
-            say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
+            say(
+                entry,
+                Level.ERROR,
+                f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them",
+            )
             continue
         before = precedence.same_op(ops, taken[entry.cast, entry.scope])
         if before is not None:
-            say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
+            say(entry, Level.NOTE, f"the same op as {before.text!r} in line {before.line}")
             continue
         for op in ops:
             taken[entry.cast, entry.scope].setdefault(op, entry)
@@ -204,32 +216,35 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
         return _kept_packed(entry, policy, listed)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
-            return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"
-        return "ok", f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
+            return Level.NOTE, f"the {listed.star.cast} list holds it too, and wins (R4)"
+        return Level.OK, f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
     ops = spelling.resolve(entry)
     if "." in entry.name and not sites.sites_of(ops[0]):
-        return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
+        return Level.OK, "a function of yours; it is one op, and what it calls inside is not decided again"
     told = explain(entry.name, policy)
     if ops[0] in op_facts.DTYPE_OPS:
-        return "note", told.why
+        return Level.NOTE, told.why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.cast not in {each.cast for each in sources}:
-        return "note", f"on the {sources[0].cast} list too, as {sources[0].text!r}, which wins (R4)"
+        return Level.NOTE, f"on the {sources[0].cast} list too, as {sources[0].text!r}, which wins (R4)"
     own = {(entry.cast, entry.name)}
     places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
-        return "note", rules.IN_PLACE.sentence
-    return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+        return Level.NOTE, rules.IN_PLACE.sentence
+    return Level.OK, f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
 
 
 def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
     """Return what an entry of the saved list does."""
     if entry.name == EVERY_OP:
-        return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
+        return (
+            Level.OK,
+            f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})",
+        )
     told = explain(entry.name, policy)
     ops = spelling.resolve(entry)
     is_known = any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
-    return ("ok", told.saved) if is_known else ("note", "keeps no numbers for backward that could be packed, as far as is known")
+    return (Level.OK, told.saved) if is_known else (Level.NOTE, "keeps no numbers for backward that could be packed, as far as is known")
 
 
 def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFinding]:
@@ -239,12 +254,12 @@ def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFi
         base = policy_files.read_base(folder)
         Policy.load(folder)
     except OpListError as error:
-        if not any(each.level == "error" for each in before):
-            yield EntryFinding(str(error.path or folder), error.line, "", "", "error", _bare(error))
+        if not any(each.level == Level.ERROR for each in before):
+            yield EntryFinding(str(error.path or folder), error.line, "", "", Level.ERROR, _bare(error))
     for cast in CASTS:  # most policies have no FP8 list
         if cast not in list_files(folder):
             of = f"it is that of {base!r}, which base.txt names" if base else f"the {cast} list is empty"
-            yield EntryFinding(str(folder), None, "", cast, "note", f"no {cast}.txt: {of}")
+            yield EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}")
 
 
 def _bare(error: OpListError) -> str:

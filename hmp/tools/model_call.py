@@ -11,6 +11,7 @@ import torch
 
 from ..core.active import current_state
 from ..core.convert import applied_policy, casts
+from ..core.formatting import dtype_name
 from ..core.policy import DEFAULT, Policy, as_policy
 from ..errors import HmpError
 
@@ -63,6 +64,14 @@ def own_loss(output: Any) -> torch.Tensor | None:
     """Return the scalar that a model's output has as its loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
+
+
+def check_loss(value: Any, given: str) -> None:
+    """Raise HmpError for anything but a real tensor with one element, of which backward can be called. `given` says where it comes from."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return
+    found = f"{dtype_name(value.dtype)}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise HmpError(f"{given} is {found}: expected a real tensor with one element; give loss=, such as lambda output: output.abs().mean()")
 
 
 def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..core.active import current_state
+from ..core.formatting import Word
 from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
@@ -19,11 +20,17 @@ from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number
 
-Direction = Literal["forward", "backward"]
 # It is between the line that calls backward() and the user's Python code that backward calls.
 _ENGINE = RUN_BACKWARD.attribute
 # How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
 REMEMBERED = 500_000
+
+
+class Direction(Word):
+    """Which pass an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
 
 
 class Owner(NamedTuple):
@@ -78,13 +85,13 @@ class OpOwners(Listener):
                 self._by_sequence[number] = owner
                 if len(self._by_sequence) > REMEMBERED:
                     self._by_sequence.popitem(last=False)
-            return AtenCall(owner, "forward", None)
+            return AtenCall(owner, Direction.FORWARD, None)
         owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
         users = _users_line_in_backward()
         if users is not None:
             # an op of theirs, and no part of the forward op whose backward runs it
             owner = self._owner(aten)._replace(place=Place(owner.place.module, *users))
-        return AtenCall(owner, "backward", node, users is not None)
+        return AtenCall(owner, Direction.BACKWARD, node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
         # in a dispatch mode casts are off: the policy is that of the call

@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..core.casting import each_tensor
-from ..core.formatting import NOTHING, aligned, size, versioned
-from ..core.observe import listen, modules
+from ..core.formatting import NOTHING, size, versioned
+from ..core.observe import listen
 from ..core.policy import Policy
-from .benchmark.memory import SavedBytes
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import Snapshot, random_state_kept
+from .pages.page import Cell, Page, Result, Section, Table, nbytes, number
 from .record.recorder import record
+from .saved_activations import SavedActivations
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Layer:
     saved_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(Result):
     """The layers of a model in the order of the tree; str() is a table. `policy` is that of the forward pass, "" where none was made.
 
     Example:
@@ -76,18 +78,21 @@ class Summary:
         totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
         return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
-    def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("layer", "output", "parameters", "computes in", "saves")]
+    def _page(self) -> Page:
+        rows = []
         for layer in self.layers:
             name = f"{'  ' * layer.depth}{layer.path.rpartition('.')[2]}"
-            shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
-            parameters = f"{layer.parameters:,}" if layer.parameters else NOTHING
             called = f"{name} ({layer.kind})" if layer.path else layer.kind
-            rows.append((called, shapes or NOTHING, parameters, ", ".join(layer.computes) or NOTHING, size(layer.saved_bytes)))
-        table = aligned(rows, {0, 1, 3}, ruled=True)
-        under = f"under policy {self.policy!r}" if self.policy else "without a batch: dtypes and what is saved are not known"
-        total = f"{self.parameters:,} parameters; {size(self.saved_bytes, none='0 B')} saved for backward"
-        return "\n".join([f"hmp summary, {under}", "", *table, "", total])
+            shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
+            parameters = number(layer.parameters, f"{layer.parameters:,}" if layer.parameters else NOTHING)
+            rows.append([Cell(called), Cell(shapes), parameters, Cell(", ".join(layer.computes)), nbytes(layer.saved_bytes)])
+        under = f"under policy {self.policy!r}" if self.policy else "without a batch, dtypes and what is saved are not known"
+        table = Table(("layer", "output", ">parameters", "computes in", ">saves"), rows, most=len(rows))
+        return Page(
+            title="hmp summary",
+            verdict=f"{self.parameters:,} parameters, {size(self.saved_bytes, none='0 B')} saved for backward, {under}",
+            sections=[Section("layers", "Layers", "", [table])],
+        )
 
 
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
@@ -131,7 +136,8 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
             record() as report,
             listen(seen),
         ):
-            call()
+            output = call()  # holds the graph: what is to be packed is packed at the end
+        del output
     finally:
         snapshot.restore()
     computes: dict[str, Counter[str]] = {}
@@ -139,16 +145,20 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
         path = seen.path_of(row.module)
         if path is not None and row.compute:
             computes.setdefault(path, Counter())[row.compute] += row.calls
-    return Summary(tuple(_layers(model, seen, computes)), chosen.name)
+    saved: Counter[str] = Counter()
+    for place, kept in seen.by_module.items():
+        path = seen.path_of(place)
+        if path is not None:
+            saved[path] += kept
+    return Summary(tuple(_layers(model, seen.shapes, computes, saved)), chosen.name)
 
 
-class _Seen(SavedBytes):
+class _Seen(SavedActivations):
     """What a forward pass shows of the model's modules: the shapes that they return, and what they save."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__([*model.parameters(), *model.buffers()])
         self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self.by_path: Counter[str] = Counter()
         self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
 
@@ -167,27 +177,6 @@ class _Seen(SavedBytes):
             place = place.rpartition(".")[0]
         return None
 
-    def saved(self, tensor: torch.Tensor) -> None:
-        """Count a saved tensor for the layer that is running."""
-        path = self.path_of(modules.path)
-        if path is not None:
-            before = self.bytes
-            super().saved(tensor)
-            self.by_path[path] += self.bytes - before
-
-    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
-        """Count what is to be packed for the layer that is running: in place of `saved`."""
-        path = self.path_of(modules.path)
-        if path is not None and super().kept(op, tensor, nbytes, left):
-            self.by_path[path] += left
-            return path
-        return None
-
-    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Count what packing it saved."""
-        if about is not None:
-            self.by_path[about] -= saved
-
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """Note what a module returned."""
         path = self._paths.get(id(module))
@@ -195,14 +184,19 @@ class _Seen(SavedBytes):
             self.shapes[path] = tuple(tuple(tensor.shape) for tensor in each_tensor((output,)))
 
 
-def _layers(model: torch.nn.Module, seen: _Seen | None = None, computes: Mapping[str, Counter[str]] | None = None) -> Iterator[Layer]:
+def _layers(
+    model: torch.nn.Module,
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]] = MappingProxyType({}),
+    computes: Mapping[str, Counter[str]] = MappingProxyType({}),
+    saved: Mapping[str, int] = MappingProxyType({}),
+) -> Iterator[Layer]:
     for path, module in model.named_modules():
         yield Layer(
             path=path,
             kind=type(module).__name__,
             depth=path.count(".") + 1 if path else 0,
             parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
-            shapes=() if seen is None else seen.shapes.get(path, ()),
-            computes=tuple(dtype for dtype, _ in (computes or {}).get(path, Counter()).most_common()),
-            saved_bytes=0 if seen is None else seen.by_path[path],
+            shapes=shapes.get(path, ()),
+            computes=tuple(dtype for dtype, _ in computes.get(path, Counter()).most_common()),
+            saved_bytes=saved.get(path, 0),
         )

@@ -58,6 +58,8 @@ def verify(
         with region:
             output = model_call.call(model, batch)
             value = _loss_of(output, loss) if torch.is_grad_enabled() else None
+            if value is not None:
+                model_call.check_loss(value, "loss(output)" if loss is not None else "the sum of the model's output")
         if value is not None and value.requires_grad:
             value.backward()
     return report.verify(allow)

@@ -12,7 +12,7 @@ WIDTH, OUT, ROWS = 256, 64, 32
 
 
 def lists(dtype: torch.dtype = BF16) -> hmp.Policy:
-    """What Plain writes out: linear in the low dtype, the loss in float32; relu and the sum compute in what they are given."""
+    """What Plain writes out: linear in the low-precision dtype, the loss in float32; relu and the sum compute in what they are given."""
     return policy(bf16="linear", fp32="mse_loss", dtype=dtype)
 
 

@@ -174,7 +174,7 @@ def without_a_policy_apply_takes_the_lists_of_the_device() -> str:
     assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
     assert for_device.dtype is torch.get_autocast_dtype(DEVICE)
     assert named.dtype is _low_dtype()
-    return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; low dtype {named.dtype}"
+    return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; {named.dtype}"
 
 
 def _low_dtype() -> torch.dtype:

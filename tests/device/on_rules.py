@@ -63,7 +63,7 @@ IN_FLOAT32 = {"xla": {"cdist", "linalg.inv", "linalg.eigvalsh"}}
 
 
 def _or_in_float32(name: str, want: Outcome, args: list[Any], to: torch.dtype) -> Outcome:
-    """R11: what has no forward kernel in the low dtype is computed in float32 and stays so. Lacking a backward is torch's error."""
+    """R11: what has no forward kernel in the low-precision dtype runs in float32. Lacking a backward is torch's error."""
     call = OPS[name][0]
     if want.error is None:
         return want
@@ -134,7 +134,7 @@ def r9_norms_with_float32_weights_give_the_lists_dtype() -> None:
 
 @check
 def r11_the_table_of_missing_kernels_is_true_of_this_device() -> str:
-    """Each named op that can be called with one or two tensors: plain torch refuses the low dtype where the table says so."""
+    """Each named op that can be called with one or two tensors: plain torch refuses the low-precision dtype where the table says so."""
     named = {
         (name, dtype)
         for where, dtypes, names in op_facts.NO_KERNEL

@@ -36,7 +36,7 @@ def test_a_linear_on_the_list_runs_in_fp8_and_its_gradients_arrive_in_float32() 
     y.float().square().mean().backward()
     expected = by_hand(x, model.weight, model.bias)
     assert y.dtype is BF16
-    torch.testing.assert_close(y, expected, rtol=2**-7, atol=2**-7)  # one rounding of the low dtype
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=2**-7)  # one rounding of the low-precision dtype
     assert not torch.equal(y.float(), torch.nn.functional.linear(x.bfloat16(), model.weight.bfloat16(), model.bias.bfloat16()).float())
     for leaf in (x, model.weight, model.bias):
         assert leaf.grad is not None and leaf.grad.dtype is F32 and leaf.grad.abs().sum() > 0

@@ -101,7 +101,7 @@ def test_a_folder_keeps_the_low_dtype(tmp_path: Path, dtype: torch.dtype) -> Non
 def test_dtype_txt_names_the_low_dtype(tmp_path: Path) -> None:
     (tmp_path / "bf16.txt").write_text("mm\n")
     assert hmp.Policy.load(tmp_path).dtype is torch.bfloat16
-    (tmp_path / "dtype.txt").write_text("# the low dtype\r\n\nfloat16  # half\n")
+    (tmp_path / "dtype.txt").write_text("# the low-precision dtype\r\n\nfloat16  # half\n")
     with hmp.casts(hmp.Policy.load(tmp_path)):
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
 

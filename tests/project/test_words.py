@@ -39,10 +39,8 @@ AVOID = {
 }
 # Where a word is the right one, each with its reason.
 ALLOWED = {
-    ("docs/pages/background/faq.md", "low dtype"): "the glossary explains the word, which hmp prints",
     ("docs/pages/how-to/see-what-ran.md", "region"): "a kind of violation that hmp prints and takes",
     ("docs/pages/how-to/see-what-ran.md", "island"): "the same",
-    ("docs/pages/how-to/find-a-nan.md", "low dtype"): "printed by hmp",
     ("docs/pages/start/comparison.md", "dispatcher"): "PyTorch's own",
 }
 # In hmp's own text and on the maintainers' pages these are ordinary words: a product of matrices, a mark on memory, "there is no such
@@ -61,7 +59,6 @@ ALLOWED_IN_CODE = {
     ("compat/habana/graph_capture.py", "dispatcher"): "torch's own",
     ("core/cast_cache/address_writes.py", "dispatcher"): "torch's own",
     ("core/rules/copied_views.py", "told"): "a value of `kind`",
-    ("core/rules/kernel_fallback.py", "low dtype"): "the log line that the pages print",
     ("core/rules/rules.py", "told"): "an argument's name",
     ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
     ("core/torch_patches/uncast_functions.py", "dispatcher"): "torch's own",

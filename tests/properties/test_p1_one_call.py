@@ -171,7 +171,7 @@ def wrong(case: Case, off: bool) -> list[str]:
     if any(is_it(case) for is_it in KNOWN):
         return []
     found = [(what, detail) for what, detail in found if (case.call.op, what) not in EXCEPTED]
-    if case.call.op in RECURRENT:  # R21: their steps' gradients are summed in float32, with torch's low kernels in the low dtype
+    if case.call.op in RECURRENT:  # R21: their steps' gradients are summed in float32, with torch's low kernels in the low-precision dtype
         found = [(what, detail) for what, detail in found if what != "gradient"]
     return [f"{case}: {what}: {detail}" for what, detail in found]
 

@@ -32,7 +32,7 @@ BEGUN = ENTERED[:4]
 
 
 PROCESS = "that of convert()"
-Chosen = tuple[Any, str | None]  # the low dtype of a policy, or PROCESS; why casts are off
+Chosen = tuple[Any, str | None]  # the low-precision dtype of a policy, or PROCESS; why casts are off
 
 
 def region(kind: str) -> Any:
@@ -59,7 +59,7 @@ class Lane:
         self.open: list[tuple[str, Any, Chosen | None]] = []  # (kind, the generator or the stack that ends it, what it chose)
 
     def state(self, process: torch.dtype | None) -> tuple[torch.dtype | None, str | None, bool]:
-        """The low dtype of the policy, why casts are off, if they are, and whether torch.autocast is really enabled."""
+        """The low-precision dtype of the policy, why casts are off, if they are, and whether torch.autocast is really enabled."""
         low, off = self.chosen()
         real = False
         for kind, _, _ in self.open:

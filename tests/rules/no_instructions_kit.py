@@ -15,7 +15,7 @@ from oracle import BF16, F32, assert_identical, cast, flat
 from trap_kit import policy
 
 Call = Callable[..., Any]
-# Every op that computes in float32 where a processor has no instructions for a low dtype, as lists name it.
+# Every op that computes in float32 where a processor has no instructions for a low-precision dtype, as lists name it.
 ALL_NAMES = """
     linear matmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul linalg.multi_dot matrix_power cov corrcoef
     _addmm_activation bilinear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d

@@ -53,7 +53,7 @@ def test_a_weight_has_one_copy_in_the_dtype_that_was_asked_for_last():
 
 
 def _low_alive(*shapes):
-    """How many tensors of these shapes are alive in a low dtype, of those that were made since the test began."""
+    """How many tensors of these shapes are alive in a low-precision dtype, of those that were made since the test began."""
     return sum(type(o) is torch.Tensor and o.dtype is LOW and o.shape in shapes for o in gc.get_objects())
 
 

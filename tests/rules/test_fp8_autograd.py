@@ -151,7 +151,7 @@ def test_what_is_around_a_product_leaves_its_gradients_as_they_are(recipe: str) 
     assert not vars(net[0].weight)
 
 
-# --- transforms: they run in the low dtype, and a caller that does not ask is told ----------------------------------------
+# --- transforms: they run in the low-precision dtype, and a caller that does not ask is told ----------------------------------------
 
 
 def forward_mode(function: Any, x: torch.Tensor, w: torch.Tensor) -> Any:

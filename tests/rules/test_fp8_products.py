@@ -49,7 +49,7 @@ def test_r20_linear_and_its_gradients(recipe: str, low: torch.dtype, dtypes: tup
     y.backward(grad)
     of_x, of_w = gradients(x, w.T, grad, recipe)
     assert (x.grad.dtype, w.grad.dtype) == dtypes
-    # rounded to the low dtype, and to the leaf's where that is coarser
+    # rounded to the low-precision dtype, and to the leaf's where that is coarser
     close(x.grad if dtypes[0] is BF16 else x.grad.to(low), of_x, most=0.6)
     close(w.grad if dtypes[1] is BF16 else w.grad.to(low), of_w.T, most=0.6)
     with_bias = in_fp8("linear", x, w, b, recipe=recipe, low=low)

@@ -72,7 +72,7 @@ def check(recipe: str, layer: tuple[torch.Tensor, ...]) -> None:
     terms = [absolute_x @ absolute_w.T, absolute_g @ absolute_w, absolute_g.T @ absolute_x, absolute_g.sum(0)]
     for mine, theirs, bound in zip(found, wanted, terms, strict=False):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-        # float32 weights get gradients that were rounded to the low dtype; in float16 they may be too large for it
+        # float32 weights get gradients that were rounded to the low-precision dtype; in float16 they may be too large for it
         low_mine, low_theirs = mine.to(x.dtype), theirs.to(x.dtype)
         assert torch.equal(low_mine.isfinite(), low_theirs.isfinite())
         finite = low_theirs.isfinite()

@@ -1,4 +1,4 @@
-"""R11: no op's kernel in a low dtype gives garbage: what float64 has for the rounded inputs, hmp has within what the dtype can hold."""
+"""R11: no op's kernel in a low-precision dtype gives garbage: hmp has float64's results for the rounded inputs, in its range."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_r11_what_a_hook_raises_once_the_caller_sees_once(error: Exception) -> N
         assert raised.__cause__ is None and raised.__context__ is None, op
 
 
-# what fails in the low dtype, is refused as a mixture, or works
+# what fails in the low-precision dtype, is refused as a mixture, or works
 COUNTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **SAVING,
     "no kernel, known": lambda x: torch.linalg.inv(x.to(BF16)),

@@ -290,7 +290,7 @@ WRITTEN = ["attention", "gru", "linear", "sliced", "heads", "convolution", "chai
 
 @packs
 def test_r11_a_write_before_backward_raises_where_torchs_own_kernel_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any input of a low dtype, changed in place; of float32 ones copies were kept."""
+    """Any input of a low-precision dtype, changed in place; of float32 ones copies were kept."""
     found: dict[tuple[str, str], list[bool]] = {}
     for kernels, name in itertools.product(("native", "float32"), WRITTEN):
         monkeypatch.setenv("HMP_LOW_KERNELS", kernels)

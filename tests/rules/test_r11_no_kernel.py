@@ -1,4 +1,4 @@
-"""R11: an op that has no kernel in the low dtype runs in float32; what is known is read before the call, what fails is remembered."""
+"""R11: an op that has no kernel in the low-precision dtype runs in float32; what fails is remembered."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.native_kernels  # matrix_power computes in float32 and rounds where the processor has no instructions for a low dtype
+@pytest.mark.native_kernels  # matrix_power computes in float32 and rounds where the processor has no instructions for a low-precision dtype
 @pytest.mark.parametrize("policy", ["habana", hmp.Policy("every op low", bf16={"*"})], ids=lambda p: getattr(p, "name", p))
 def test_r11_op_without_a_low_kernel_runs_in_float32(policy: str | hmp.Policy) -> None:
     for dtype in (torch.bfloat16, torch.float16):
@@ -58,7 +58,7 @@ def test_r11_op_without_a_low_kernel_runs_in_float32(policy: str | hmp.Policy) -
                 result, again = op(given), op(given)
                 assert result.dtype is expected.dtype, name
                 assert result.dtype in (torch.float32, torch.complex64), name
-                # arithmetic before the op (x + 1) rounds once more where the policy has it in the low dtype
+                # arithmetic before the op (x + 1) rounds once more where the policy has it in the low-precision dtype
                 torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
                 torch.testing.assert_close(again, result, rtol=0, atol=0)
 

@@ -110,7 +110,7 @@ def test_r12_integers_keep_torchs_error() -> None:
         torch.zeros(4, dtype=torch.int8).masked_fill(MASK, 1000)
 
 
-# Arithmetic with a scalar beyond the low dtype computes in float32 and saturates.
+# Arithmetic with a scalar beyond the low-precision dtype computes in float32 and saturates.
 ARITHMETIC = {
     "x * s": (operator.mul, "mul"),
     "s * x": (lambda x, s: s * x, "mul"),
@@ -205,7 +205,7 @@ ADDED = {
 
 
 def test_r12_a_mask_tensor_of_the_lowest_float32_stays_finite() -> None:
-    """No operand that needs no gradient overflows on its way to the low dtype (trap D2)."""
+    """No operand that needs no gradient overflows on its way to the low-precision dtype (trap D2)."""
     for (name, (call, op)), sign in itertools.product(ADDED.items(), (1, -1)):
         scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, sign * LOWEST)
         want = call(scores, saturated(mask, BF16)).clamp(-MAX[BF16], MAX[BF16])
@@ -290,7 +290,7 @@ def test_r12_what_has_no_values_is_cast_and_not_clamped():
 
 
 def test_r12_low_softmax_of_float32_scores_with_a_masked_row_is_finite() -> None:
-    """Through a list, and into an explicit low dtype."""
+    """Through a list, and into an explicit low-precision dtype."""
     mask = torch.zeros(2, 3)
     mask[0] = LOWEST
     for dtype in (BF16, F16):

@@ -229,7 +229,7 @@ COARSE = frozenset({"matrix_exp"})
 
 
 def lacks_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], expected: Expectation, kinds: Kinds) -> list[Outcome]:
-    """The float32 run of R11, where plain torch refuses the low dtypes of this call's plan for another sample or spelling of the op."""
+    """The float32 run of R11, where plain torch refuses the low-precision dtypes of this call's plan elsewhere."""
     lows = {d for o in expected.allowed for d in (*o.plan, *dtypes) if d in (torch.bfloat16, torch.float16)}
     info = next((each for each in op_db() if title(each) == call.op), None)
     if not lows or info is None or expected.no_kernel:
@@ -249,7 +249,7 @@ def lacks_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], ex
 
 
 def also_without_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], expected: Expectation) -> list[Outcome]:
-    """The float32 run of R11, for a call that plain torch takes in the low dtype although it has no kernel for the op's other samples."""
+    """The float32 run of R11, for a call that plain torch takes in the low-precision dtype, without a kernel for other samples."""
     low = any(d is BF16 for o in expected.allowed for d in o.plan) or (BF16 in dtypes and any(None in o.plan for o in expected.allowed))
     if expected.no_kernel or call.out or not low:
         return []

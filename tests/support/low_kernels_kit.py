@@ -1,4 +1,4 @@
-"""How this processor computes products in a low dtype under hmp, for oracles: by torch's kernel, or in float32 and rounded (R11)."""
+"""How this processor computes products in a low-precision dtype for oracles: by torch's kernel, or in float32 (R11)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def as_computed(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _AsComputed(TorchFunctionMode):
-    """Each such op that torch's functions, methods and modules call computes in float32 if its tensors have one low dtype."""
+    """Each such op that torch's functions, methods and modules call computes in float32 if its tensors have one low-precision dtype."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import hmp
-from hmp.tools.tune.result import Trial, TuneResult, Unit
-from hmp.tools.tune.tolerance import Tolerance
+from hmp.tools.tune.result import Tolerance, Trial, TuneResult, Unit
 
 NASTY = "<script>alert(1)</script>"
 MS = 1e-3

@@ -90,8 +90,8 @@ def test_the_gap_of_every_module_is_that_of_its_values(tmp_path: Path) -> None:
     times, before, jump = found.jumps()[0]
     assert (before.relative, jump.module, times) == (0.0, "layers.1.mix", float("inf"))
     text = str(found)
-    assert "they part first at layers.1.mix (Linear): " in text
-    assert "layers.1.attend" in text and "they do not part: 13 outputs" in str(hmp.compare_captures(a, a))
+    assert "They part first at layers.1.mix (Linear): " in text
+    assert "layers.1.attend" in text and "They do not part: 13 outputs" in str(hmp.compare_captures(a, a))
 
 
 def test_weights_in_bfloat16_and_a_policy_over_float32_say_what_each_computed_in(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ X = torch.ones(6, 8)
 
 def test_wrong_use_is_an_error_that_says_what_is_wrong():
     for call, told in (
-        (lambda: hmp.compare(net(), X, LOW, loss=lambda out: out), "shape (6, 4)"),
+        (lambda: hmp.compare(net(), X, LOW, loss=lambda out: out), "float32[6, 4]"),
         (lambda: hmp.compare(net(), X, LOW, loss=lambda out: 1.0), "float"),
         (lambda: hmp.compare(nn.ReLU(), X, LOW, loss=torch.sum), "nothing that it was computed from does"),
         (lambda: hmp.compare(net(), X, LOW, loss=lambda out: out.detach().sum()), "the output does"),

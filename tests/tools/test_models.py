@@ -74,19 +74,73 @@ def test_bytes_kept_for_backward_are_those_that_hooks_see_module_by_module() -> 
 
 
 @needs_saved
-def test_hooks_of_the_user_are_not_called_and_what_they_keep_counts() -> None:
-    def unpack(_: Any) -> Any:
-        raise AssertionError("a recording runs no backward")
-
+def test_hooks_of_the_user_are_called_as_without_a_recording() -> None:
     class Halved(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with saved_tensors_hooks(lambda tensor: tensor.bfloat16(), unpack):
+            with saved_tensors_hooks(lambda tensor: tensor.bfloat16(), lambda tensor: tensor.float()):
                 return x.exp()
 
     net, x = nn.Sequential(nn.Linear(4, 4), Halved(), nn.Linear(4, 4)), torch.randn(2, 4)
+    expected = torch.autograd.grad(net(x).sum(), net[0].weight)[0]
     with hmp.record() as report:
         net(x)
-    assert report.models[0].kept == {"0": 32, "1": 16, "2": 32}
+    assert report.models[0].kept == {"0": 32, "2": 32}
+    packed: list[int] = []
+    with saved_tensors_hooks(lambda tensor: packed.append(1) or tensor, lambda tensor: tensor), hmp.record() as report:
+        got = torch.autograd.grad(net(x).sum(), net[0].weight)[0]
+    assert packed and torch.equal(got, expected) and report.models[0].kept is None
+
+
+@needs_saved
+def test_a_write_before_backward_is_an_error_under_a_recording_too() -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with hmp.record():
+        y = layer(x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        layer(x).sum().backward()
+
+
+@needs_saved
+def test_transforms_that_refuse_hooks_run_in_a_recorded_model() -> None:
+    class Slopes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            slope = torch.func.grad(lambda x: x.sin().sum())(x)
+            each = torch.func.vmap(lambda row: row.exp() * row)(x)
+            return super().forward(slope + each)
+
+    net, x = Slopes(4, 4), torch.randn(2, 4, requires_grad=True)
+    expected = torch.autograd.grad(net(x).sum(), x)[0]
+    disable = torch._C._autograd._saved_tensors_hooks_disable
+    with hmp.record() as report:
+        got = torch.autograd.grad(net(x).sum(), x)[0]
+    assert torch.equal(got, expected) and report.models[0].kept
+    assert torch._C._autograd._saved_tensors_hooks_disable is disable
+    assert hmp.summary(net, x, "habana").saved_bytes > 0
+
+
+@needs_saved
+def test_recordings_within_each_other_count_the_same() -> None:
+    net, x = Net(), torch.randn(5, 8)
+    with hmp.record() as outer, hmp.record() as inner:
+        net(x)
+    assert outer.models[0].kept == inner.models[0].kept != {}
+
+
+@needs_saved
+def test_a_call_that_ctrl_c_ends_leaves_no_hook() -> None:
+    class Stopped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    with hmp.record():
+        with pytest.raises(KeyboardInterrupt):
+            Stopped(4, 4)(torch.randn(2, 4))
+        nn.Linear(4, 4)(torch.randn(2, 4))
+        with pytest.raises(KeyboardInterrupt):
+            Stopped(4, 4)(torch.randn(2, 4))
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 @needs_saved
@@ -137,7 +191,7 @@ def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
     assert report.about["model"] == "Model"
     assert [model.name for model in report.models] == ["Model"]
     if SAVED_TENSORS:
-        assert report.models[0].kept == {"Model": 32}  # of exp; inside there is nothing left to keep
+        assert report.models[0].kept == {"Model": 64}  # of exp, and what the checkpoint is given; inside there is nothing left to keep
 
 
 def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_alive() -> None:
@@ -185,6 +239,26 @@ class Checkpointed(nn.Module):
         return self.last(checkpoint(self.inner, self.first(x), use_reentrant=False))
 
 
+@needs_saved
+@pytest.mark.usefixtures("unpatched")
+def test_without_casts_a_checkpoint_keeps_what_it_is_given() -> None:
+    net, x = Checkpointed(), torch.randn(32, 16)
+    with hmp.record() as report:
+        net(x).sum().backward()
+    benchmarked = hmp.benchmark(lambda: net(x).sum().backward(), ["float32"], model=net, rounds=3, steps=1, device="cpu")
+    assert report.models[0].kept_bytes == benchmarked["float32"].memory == 4 * 3 * 32 * 16
+
+
+@needs_saved
+@pytest.mark.parametrize("preset", ["saved8", "autocast"])
+def test_what_is_packed_counts_as_it_is_left(preset: str) -> None:
+    net, x = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.Softmax(-1), nn.Linear(256, 1)), torch.randn(512, 256)
+    with hmp.casts(preset), hmp.record() as report:
+        net(x).sum().backward()
+    assert report.models[0].kept_bytes == hmp.summary(net, x, preset).saved_bytes
+
+
+@needs_saved
 @pytest.mark.parametrize("preset", ["habana", "torch-cpu"])
 def test_under_a_checkpoint_all_tools_count_the_same_bytes(preset: str) -> None:
     net, x = Checkpointed(), torch.randn(32, 16)

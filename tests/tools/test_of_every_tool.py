@@ -100,3 +100,16 @@ def test_the_policy_is_that_in_force_or_the_one_applied(tool: str) -> None:
         run(model, x, policy(bf16={"linear"}))
     with pytest.raises(hmp.HmpError, match="got builtin_function_or_method"):
         run(torch.relu, x)
+
+
+def test_verify_and_compare_say_what_loss_they_take_of_a_complex_output() -> None:
+    class Fourier(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.fft(super().forward(x))
+
+    model, x = Fourier(4, 4), torch.randn(2, 4)
+    with pytest.raises(hmp.HmpError, match=r"the sum of the model's output is complex64\[\]: expected a real tensor with one element"):
+        hmp.verify(model, x, "autocast")
+    with pytest.raises(hmp.HmpError, match=r"loss\(output\) is complex64\[\]: expected a real"):
+        hmp.compare(model, x, "autocast", loss=torch.Tensor.sum)
+    hmp.verify(model, x, "autocast", loss=lambda output: output.abs().sum())

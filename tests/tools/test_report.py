@@ -82,7 +82,7 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
     ]
     by_calls = by_hand().grouped("op", "calls")
     assert [(row.op, row.calls) for row in by_calls][:2] == [("linear", 20), ("softmax", 10)]
-    _, head, first, second = (line.split() for line in by_hand().table("module", "calls").splitlines())
+    _, _, head, first, second = (line.split() for line in by_hand().table("module", "calls").splitlines())
     assert head[:2] == ["head", "13"]  # tanh, on no list, is left out
     assert first[:6] == ["encoder.0", "10", "30", "0", "120.0", "KiB"] and second[:6] == ["encoder.1", "10", "20", "10", "80.0", "KiB"]
     for wrong in (("colour",), ("op", "colour")):

@@ -34,7 +34,7 @@ def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another()
 
 
 def test_a_gain_below_a_floor_is_no_gain() -> None:
-    """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low dtype saves about half."""
+    """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low-precision dtype saves about half."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 256), torch.nn.Linear(256, 2))
     batches = [(torch.randn(128, 8), torch.randint(2, (128,))) for _ in range(2)]

@@ -12,6 +12,7 @@ from torch import nn
 
 import hmp
 from compile_kit import BRIDGED
+from torch_has import SAVED_TENSORS
 from tune_kit import perceptron, sgd, squared, trained
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
@@ -169,7 +170,7 @@ def test_gradients_of_a_sparse_embedding_are_compared() -> None:
 
 def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> None:
     class Experts(nn.Sequential):
-        """Which one is used is told by what the low dtype cannot tell apart."""
+        """Which one is used is told by what the low-precision dtype cannot tell apart."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self[int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)](x).float().square().mean()
@@ -242,8 +243,8 @@ def test_the_lists_of_a_search_that_ended_are_there_after_a_second_call(tmp_path
     assert again.folder == str(tmp_path / "b")
 
 
-def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() -> None:
-    """torch lets nobody see what is kept for backward there."""
+def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> None:
+    """torch lets nobody see what is kept for backward in the transform, and before 2.9 not around it either."""
     model, batches = torch.nn.Linear(4, 4), [torch.ones(2, 4)]
 
     def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -252,5 +253,8 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() 
 
     arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "max_trials": 2, "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
+    if SAVED_TENSORS:
+        assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
+        return
     with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
         hmp.tune(model, batches, **arguments, objective="memory")

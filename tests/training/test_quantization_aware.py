@@ -39,7 +39,7 @@ FAKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-OLD_KERNELS = pytest.mark.skipif(torch.__version__ < (2, 9), reason="a kernel of this torch refuses gradients in low dtypes")
+OLD_KERNELS = pytest.mark.skipif(torch.__version__ < (2, 9), reason="a kernel of this torch refuses gradients in low-precision dtypes")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_low_input_is_quantized_as_it_is_in_float32(dtype: torch.dtype, listed
             if got.requires_grad:
                 got.sum().backward()
                 assert leaf.grad is not None and leaf.grad.dtype is dtype, name
-            # results in the low dtype are rounded
+            # results in the low-precision dtype are rounded
             torch.testing.assert_close(got.float(), wanted[name], rtol=2**-8, atol=2**-8, msg=lambda said, name=name: f"{name}: {said}")
 
 

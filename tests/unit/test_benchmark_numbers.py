@@ -18,8 +18,9 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.tools.benchmark import memory, timing
+from hmp.tools.benchmark import memory, sampling
 from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
+from hmp.tools.saved_activations import SavedActivations, saved_by
 
 # -- time, by a clock that only steps move
 
@@ -27,7 +28,7 @@ from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(timing, "clock", lambda: self.now)
+        monkeypatch.setattr(sampling, "clock", lambda: self.now)
 
     def step(self, seconds: Callable[[], float]) -> Callable[[], None]:
         def step() -> None:
@@ -114,7 +115,7 @@ OF_64_ELEMENTS = {
 def test_of_a_sparse_tensor_what_it_stores_is_kept(layout: str) -> None:
     make, indices = OF_64_ELEMENTS[layout]
     sparse = make()
-    counted, own = memory.SavedBytes(), memory.SavedBytes([sparse])
+    counted, own = SavedActivations(), SavedActivations([sparse])
     for each in (counted, own):
         each.saved(sparse)
     assert (counted.bytes, own.bytes) == (64 * 4 + indices, 0)
@@ -166,7 +167,7 @@ def test_the_table_has_the_numbers() -> None:
     lines = {line.split()[0]: line.split() for line in str(RESULT).splitlines() if line}
     assert lines["float32"] == "float32 250 ms 10.0 % 1.00 3.0 MiB 2 1.25".split()
     assert lines["habana"] == "habana 12.5 us - 0.50 512 B 2 nan".split()
-    assert lines["torch.autocast"][1] == "ValueError:" and lines["A"] == ["A", "note."]
+    assert lines["torch.autocast:"][1] == "ValueError:" and lines["A"] == ["A", "note."]
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:
@@ -208,8 +209,7 @@ def test_counting_what_is_kept_for_backward_makes_no_copy_anew() -> None:
         with torch.no_grad():
             layer(x)
         made = hmp.cache_info().misses
-        with memory.SavedBytes([layer.weight]).watch():
-            layer(x)
+        assert saved_by(lambda: layer(x), [layer.weight]) > 0
         with torch.no_grad():
             layer(x)
     assert made > 0 and hmp.cache_info().misses == made

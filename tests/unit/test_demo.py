@@ -1,6 +1,6 @@
 """The demo: its lists took effect as torch itself sees it, and its check tells an op that ran elsewhere.
 
-No public call makes an op of the demo run elsewhere than its policy says, or a step slow.
+No public call makes an op of the demo run elsewhere than its policy says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import hmp
 
 pytest.importorskip("sklearn")
 
-from hmp.cli import main
 from hmp.cli.demo import digits
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -61,15 +60,4 @@ def test_the_check_names_the_op_that_ran_elsewhere_and_the_one_that_was_not_call
         training.step(slice(8))
     (failure,) = digits.failed_ops(report)
     assert failure.startswith("linear did not compute in bfloat16 in 3 calls")
-    assert len([*digits.failed_ops(hmp.Report())]) == len(digits.CALLS)
-
-
-@pytest.mark.slow
-def test_a_slow_processor_takes_less_data_and_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", "native")
-    monkeypatch.setattr(digits, "_step_seconds", lambda seed: 100.0)
-    status = main(["demo", "--epochs", "2"])
-    printed = capsys.readouterr().out
-    assert status == 0, printed
-    assert "training takes 64 of the 1200 pictures" in printed and "HMP_LOW_KERNELS=auto" in printed
-    assert "accuracy within" not in printed
+    assert len([*digits.failed_ops(hmp.Report())]) == len(digits.CALLS) + 1

@@ -54,7 +54,7 @@ TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample'
 @pytest.mark.filterwarnings("ignore")  # op_db samples deprecated names and degenerate shapes too
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)], ids=str)
 def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
-    """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
+    """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low-precision dtype is on the table."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}

@@ -17,8 +17,7 @@ import page_kit
 from hmp.tools.record import page as model
 from hmp.tools.record import rows
 from hmp.tools.traces.comparison import CaptureComparison, Computed, Gap, Side
-from hmp.tools.traces.page import captures_page
-from page_kit import NASTY, Page, said
+from page_kit import NASTY, Page, html_of, said
 
 
 def test_the_tree_has_the_sums_of_what_is_below() -> None:
@@ -52,7 +51,7 @@ GAPS = (
 
 def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
     comparison = CaptureComparison(SIDE, replace(SIDE, name=NASTY), GAPS, notes=("A note.",))
-    html = captures_page(comparison)
+    html = html_of(comparison)
     page, text = Page(html), said(html)
     assert len(page.ids) == len(set(page.ids)) and NASTY not in html
     assert all(url.startswith(("#", "data:")) for url in page.urls) and {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
@@ -62,7 +61,7 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
 
 def test_a_comparison_in_which_nothing_is_apart_has_a_page() -> None:
     for gaps, verdict in (((), "may part or not"), (GAPS[:1], "do not part"), ((gap("a", None, why="shapes"),), "may part or not")):
-        assert f"They {verdict}" in said(captures_page(CaptureComparison(SIDE, SIDE, gaps)))
+        assert f"They {verdict}" in said(html_of(CaptureComparison(SIDE, SIDE, gaps)))
 
 
 class Disobedient(nn.Linear):

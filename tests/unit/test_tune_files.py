@@ -20,9 +20,8 @@ import tune_result_kit
 from hmp.core.policy import scopes
 from hmp.core.policy.entries import ListEntry
 from hmp.tools.tune.decisions import Decisions, Key
-from hmp.tools.tune.files import list_files
-from hmp.tools.tune.result import result_of
-from hmp.tools.tune.tolerance import Tolerance
+from hmp.tools.tune.lists import list_files
+from hmp.tools.tune.result import Tolerance, result_of
 
 
 def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> None:

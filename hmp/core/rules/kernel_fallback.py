@@ -51,7 +51,7 @@ def fallbacks_of(op: str) -> int:
 def count_not_in_fp8(op: str, reason: str) -> None:
     """Count a product on the FP8 list that runs in the low-precision dtype, for `fallbacks()`, and log the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and should_log():
-        log.info("%s is in fp8.txt but runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is in fp8.txt but runs in the low-precision dtype (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def count_not_packed(op: str, reason: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from ..cast_cache import hits_here
 from ..casting import Caster, Tensor, castable, each_castable
 from ..formatting import dtype_name
-from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, first_dtype, hear_aten, here, nbytes_of, quantised
+from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, quantised
 from ..torch_private import (
     devices_in_autocast,
     function_mode_at,
@@ -88,7 +88,7 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
 
 def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], clock: Clock | None) -> Op:
     """Return `wrapper` with its calls reported to the listeners. One inside another is hmp's own, on the way to an op."""
-    begins, ends = begins_of(told), [each.end for each in told]
+    begins = begins_of(told)
     first = next((each for each in told if each.measures), told[0])
 
     def telling(*args: Any, **kwargs: Any) -> Any:
@@ -118,8 +118,7 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
             raise
         finally:
             here.call = None
-            for end in ends:
-                end(call)
+            end_all(told, call)
         return call.result
 
     return telling

@@ -2,13 +2,14 @@
 
 from .copies import noting
 from .formats import FORMATS
-from .hooks import check_torch, counting, keeping
+from .hooks import can_count, check_torch, counting, keeping
 from .packable import KEEPS, how_of, why_never
 from .saved_tensors import is_pending, refuse_written, watchers
 
 __all__ = [
     "FORMATS",
     "KEEPS",
+    "can_count",
     "check_torch",
     "counting",
     "how_of",

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
+from .. import locks
 from ..torch_private import (
+    DISABLE_HOOKS,
     are_saved_tensors_hooks_allowed,
+    can_be_disabled,
     dispatch_modes,
     function_modes,
     in_plain_autograd,
@@ -24,7 +27,7 @@ from ..torch_private import (
 from .copies import is_of_weight, weight_of
 from .formats import LEAST, Tensor
 from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
-from .saved_tensors import Exact, Kept, Recast, Watcher, any_pending, keep, look_of, pack_unheld, row_of, tell_kept, watchers
+from .saved_tensors import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of, tell_kept
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -137,7 +140,7 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
-    if hooks is not None and not counts(hooks[0]):
+    if hooks is not None and _innermost() is None:
         return "saved-tensor hooks are active (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"
@@ -182,32 +185,78 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     return in_compiled_code if in_graph else kept
 
 
-_counters: list[Callable[[Tensor], Tensor]] = []
+class _Counting:
+    """The pack hook of all that count in one thread."""
+
+    def __init__(self, keep: Callable[[Tensor], None]) -> None:
+        self.told = [keep]
+
+    def pack(self, tensor: Tensor) -> Exact:
+        """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
+        with without_torch_function():
+            for keep in self.told:
+                keep(tensor)
+            return Exact(tensor, "an op")
 
 
-def counts(hook: Callable[[Tensor], Any]) -> bool:
-    """Return True if the pack hook is one of `counting`, which keeps nothing itself."""
-    return hook in _counters
+def _innermost() -> _Counting | None:
+    """Return what counts in this thread; None if other hooks are inside of it, or torch does not say whose are active."""
+    hooks = None if saved_tensors_hooks is None else saved_tensors_hooks(True)
+    found = None if hooks is None else getattr(hooks[0], "__self__", None)
+    return found if isinstance(found, _Counting) else None
+
+
+def can_count() -> bool:
+    """Return True if counting would take the place of no hook in this thread, and would stop nothing that refuses hooks."""
+    if saved_tensors_hooks is None or not can_be_disabled or not are_saved_tensors_hooks_allowed() or not in_plain_autograd():
+        return False
+    return saved_tensors_hooks(True) is None or _innermost() is not None
 
 
 @contextlib.contextmanager
-def counting(keep: Callable[[Tensor], None], watcher: Watcher) -> Iterator[None]:
-    """Make a context in which `keep` gets the saved tensors, and the watcher those to be packed.
+def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
+    """Make a context in which `keep` gets the tensors that this thread saves for backward, but for those that are to be packed."""
+    found = _innermost()
+    if found is not None:  # torch calls the innermost hook alone
+        found.told.append(keep)
+        try:
+            yield
+        finally:
+            found.told.remove(keep)
+        return
+    counter = _Counting(keep)
+    with _for_transforms:
+        push_saved_tensors_hooks(counter.pack, _tensor_of)
+        try:
+            yield
+        finally:
+            pop_saved_tensors_hooks()
+            _pack_unheld()
 
-    Other hooks around an op would prevent the packing.
-    """
 
-    def told(tensor: Tensor) -> Tensor:
-        keep(tensor)
-        return tensor if tensor.is_leaf else _detach(tensor)  # an op's result would hold the op's node, and nothing would free the two
+class _ForTransforms:
+    """While entered, torch.func.grad() and the like disable hooks that count, where they refuse to run inside of others."""
 
-    push_saved_tensors_hooks(told, lambda tensor: tensor)
-    _counters.append(told)
-    watchers.append(watcher)
-    try:
-        yield
-    finally:
-        pop_saved_tensors_hooks()
-        _counters.remove(told)
-        _pack_unheld()
-        watchers.remove(watcher)
+    def __init__(self) -> None:
+        self._lock = locks.RLock()
+        self._entered = 0
+        self._original: Callable[..., None] = getattr(*DISABLE_HOOKS)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1 and can_be_disabled:
+                self._original = getattr(*DISABLE_HOOKS)
+                setattr(*DISABLE_HOOKS, self._disable)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if not self._entered and getattr(*DISABLE_HOOKS) == self._disable:
+                setattr(*DISABLE_HOOKS, self._original)
+
+    def _disable(self, message: str, fail_if_non_empty: bool = True) -> None:
+        self._original(message, fail_if_non_empty and _innermost() is None)
+
+
+_for_transforms = _ForTransforms()

@@ -13,7 +13,6 @@ from typing import Any
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
 from ..cast_cache import weight_cache
-from ..observe import tell_checkpoint
 from ..patching import patches
 from ..rules import outside
 from . import late_imports
@@ -99,11 +98,7 @@ def _install_checkpoint() -> None:
         return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, UnderCapturedState(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
-        def generate(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            tell_checkpoint(args)
-            return original(UnderCapturedState(fn), *args, **kwargs)
-
-        return generate
+        return lambda fn, *args, **kwargs: original(UnderCapturedState(fn), *args, **kwargs)
 
     def unasked(original: Callable[..., Any]) -> Callable[..., Any]:
         # it asks whether torch.autocast is enabled for CUDA, to enable it again in backward

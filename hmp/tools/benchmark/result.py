@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from ...core.formatting import NOTHING, aligned, count, duration, json_values, json_written, size, versioned
+from ...core.formatting import NOTHING, count, duration, json_values, size, versioned
 from ...errors import HmpError
+from ..pages.page import Cell, Items, Page, Result, Section, Table, number, op
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StepError(HmpError):
 
 
 @dataclass(frozen=True, repr=False)
-class Benchmark:
+class Benchmark(Result):
     """The rows in the order of the policies, and how they came about: `print(...)` shows a table.
 
     `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
@@ -78,11 +78,6 @@ class Benchmark:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __str__(self) -> str:
-        return table(self)
-
-    __repr__ = __str__
-
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON values, seconds and bytes.
 
@@ -92,51 +87,34 @@ class Benchmark:
         values: dict[str, Any] = json_values(versioned(asdict(self)))
         return values
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
-
-def table(result: Benchmark) -> str:
-    """Return a heading, a line for each policy, and the notes."""
-    headings = ["policy", "step time", "spread", f"vs {result.baseline}", result.memory_kind]
-    if result.losses_compare:
-        headings += ["loss, step 1", f"step {result.untimed_steps + result.steps}"]
-    cells = [[row.name, *_numbers(row, result.losses_compare)] for row in result.rows if row.error is None]
-    names = max(len(heading) for heading in (headings[0], *(row.name for row in result.rows)))
-    headings[0] = headings[0].ljust(names)  # also those of policies that failed, which have no cells
-    heading, rule, *body = aligned([headings, *cells], ruled=True)
-    numbers = iter(body)
-    lines = [_heading(result), "", heading, rule]
-    lines += [next(numbers) if row.error is None else f"{row.name:{names}}  {row.error}" for row in result.rows]
-    return "\n".join([*lines, *([""] if result.notes else []), *result.notes])
+    def _page(self) -> Page:
+        names = ["policy", ">step time", ">spread", f">vs {self.baseline}", f">{self.memory_kind}"]
+        if self.losses_compare:
+            names += [">loss, step 1", f">step {self.untimed_steps + self.steps}"]
+        rows = [[op(row.name), *_numbers(row, self.losses_compare)] for row in self.rows if row.error is None]
+        failed = [f"{row.name}: {row.error}" for row in self.rows if row.error is not None]
+        threads = f", {count(self.threads, 'thread')}" if self.device == "cpu" else ""
+        return Page(
+            title="hmp benchmark",
+            verdict=f"{self.device}, torch {self.torch}{threads}; medians of {count(self.rounds, 'round')}, "
+            f"{count(self.steps, 'timed step')} a policy in each",
+            sections=[
+                Section("policies", "Policies", "", [Table(names, rows, label="Policies")]),
+                *([Section("failed", "Failed", "", [Items(failed)])] if failed else []),
+                *([Section("notes", "Notes", "", [Items(self.notes)])] if self.notes else []),
+            ],
+        )
 
 
-def _heading(result: Benchmark) -> str:
-    threads = f", {count(result.threads, 'thread')}" if result.device == "cpu" else ""
-    return (
-        f"hmp benchmark: {result.device}, torch {result.torch}{threads}; medians of {count(result.rounds, 'round')}, "
-        f"{count(result.steps, 'timed step')} a policy in each"
-    )
+def _numbers(row: BenchmarkRow, losses: bool) -> list[Cell]:
+    def shown(value: float | None, text: Callable[[float], str]) -> Cell:
+        return number(value, NOTHING if value is None else text(value))
 
-
-def _numbers(row: BenchmarkRow, losses: bool) -> list[str]:
-    spread = NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
+    spread = None if row.seconds is None or row.spread is None else 100 * row.spread / (row.seconds or 1)
     cells = [
-        NOTHING if row.seconds is None else duration(row.seconds, none="0 us"),
-        spread,
-        NOTHING if row.ratio is None else f"{row.ratio:.2f}",
-        NOTHING if row.memory is None else size(row.memory, none="0 B"),
+        shown(row.seconds, lambda seconds: duration(seconds, none="0 us")),
+        shown(spread, "{:.1f} %".format),
+        shown(row.ratio, "{:.2f}".format),
+        shown(row.memory, lambda nbytes: size(nbytes, none="0 B")),
     ]
-    return [*cells, _loss(row.first_loss), _loss(row.last_loss)] if losses else cells
-
-
-def _loss(loss: float | None) -> str:
-    return NOTHING if loss is None else f"{loss:.5g}"
+    return [*cells, *(shown(each, "{:.5g}".format) for each in (row.first_loss, row.last_loss))] if losses else cells

@@ -1,23 +1,73 @@
-"""Samples: the step run under each variant in turn, in interleaved rounds."""
+"""Samples: the step timed under each variant in turn, in interleaved rounds, and ratios of them round by round."""
 
 from __future__ import annotations
 
 import functools
 import math
 import numbers
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...core.convert import is_in_place, revert
 from ..model_state import Snapshot, seed_all
-from . import timing
 from .memory import Meter, enters_autocast
 from .variants import FLOAT32, Variant
+
+T = TypeVar("T")
+clock = time.perf_counter
+
+
+def seconds_of(step: Callable[[], T], count: int, device: torch.device) -> tuple[float, T]:
+    """Return the seconds a step, over `count` steps, one or more, and what the last one returned."""
+    synchronize(device)
+    start = clock()
+    for _ in range(count):
+        result = step()
+    synchronize(device)
+    return (clock() - start) / count, result
+
+
+def least_seconds(steps: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+    """Return the seconds of each step in its least disturbed round; in a round each is run once."""
+    best = [math.inf] * len(steps)
+    for _ in range(rounds):
+        for at, step in enumerate(steps):
+            best[at] = min(best[at], seconds_of(step, 1, device)[0])
+    return best
+
+
+def rotated(things: Sequence[T], number: int) -> list[T]:
+    """Return the variants in the order of round `number`: each is the first of a round as often as the others."""
+    first = number % len(things)
+    return [*things[first:], *things[:first]]
+
+
+def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Return the ratio of `seconds` to `base` in each round.
+
+    Rounds are compared, not medians: what slows a whole round down leaves its ratio as it is.
+    """
+    return [own / its for own, its in zip(seconds, base, strict=False)]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it."""
+    if device.type == "cpu":
+        return
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None and accelerator.type == device.type:
+        torch.accelerator.synchronize(device)
+    else:
+        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
+        if wait is not None:
+            wait()
+
 
 MIN_ROUNDS = 3  # fewer have no spread
 _SAMPLE_SECONDS = 0.2
@@ -53,21 +103,21 @@ class Sampler:
 
     def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
         """Return the samples of every variant: `rounds` rounds, or as many as fit into `seconds` with the preparation."""
-        start = timing.clock()
+        start = clock()
         collected = [Samples(variant) for variant in variants]
         step_seconds = [took for samples in collected if (took := self._prepare(samples)) is not None]
         if self.steps is None and step_seconds:
             self.steps = min(max(math.ceil(_SAMPLE_SECONDS / max(min(step_seconds), 1e-9)), 1), _MOST_STEPS)
         done, longest = 0, 0.0
         while any(samples.failure is None for samples in collected):
-            before = timing.clock()
+            before = clock()
             if done == rounds if rounds is not None else done >= MIN_ROUNDS and before - start + longest > seconds:
                 break
-            for samples in timing.rotated(collected, done):
+            for samples in rotated(collected, done):
                 if samples.failure is None:
                     self.say(f"round {done + 1}: {samples.variant.name}")
                     self._sample(samples)
-            done, longest = done + 1, max(longest, timing.clock() - before)
+            done, longest = done + 1, max(longest, clock() - before)
         return collected
 
     @property
@@ -120,7 +170,7 @@ class Sampler:
 
     def _timed(self, variant: Variant, count: int) -> tuple[float, Any]:
         """Return the seconds a step, over `count` steps, and what the last one returned."""
-        return timing.seconds_of(functools.partial(self._once, variant), count, self.device)
+        return seconds_of(functools.partial(self._once, variant), count, self.device)
 
     @contextmanager
     def _from_the_start(self, samples: Samples) -> Iterator[None]:

@@ -180,8 +180,8 @@ def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor]
             return _Untouched(why_not=f"that raised {type(error).__name__}: {error}")
         if not torch.equal(before, torch.get_rng_state()):
             return _Untouched(
-                why_not="the model draws random numbers, others in float32 than in the low dtype: to compare it with a run without hmp "
-                "call model.eval()"
+                why_not="the model draws random numbers, others in float32 than in the low-precision dtype: to compare it with a run "
+                "without hmp call model.eval()"
             )
         number = float(local(value).detach()) if isinstance(value, Tensor) and value.numel() == 1 else None
         return _Untouched(tuple(t.detach().clone() for t in _floating(output)), number)
@@ -289,9 +289,7 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     """Return the scalar that backward starts from, and what it is."""
     if loss is not None:
         value, source = loss(output), "forward and backward of the given loss"
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-            raise HmpError(f"loss(output) is {type(value).__name__}{shape}; return a tensor with one element")
+        model_call.check_loss(value, "loss(output)")
     else:
         found = model_call.own_loss(output)
         if found is None:

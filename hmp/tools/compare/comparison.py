@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ...core.formatting import aligned, in_notebook, json_written, two_digits, versioned, written
+from ...core.formatting import versioned
 from ..op_owners import Direction
+from ..pages.page import Page, Result
 from ..record.rows import group_rows
 from .distance import Distance
 from .tokens import TokenDistance
-
-TABLE_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Group:
     share: float
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Result):
     """How far a policy's run is from float32's, op by op; str() is a table.
 
     `rows` are in the order of the isolated error, the largest first. `output`, `loss` and `gradient` are the accumulated relative
@@ -141,79 +139,10 @@ class Comparison:
             }
         )
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file; an infinite error is "inf".
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the comparison as a page. Needs the extra `report`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
+    def _page(self) -> Page:
         from .page import comparison_page  # here: it imports this module
 
-        return written(path, lambda: comparison_page(self))
-
-    def _repr_html_(self) -> str:
-        return in_notebook(str(self))
-
-    def __str__(self) -> str:
-        other = self.against
-        lines = [*self._of_whole(), *(other._of_whole() if other else [])]
-        for title, groups, others in (
-            ("op", self.by_op(), other and other.by_op()),
-            ("module", self.by_module(), other and other.by_module()),
-        ):
-            pairs = paired(groups, others or [])
-            lines += ["", *(f"  {line}" for line in aligned(_table(title, pairs[:TABLE_ROWS], other.policy if other else None)))]
-            if len(pairs) > TABLE_ROWS:
-                lines.append(f"  and {len(pairs) - TABLE_ROWS} with less: the page and .by_{title}() have them all")
-        lines += ["", *self.first_changes()]
-        if other:
-            lines += [f"under {other.policy!r}: {change}" for change in other.first_changes()]
-        return "\n".join([*lines, *self.notes])
-
-    def _of_whole(self) -> list[str]:
-        """Return the lines of the policy and of how far the whole is from float32."""
-        lines = [f"policy {self.policy!r} against float32, {self.loss_source}", *self._of_untouched()]
-        lines.append(f"  accumulated relative error: {self._ends()}")
-        if self.tokens is not None:
-            lines.append(f"  log-probabilities: {self.tokens}")
-        if self.gradient_packed is not None:
-            lines.append(f"  packing alone: gradient {two_digits(self.gradient_packed)}")
-        return lines
-
-    def _of_untouched(self) -> list[str]:
-        """Return a line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
-        far = [each for each in (self.untouched_output, self.untouched_loss) if each is not None]
-        if not far:
-            return [f"  not compared with a run without hmp: {self.untouched_why_not}"] if self.untouched_why_not else []
-        told = [] if self.untouched_output is None else [f"output {two_digits(self.untouched_output)}"]
-        if self.untouched_loss is not None:
-            told.append(f"loss {two_digits(self.untouched_loss)} ({self.untouched_loss_value:.5g} became {self.loss_value:.5g})")
-        lines = [f"  relative distance from a float32 run without hmp: {', '.join(told)}"]
-        if max(far) > _OTHER_WAY * max(self.output or 0.0, self.loss or 0.0, _LEAST):
-            lines.append(
-                "  that is more than its ops account for: the model goes another way in float32, where it picks a constant or a branch by "
-                "the dtype, such as torch.finfo(x.dtype).eps"
-            )
-        return lines
-
-    def _ends(self) -> str:
-        """Return the errors of the whole that are known."""
-        ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
-        return ", ".join(f"{name} {two_digits(value)}" for name, value in ends if value is not None)
+        return comparison_page(self)
 
     def _why_nothing(self) -> str:
         """Return why no change to the lists is advised."""
@@ -236,9 +165,6 @@ class Comparison:
                 said = ", ".join(f"{op} ({share:.0%})" for op, share in ops)
                 found.append(f'to {change} first: {said}; policy.move("{ops[0][0]}", "{to}")')
         return found or [self._why_nothing()]
-
-
-_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it isn't a trifle
 
 
 class ErrorSums:
@@ -322,22 +248,3 @@ def paired(groups: list[Group], others: list[Group]) -> list[tuple[Group | None,
     names = {other.name: other for other in others}
     pairs: list[tuple[Group | None, Group | None]] = [(group, names.pop(group.name, None)) for group in groups]
     return [*pairs, *((None, other) for other in names.values())]
-
-
-def _table(title: str, pairs: list[tuple[Group | None, Group | None]], other: str | None) -> list[tuple[str, ...]]:
-    heads = () if other is None else (f"{other} isolated", f"{other} accumulated")
-    lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share", *heads)]
-    for g, o in pairs:
-        cells = ["-"] * 6
-        if g is not None:
-            numbers = (at_most(g.isolated, 1), at_most(g.isolated_ulps, 256), at_most(g.accumulated, 1), at_most(g.accumulated_ulps, 256))
-            cells = [str(g.calls), *numbers, f"{g.share:.1%}"]
-        if other is not None:
-            cells += ["-", "-"] if o is None else [at_most(o.isolated, 1), at_most(o.accumulated, 1)]
-        lines.append((next(each.name for each in (g, o) if each is not None), *cells))
-    return lines
-
-
-def at_most(value: float, limit: int) -> str:
-    """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
-    return two_digits(value) if value <= limit else f">{limit}"

@@ -5,20 +5,18 @@ Of a comparison with another policy too first the errors of both.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-from ...core.formatting import share
-from ..pages import charts
+from ...core.formatting import NOTHING, share
+from ..op_owners import Direction
 from ..pages.page import (
     Cell,
-    Figure,
+    Depth,
     Heading,
     Items,
+    Line,
     Page,
     Part,
     Section,
@@ -39,34 +37,65 @@ from .comparison import Comparison, ErrorRow, paired
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
-TABLE_ROWS = 1500
-_TOP, _PAIRS = 8, 100
-_DIRECTIONS = ("forward", "backward")
+TABLE_ROWS, TEXT_ROWS = 1500, 20
+_TOP = 8
+_DIRECTIONS = tuple(Direction)
 _ENDS = ("output", "loss", "gradient")
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page, as HTML, of a comparison."""
+def comparison_page(comparison: Comparison) -> Page:
+    """Return what a comparison says."""
     rows, other = comparison.rows, comparison.against
     low = next((row.dtype for row in rows if row.dtype in HALF_ULP), "bfloat16")
     ordered = sorted(rows, key=lambda row: row.order)
-    advices = _advices(comparison)
+    both = [comparison, *([other] if other else [])]
+    notes = [f"under {each.policy!r}: {note}" if other else note for each in both for note in _of_whole(each)] + list(comparison.notes)
+    changes = comparison.first_changes()
+    if other is not None:
+        changes += [f"under {other.policy!r}: {each}" for each in other.first_changes()]
+    told = (
+        "The ops that no list keeps in float32 and that have the largest part of all rounding errors (squared, as independent errors add "
+        "up). Moving one costs time: measure both policies with `hmp.benchmark()`, and compare again."
+    )
     sections = [
-        *([_both(comparison, other)] if other else []),
+        Section("change", "What to change", "What to change in your lists", [Items(changes), Text(told, is_soft=True)]),
+        _by("op", comparison, other),
+        _by("module", comparison, other),
         _depth(comparison, ordered, low),
-        _changes(advices, low),
-        _worst(rows, ordered, low),
         _calls(rows),
     ]
     return Page(
         title=f"{comparison.policy} against float32" if other is None else f"{comparison.policy} and {other.policy} against float32",
-        verdict=" ".join([_verdict(comparison, low, advices), *([f"{_verdict_of_whole(other)}."] if other else [])]),
+        verdict=" ".join([_verdict(comparison, low), *([f"{_verdict_of_whole(other)}."] if other else [])]),
         made=made_of(vars(comparison)),
         policies=[(f"policy {comparison.policy}", f"{low}; {comparison.loss_source}")],
         cards=_cards(comparison, low),
-        opening=[Items(comparison.notes, is_notes=True)] if comparison.notes else [],
+        opening=[Items(notes, is_notes=True)] if notes else [],
         sections=sections,
-    ).html()
+    )
+
+
+def _of_whole(comparison: Comparison) -> list[str]:
+    """Return how far tokens are, how far the run is from one that hmp has not touched, and if the model goes another way there."""
+    lines = [] if comparison.tokens is None else [f"log-probabilities {comparison.tokens}"]
+    output, loss = comparison.untouched_output, comparison.untouched_loss
+    far = [each for each in (output, loss) if each is not None]
+    if not far:
+        why = comparison.untouched_why_not
+        return [*lines, *([f"not compared with a run without hmp: {why}"] if why else [])]
+    told = [] if output is None else [f"output {error_text(output)}"]
+    if loss is not None:
+        told.append(f"loss {error_text(loss)} ({comparison.untouched_loss_value:.5g} became {comparison.loss_value:.5g})")
+    lines += [f"relative distance from a float32 run without hmp: {', '.join(told)}"]
+    if max(far) > _OTHER_WAY * max(comparison.output or 0.0, comparison.loss or 0.0, _LEAST):
+        lines.append(
+            "that is more than its ops account for: the model goes another way in float32, where it picks a constant or a branch by "
+            "the dtype, such as torch.finfo(x.dtype).eps"
+        )
+    return lines
+
+
+_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it isn't a trifle
 
 
 def _cards(comparison: Comparison, low: str) -> list[tuple[str, str, str]]:
@@ -78,13 +107,8 @@ def _cards(comparison: Comparison, low: str) -> list[tuple[str, str, str]]:
             of = f"of {comparison.loss_value:.4g}"
         of += f"; {error_text(getattr(other, name))} under {other.policy}" if other else ""
         found.append((f"error of the {name}", error_text(value), of))
-    tokens = comparison.tokens
-    if tokens is not None:
-        of = f"nats on average, {error_text(tokens.error_max)} at most; {tokens.tokens:,} {tokens.of}"
-        found.append(("error of a log-probability", error_text(tokens.error_mean), of))
-        found.append(("KL divergence from float32", error_text(tokens.kl_mean), f"nats on average, {error_text(tokens.kl_max)} at most"))
-    worst = _worst_ops(comparison.rows)
-    own = (error_text(worst[0].isolated), f"{worst[0].op}, by itself") if worst else ("-", "none, by itself")
+    worst = max(comparison.rows, key=_own, default=None)
+    own = (error_text(worst.isolated), f"{worst.op}, by itself") if worst is not None and worst.isolated else ("-", "none, by itself")
     found.append(("largest error of one op", *own))
     if comparison.gradient_packed is not None:
         of = "compared with the same step where nothing is packed"
@@ -94,25 +118,29 @@ def _cards(comparison: Comparison, low: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def _both(comparison: Comparison, other: Comparison) -> Section:
-    found: list[Part] = [
-        Text(
-            "The errors of each policy compared with float32: of an op by itself, and all that has come together up to its result; the "
-            "largest of all calls."
-        )
-    ]
-    for what, pairs in (
-        ("op", paired(comparison.by_op(), other.by_op())),
-        ("module", paired(comparison.by_module(), other.by_module())),
-    ):
-        columns = [what, *(f">{policy}, {of}" for policy in (comparison.policy, other.policy) for of in ("its own error", "accumulated"))]
-        rows = []
-        for pair in pairs[:_PAIRS]:
-            errors = [error(getattr(group, of, None)) for group in pair for of in ("isolated", "accumulated")]
-            rows.append([module(next(each.name for each in pair if each is not None)), *errors])
-        note = left_out(rows, len(pairs), "with most error", "`to_dict()`")
-        found += [Heading(f"By {what}"), Table(columns, rows, note=note)]
-    return Section("against", "Both policies", "Both policies", found)
+def _by(what: str, comparison: Comparison, other: Comparison | None) -> Section:
+    """Return the largest errors of each op or module, next to those under the other policy."""
+    groups, others = ([each.by_op() if what == "op" else each.by_module() for each in (comparison, other) if each] + [[]])[:2]
+    heads = () if other is None else (f">{other.policy} isolated", f">{other.policy} accumulated")
+    rows = []
+    for group, beside in paired(groups, others):
+        name = next(each.name for each in (group, beside) if each is not None)
+        cells = [number(None, NOTHING)] * 6
+        if group is not None:
+            errors = ((group.isolated, 1), (group.isolated_ulps, 256), (group.accumulated, 1), (group.accumulated_ulps, 256))
+            cells = [whole(group.calls), *(at_most(*each) for each in errors), part(group.share, 1)]
+        if other is not None:
+            cells += [number(None, NOTHING)] * 2 if beside is None else [at_most(beside.isolated, 1), at_most(beside.accumulated, 1)]
+        rows.append([module(name), *cells])
+    told = "Isolated is the error of an op by itself, accumulated all that has come together up to its result; the largest of all calls."
+    columns = (what, ">calls", ">isolated", ">ulps", ">accumulated", ">ulps", ">share", *heads)
+    table = Table(columns, rows, label=f"Errors by {what}", where=f"the page and .by_{what}() have them all", most=TEXT_ROWS)
+    return Section(f"by-{what}", f"By {what}", f"By {what}", [table, Text(told, is_soft=True)])
+
+
+def at_most(value: float, limit: int) -> Cell:
+    """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
+    return error(value) if value <= limit else number(value, f">{limit}")
 
 
 def _depth(comparison: Comparison, ordered: Sequence[ErrorRow], low: str) -> Section:
@@ -130,56 +158,7 @@ def _depth(comparison: Comparison, ordered: Sequence[ErrorRow], low: str) -> Sec
     if len(found) == 1:
         found.append(Text("No row has an error above zero."))
     under = f" under {comparison.policy}" if comparison.against else ""
-    return Section("depth", "Error by depth", f"Error by depth{under}", found)
-
-
-def _changes(advices: Sequence[Mapping[str, Any]], low: str) -> Section:
-    if not advices:
-        return Section("change", "What to change", "What to change in your lists", [Text(f"No op in {low} stands out.")])
-    rows = []
-    for item in advices:
-        to = "off the FP8 list" if item["changes"][0][1] == "fp8.txt" else "on the FP32 list"
-        changes = ", ".join(f"{sign}{item['op']} in {file}" for sign, file in item["changes"])
-        worst = item["worst"]
-        own, where = (worst.isolated, worst.module) if worst is not None else (None, "")
-        rows.append([op(f"Try {item['op']} {to}"), Cell(changes), part(item["share"], 1), error(own), module(where)])
-    told = (
-        "The ops that no list keeps in float32 and that have the largest part of all rounding errors (squared, as independent errors add "
-        "up). Moving one costs time: measure both policies with `hmp.benchmark()`, and compare again."
-    )
-    table = Table(("op", "change", ">of the squared errors", ">at most by itself", "in"), rows)
-    return Section("change", "What to change", "What to change in your lists", [Text(told), table])
-
-
-def _worst(rows: Sequence[ErrorRow], ordered: Sequence[ErrorRow], low: str) -> Section:
-    worst, jumps = _worst_ops(rows), _jumps(ordered)
-    found: list[Part] = [
-        Text(
-            f"Chips say what dtype a result has, not what it was computed in: in backward an op in {low} gives float32 gradients to "
-            "parameters that are float32."
-        )
-    ]
-    if worst:
-        lines = [
-            [op(row.op), Cell(row.direction), chips(row.dtype), module(row.module), whole(row.calls), error(row.isolated),
-             error(row.isolated_ulps), part(row.share, 1)]
-            for row in worst
-        ]  # fmt: skip
-        found.append(Table(("op", "direction", "result", "module", ">calls", ">its own error", ">in ulps", ">share of all"), lines))
-    else:
-        found.append(Text("No op has an error of its own."))
-    if jumps:
-        lines = [
-            [op(row.op), chips(row.dtype), module(row.module), error(before), error(row.accumulated), number(factor, f"{factor:.3g}")]
-            for before, row, factor in jumps
-        ]
-        told = (
-            "From one call to the next it at least doubles here. An op with little error of its own passes on what it got, or gets it from "
-            "elsewhere: look at its inputs."
-        )
-        columns = ("op", "result", "module", ">before", ">accumulated", ">times")
-        found += [Heading("Where the error of the forward grows"), Text(told), Table(columns, lines)]
-    return Section("worst", "Worst ops", "The ops with most error", found)
+    return Section("depth", "Error by depth", f"Error by depth{under}", found, is_long=True)
 
 
 def _calls(rows: Sequence[ErrorRow]) -> Section:
@@ -200,7 +179,7 @@ def _calls(rows: Sequence[ErrorRow]) -> Section:
         choices=_DIRECTIONS,
         groups=[row.direction for row in shown],
     )
-    return Section("calls", "All calls", "All calls", [table])
+    return Section("calls", "All calls", "All calls", [table], is_long=True)
 
 
 def _own(row: ErrorRow) -> float:
@@ -208,25 +187,25 @@ def _own(row: ErrorRow) -> float:
     return row.isolated or 0.0
 
 
-def _figure(rows: Sequence[ErrorRow], low: str, direction: str) -> Figure | None:
+def _figure(rows: Sequence[ErrorRow], low: str, direction: str) -> Depth | None:
     """Accumulated error as a line and the ops' own errors as points of their dtype, in the order of the calls."""
     rows = [row for row in rows if row.direction == direction]
-    lines: list[charts.Line] = []
+    lines: list[Line] = []
     # beyond 1 an error says that nothing is left of the value
     accumulated = [(at, min(row.accumulated, 1.0)) for at, row in enumerate(rows, 1) if row.accumulated]
     if accumulated:
-        lines.append(charts.Line("accumulated", "casts", accumulated, 2.0))
-        lines.append(charts.Line("its median", "casts", _median(accumulated)))
+        lines.append(Line("accumulated", "casts", accumulated, 2.0))
+        lines.append(Line("its median", "casts", _median(accumulated)))
     for dtype in sorted({row.dtype for row in rows}):
         own = [(at, min(row.isolated, 1.0)) for at, row in enumerate(rows, 1) if row.isolated and row.dtype == dtype]
         if own:
-            lines.append(charts.Line(f"the op's own, {dtype} result", dtype, own, 4.0))
+            lines.append(Line(f"the op's own, {dtype} result", dtype, own, 4.0))
     if not lines:
         return None
     worst = max(range(len(rows)), key=lambda at: _own(rows[at]))
     own_error = min(_own(rows[worst]), 1.0)
     named = (worst + 1, own_error, _named(rows[worst])) if own_error > 2 * HALF_ULP.get(low, 0) else None
-    return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named)
+    return Depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named)
 
 
 def _median(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -241,14 +220,15 @@ def _named(row: ErrorRow) -> str:
     return f"{row.op} in {row.module or 'no module'}"
 
 
-def _verdict(comparison: Comparison, low: str, advices: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(comparison: Comparison, low: str) -> str:
     """Return how far the whole is from float32, and which op rounds most, in a sentence."""
     first = _verdict_of_whole(comparison)
     if all(getattr(comparison, name) is None for name in _ENDS):
         return f"{first}."
-    if not advices:
+    if not comparison.advice:
         return f"{first}; no op in {low} stands out."
-    return f"{first}; {advices[0]['op']} makes {share(advices[0]['share'], 1)} of the rounding error."
+    name, squares = comparison.advice[0]
+    return f"{first}; {name} makes {share(squares, 1)} of the rounding error."
 
 
 def _verdict_of_whole(comparison: Comparison) -> str:
@@ -267,40 +247,3 @@ def _and(names: Sequence[str]) -> str:
 
 def _percent(value: float) -> str:
     return "0 %" if value == 0 else f"{100 * value:.2g} %" if 1e-6 <= value < 1 else "under 0.0001 %" if value < 1 else "100 % or more"
-
-
-def _advices(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the ops that are worth a try on the FP32 list, with the lines to change, and where they err most."""
-    found = []
-    for name, squares in comparison.advice[:_TOP]:
-        own = [row for row in comparison.rows if row.op == name]
-        changes = [("-", f"{cast}.txt") for cast in ("bf16", "promote") if any(row.listed == cast for row in own)] + [("+", "fp32.txt")]
-        if any(row.listed == "fp8" for row in own):
-            changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low-precision dtype is tried before float32
-        found.append({"op": name, "share": squares, "changes": changes, "worst": max(own, key=_own, default=None)})
-    return found
-
-
-def _worst_ops(rows: Sequence[ErrorRow]) -> list[ErrorRow]:
-    """Return the ops whose own error is largest, one line for each dtype and direction, with where it is."""
-    found: dict[tuple[str, str, str], ErrorRow] = {}
-    for row in rows:
-        kept = found.get((row.op, row.direction, row.dtype))
-        if kept is not None:
-            row = replace(max(kept, row, key=_own), calls=row.calls + kept.calls, share=row.share + kept.share)
-        found[row.op, row.direction, row.dtype] = row
-    return sorted((row for row in found.values() if row.isolated), key=_own, reverse=True)[:_TOP]
-
-
-def _jumps(rows: Sequence[ErrorRow]) -> list[tuple[float, ErrorRow, float]]:
-    """Return where the accumulated error of the forward at least doubles from one call to the next, the largest first.
-
-    Each with the error before, and how many times that it is.
-    """
-    known = [row for row in rows if row.direction == "forward" and row.accumulated]
-    found = [
-        (before.accumulated, row, row.accumulated / before.accumulated)
-        for before, row in itertools.pairwise(known)
-        if 2 * before.accumulated <= row.accumulated < math.inf
-    ]
-    return sorted(found, key=lambda each: -each[1].accumulated)[:_TOP]

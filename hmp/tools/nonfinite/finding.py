@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ...core.formatting import dtype_name
+from ...core.formatting import Word, dtype_name
 from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
 from ...core.rules import rules
 from ...core.torch_ops import op_facts, sites
@@ -22,7 +22,14 @@ from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)
 _NARROW = ("fp8", "bf16")  # the lists whose results are in the low-precision dtype
-Kind = Literal["op", "data", "parameter"]
+
+
+class Kind(Word):
+    """What a finding is: an op, or where a NaN or Inf came in."""
+
+    OP = "op"
+    DATA = "data"
+    PARAMETER = "parameter"
 
 
 class Values(NamedTuple):
@@ -87,8 +94,8 @@ class Finding:
     def _said(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
         spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
-        if self.kind == "op":
-            in_backward = f" in the backward ({self.node})" if self.direction == "backward" else ""
+        if self.kind == Kind.OP:
+            in_backward = f" in the backward ({self.node})" if self.direction == Direction.BACKWARD else ""
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
             head = f"{self.made} came in with {self.source}, no op made it; first used by {spelled}: {where}"
@@ -98,7 +105,7 @@ class Finding:
 
 
 def find(
-    call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = ""
+    call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = Kind.OP, source: str = ""
 ) -> Finding:
     """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
     owner, place = call.owner, call.owner.place
@@ -121,7 +128,7 @@ def find(
         inputs=tuple(given),
         outputs=tuple(out),
         rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
-        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == Kind.OP else _DATA[kind],
         source=source,
         overwritten=len(inputs) - len(given),
     )
@@ -129,8 +136,8 @@ def find(
 
 _OF_USER = "none of hmp's: your code in backward runs without lists (R13)"
 _DATA = {
-    "data": "look at the batch: no list changes this",
-    "parameter": "look at the step before, or at the checkpoint that was loaded: no list changes this",
+    Kind.DATA: "look at the batch: no list changes this",
+    Kind.PARAMETER: "look at the step before, or at the checkpoint that was loaded: no list changes this",
 }
 
 
@@ -154,7 +161,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
-        f", low dtype {low}" if explained.cast in _NARROW else ""
+        f", low-precision dtype {low}" if explained.cast in _NARROW else ""
     )
 
 

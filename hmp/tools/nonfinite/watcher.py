@@ -6,20 +6,21 @@ import cmath
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, has_values
+from ...core.formatting import Word
 from ...core.observe import Call, here, log, modules
 from ...core.rules import rules, takes_masks
 from ...core.torch_private import memory_of, storage_of, tree_leaves
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
-from ..op_owners import AtenCall, OpOwners
-from .finding import Finding, find
+from ..op_owners import AtenCall, Direction, OpOwners
+from .finding import Finding, Kind, find
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -33,6 +34,18 @@ _SCALER = "grad_scaler.py"
 _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
 
 
+class OriginKind(Word):
+    """Where a NaN or Inf comes from, see `Origin`."""
+
+    WRITTEN = "written"
+    UNWRITTEN = "unwritten"
+    REPORTED = "reported"
+    WAITING = "waiting"
+    PENDING = "pending"
+    INSIDE = "inside"
+    OUTSIDE = "outside"
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where the NaN or Inf in some memory comes from.
@@ -41,7 +54,7 @@ class Origin:
     inside what made it, or what came in from outside. `received` is memory that a collective wrote.
     """
 
-    kind: Literal["written", "unwritten", "reported", "waiting", "pending", "inside", "outside"]
+    kind: OriginKind
     finding: Finding | None = None
     source: str = ""
     received: bool = False
@@ -113,7 +126,7 @@ class NonfiniteFinder(OpOwners):
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
             for tensor in each_tensor((out,)):
-                self._mark(tensor, Origin("unwritten"))
+                self._mark(tensor, Origin(OriginKind.UNWRITTEN))
             return out
         if not self._scaled and known.name == "mul" and _inside_scaler():
             self._scaled = True
@@ -137,7 +150,7 @@ class NonfiniteFinder(OpOwners):
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
-        origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
+        origin = next((each for each in sent if each is not None and each.finding is not None), Origin(OriginKind.UNWRITTEN))
         out = run_collective(func, args, kwargs, run)
         self._mark_all([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
@@ -166,7 +179,7 @@ class NonfiniteFinder(OpOwners):
         rule = call.owner.rule
         quantises = rule is not None and rule.kind is rules.FP8_LIST  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
-            self._mark_all(odd, Origin("written"))
+            self._mark_all(odd, Origin(OriginKind.WRITTEN))
         elif not bad:
             self._made(call, known, inputs, odd, has_nan)
         else:
@@ -180,13 +193,13 @@ class NonfiniteFinder(OpOwners):
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd)
         if not has_nan and self._meant(finding):
-            self._mark_all(odd, Origin("written"))
+            self._mark_all(odd, Origin(OriginKind.WRITTEN))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):
-            self._mark_all(odd, Origin("pending", finding))
+            self._mark_all(odd, Origin(OriginKind.PENDING, finding))
             return
-        waits = not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler()) and not _at_pole(known, inputs)
-        self._mark_all(odd, Origin("inside", finding))
+        waits = not has_nan and self._scaled and (call.direction == Direction.BACKWARD or _inside_scaler()) and not _at_pole(known, inputs)
+        self._mark_all(odd, Origin(OriginKind.INSIDE, finding))
         self._held.append(Held(finding, waits, bool(known.writes)))
         if self._unit is None:
             self._unit_ended()
@@ -215,8 +228,7 @@ class NonfiniteFinder(OpOwners):
         alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
         matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
         for each in held:
-            kind: Literal["pending", "waiting", "reported"]
-            kind = "pending" if each not in matters else "waiting" if each.waits else "reported"
+            kind = OriginKind.PENDING if each not in matters else OriginKind.WAITING if each.waits else OriginKind.REPORTED
             for key, (weak, origin) in self._origins.items():
                 if origin.finding is each.finding:
                     self._origins[key] = weak, replace(origin, kind=kind)
@@ -230,12 +242,12 @@ class NonfiniteFinder(OpOwners):
         """Results are finite: what was not was masked, or computed with."""
         if not known.moves and any(t.dtype in FLOATS for t in results):
             origins = [self._origin(t) for t in leaves if isinstance(t, Tensor)]
-            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == "inside"}
+            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == OriginKind.INSIDE}
             for each in self._held:
                 each.used |= id(each.finding) in inside
         for tensor in written:
             origin = self._origin(tensor)
-            if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
+            if origin is not None and origin.kind == OriginKind.INSIDE and tensor.nbytes == storage_of(tensor).nbytes():
                 del self._origins[memory_of(storage_of(tensor))]
 
     def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
@@ -257,23 +269,23 @@ class NonfiniteFinder(OpOwners):
             origin = next((o for _, o in origins if o is not None), None)
         if origin is None and (nan_came or nan_of_inf):
             tensor = next((t for t in bad if _has_nan(t)), bad[0])
-            origin = Origin("outside" if nan_came else "written", source=self._name(tensor))
+            origin = Origin(OriginKind.OUTSIDE if nan_came else OriginKind.WRITTEN, source=self._name(tensor))
         if origin is None:
             return  # Inf came in, and went on: a mask
-        if origin.kind == "inside":
+        if origin.kind == OriginKind.INSIDE:
             self._mark_all(odd, origin)
             for each in self._held:
                 each.in_place |= each.finding is origin.finding and bool(known.writes)
         elif known.moves and not nan_of_inf:
             self._mark_all(odd, origin)
-        elif origin.kind == "outside":
+        elif origin.kind == OriginKind.OUTSIDE:
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
-            kind: Literal["data", "parameter"] = "parameter" if source.startswith(("parameter", "buffer")) else "data"
-            finding = find(call, known, inputs, odd, kind, source)
-            self._mark_all(odd, Origin("reported", finding))
+            came = Kind.PARAMETER if source.startswith(("parameter", "buffer")) else Kind.DATA
+            finding = find(call, known, inputs, odd, came, source)
+            self._mark_all(odd, Origin(OriginKind.REPORTED, finding))
             self._report(finding)
-        elif origin.kind == "pending" and (nan_of_inf or nan_came) and origin.finding is not None:
-            self._mark_all(odd, Origin("reported", origin.finding))
+        elif origin.kind == OriginKind.PENDING and (nan_of_inf or nan_came) and origin.finding is not None:
+            self._mark_all(odd, Origin(OriginKind.REPORTED, origin.finding))
             self._report(origin.finding)
         else:
             if nan_of_inf:

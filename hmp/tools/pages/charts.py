@@ -7,11 +7,10 @@ import io
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..extras import needed
-from .page import Figure
+from .page import Depth, Point, TradeOff
 
 with needed("a report's page needs", "report", "matplotlib"):
     import matplotlib
@@ -30,28 +29,14 @@ def colour_of(name: str) -> str:
     return COLOURS.get(name, COLOURS["other"])
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart: its name, its colour, (x, y) pairs, and the size of its points, where 0 joins them by a line."""
-
-    name: str
-    colour: str
-    points: Sequence[tuple[int, float]]
-    size: float = 0.0
+def drawn(figure: Depth | TradeOff) -> str:
+    """Return the base64 of the chart as an SVG image."""
+    return _depth(figure) if isinstance(figure, Depth) else _trade_off(figure)
 
 
-def error_by_depth(
-    lines: Sequence[Line],
-    mark: float | None,
-    marked: str,
-    named: tuple[int, float, str] | None,
-    across: str = "ops, in the order of their first calls",
-) -> Figure:
-    """Return relative errors against the order of the calls, on a logarithmic scale.
-
-    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what is drawn side by side.
-    """
-    drawing, axes = _axes(3.4, across, "relative error")
+def _depth(figure: Depth) -> str:
+    lines, mark, named = figure.lines, figure.mark, figure.named
+    drawing, axes = _axes(3.4, figure.across, "relative error")
     for line in lines:
         style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.7}
         axes.plot(*zip(*line.points, strict=True), color=colour_of(line.colour), label=line.name, markeredgewidth=0, **style)
@@ -70,28 +55,17 @@ def error_by_depth(
             parse_math=False, arrowprops=leader,
         )  # fmt: skip
     if mark is not None:
-        axes.axhline(mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=marked)
-    return _figure(drawing, f"Relative error of every call, in their order: {', '.join(line.name for line in lines)}")
+        axes.axhline(mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=figure.marked)
+    return _image(drawing)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A trial in the trade-off: its cost as a ratio to float32's, how much worse it is, and its name in the legend, "" for none."""
+def _trade_off(figure: TradeOff) -> str:
+    """Return the chart: what fits is a dot and what does not is a cross, so that they differ without colours.
 
-    cost: float
-    worse: float
-    fits: bool
-    name: str = ""
-    is_chosen: bool = False
-
-
-def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | None) -> Figure:
-    """Return how much worse each trial is against what it costs; a dashed line where the tolerance ends, and one along the best trade-offs.
-
-    What fits is a dot and what does not is a cross, so that they differ without colours; what has a name is in a frame of its
-    own, what was chosen in a thick one.
+    There is a line along the best trade-offs; what has a name is in a frame of its own, what was chosen in a thick one.
     """
-    drawing, axes = _axes(4.2, cost, worse)
+    points, allowed = figure.points, figure.allowed
+    drawing, axes = _axes(4.2, figure.cost, figure.worse)
     front = best_of(points)
     if len(front) > 1:
         axes.plot([p.cost for p in front], [p.worse for p in front], color=COLOURS["bfloat16"], linewidth=1.4, drawstyle="steps-post")
@@ -112,8 +86,7 @@ def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | N
             markeredgewidth=1.8 if point.is_chosen else 0.9,
             label=": ".join(filter(None, ("chosen" if point.is_chosen else "", _short(point.name, 28)))),
         )  # fmt: skip
-    described = "; ".join(f"{point.name} {point.cost:.2f}, {point.worse:+.2%}" for point in points if point.name)
-    return _figure(drawing, f"{worse} against {cost}: {described}")
+    return _image(drawing)
 
 
 def best_of(points: Sequence[Point]) -> list[Point]:
@@ -163,7 +136,7 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[-(most // 2) :]
 
 
-def _figure(drawing: Any, described: str) -> Figure:
+def _image(drawing: Any) -> str:
     """Return the drawing as an image, with a legend above it."""
     legend = drawing.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4, labelspacing=0.8)
     for text in legend.get_texts():
@@ -173,4 +146,4 @@ def _figure(drawing: Any, described: str) -> Figure:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hmp"}):
         canvas: Any = FigureCanvasSVG(drawing)
         canvas.print_svg(file, metadata={"Date": None})
-    return Figure(base64.b64encode(file.getvalue()).decode(), described)
+    return base64.b64encode(file.getvalue()).decode()

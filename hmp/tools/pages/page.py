@@ -1,22 +1,15 @@
-"""One description of a result: what it found, in cards, tables, figures and text. `html()` makes a page of it that needs no network."""
+"""One description of a result: what it found, in cards, tables, figures and text. print(), pages and notebooks show it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..extras import needed
+from ...core.formatting import in_notebook, json_written, share, size, two_digits, typeset_duration, written
 
-with needed("a report's page needs", "report", "jinja2"):
-    import jinja2
-    import markupsafe
-
-from ...core.formatting import share, short_entry, size, two_digits, typeset_duration
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
-_COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
 
 # --- cells ---
@@ -90,7 +83,7 @@ def chips(dtypes: str) -> Cell:
 
 def flow(*dtypes: str) -> Cell:
     """Return what dtypes a value goes through."""
-    return Cell(" → ".join(dtypes), "flow", dtypes=dtypes)
+    return Cell(" → ".join(each or "-" for each in dtypes), "flow", dtypes=dtypes)
 
 
 def place(row: Any) -> Cell:
@@ -105,7 +98,7 @@ def bar(whole: float, *parts: tuple[str, float]) -> Cell:
 
 def colour_class(name: str) -> str:
     """Return the colour of a dtype, of casts, or of anything else."""
-    return name if name in (*_COLOURED, "casts", "ops") else "other"
+    return name if name in (*COLOURED, "casts", "ops") else "other"
 
 
 def place_text(row: Any) -> str:
@@ -133,13 +126,16 @@ def amount(value: int) -> str:
 class Table:
     """A table. `columns` are names, those of numbers with a `>` before them.
 
-    One with a `filter` has a field that filters its rows, and a choice among `choices`, which `groups` gives for each row.
+    One with a `filter` has a field that filters its rows, and a choice among `choices`, which `groups` gives for each row. Text shows the
+    first rows, and says of the others where they are, as `note` does in a page of those that it lacks.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     label: str = ""
     note: str = ""
+    where: str = ""
+    most: int = 25  # rows that text shows
     filter: str = ""
     choice: str = ""
     choices: Sequence[str] = ()
@@ -151,7 +147,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """Return a paragraph; text between backquotes is code."""
+    """A paragraph; text between backquotes is code. What explains, `is_soft`, is for pages alone."""
 
     text: str
     is_soft: bool = False
@@ -171,7 +167,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Items:
-    """Return a list of texts; as notes it is highlighted."""
+    """A list of texts; as notes it is highlighted."""
 
     items: Sequence[str]
     is_notes: bool = False
@@ -185,18 +181,69 @@ class Names:
 
     title: str
     names: Sequence[str]
+    where: str = ""  # that text names, where they are many
 
     kind = "names"
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A chart: the base64 of an SVG image, and what it shows."""
+class Line:
+    """A line of a chart: its name, its colour, (x, y) pairs, and the size of its points, where 0 joins them by a line."""
 
-    data: str
-    described: str
+    name: str
+    colour: str
+    points: Sequence[tuple[int, float]]
+    size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A chart of relative errors against the order of the calls, on a logarithmic scale.
+
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what is drawn side by side.
+    """
+
+    lines: Sequence[Line]
+    mark: float | None
+    marked: str
+    named: tuple[int, float, str] | None
+    across: str = "ops, in the order of their first calls"
 
     kind = "figure"
+
+    @property
+    def described(self) -> str:
+        """Return what the chart shows."""
+        return f"Relative error of every call, in their order: {', '.join(line.name for line in self.lines)}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A trial in the trade-off: its cost as a ratio to float32's, how much worse it is, and its name in the legend, "" for none."""
+
+    cost: float
+    worse: float
+    fits: bool
+    name: str = ""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """A chart of how much worse each trial is against what it costs, with a line where the tolerance ends."""
+
+    points: Sequence[Point]
+    cost: str
+    worse: str
+    allowed: float | None
+
+    kind = "figure"
+
+    @property
+    def described(self) -> str:
+        """Return what the chart shows."""
+        named = "; ".join(f"{point.name} {point.cost:.2f}, {point.worse:+.2%}" for point in self.points if point.name)
+        return f"{self.worse} against {self.cost}: {named}"
 
 
 @dataclass(frozen=True)
@@ -219,7 +266,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Code:
-    """Code to copy."""
+    """Code to copy from a page."""
 
     text: str
 
@@ -235,17 +282,18 @@ class Tree:
     kind = "tree"
 
 
-Part = Table | Text | Heading | Items | Names | Figure | Legend | Split | Code | Tree
+Part = Table | Text | Heading | Items | Names | Depth | TradeOff | Legend | Split | Code | Tree
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section; `nav` is what the page's head calls it."""
+    """A section; `nav` is what the page's head calls it, "" for one that text alone shows. What `is_long` pages alone show."""
 
     id: str
     nav: str
     heading: str
     parts: Sequence[Part]
+    is_long: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,39 +314,52 @@ class Page:
     closing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     closing_text: str = ""
 
-    def html(self) -> str:
-        """Return the page; what its values hold is text, and is escaped."""
 
-        def breakable(text: str) -> Any:
-            """Let a long name go on in the next line after a dot or an underscore, and between the words of a class's name."""
-            return markupsafe.Markup(re.sub(r"(?<=[._])|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
+class Result:
+    """Base class of results that print, notebooks and files show."""
 
-        def coded(text: str) -> Any:
-            """Backquotes become code, and a number stays on the line of its unit."""
-            escaped = str(markupsafe.escape(kept(text)))
-            return markupsafe.Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))
+    def _page(self) -> Page:
+        """Return what the result says."""
+        raise NotImplementedError
 
-        def kept(text: str) -> str:
-            return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|[mµu]?s|[KMB])\b|%)", "\u00a0", text)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain JSON values."""
+        raise NotImplementedError
 
-        made = jinja2.Environment(
-            loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-        )
-        made.filters |= {
-            "breakable": breakable,
-            "coded": coded,
-            "kept": kept,
-            "short": lambda dtype: _SHORT.get(dtype, dtype),
-            "colour": colour_class,
-            "place": place_text,
-            "entry": short_entry,
-            "count": lambda number: f"{number:,}",
-            "size": size,
-            "duration": typeset_duration,
-            "dtypes": lambda text: text.split(", ") if text else [],
-            "share": share,
-        }
-        return made.get_template("page.html.j2").render(page=self)
+    def to_json(self, path: str | Path) -> Path:
+        """Write `to_dict()` into a file; a number that is not finite is the string "nan", "inf" or "-inf".
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
+        return json_written(path, self.to_dict)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the result as a page: one file that needs no network and is smaller than 2 MB. Needs the extra `report`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The path.
+        """
+        from .html import html  # which needs the extra
+
+        return written(path, lambda: html(self._page()))
+
+    def __str__(self) -> str:
+        from .text import text  # here: it imports this module
+
+        return text(self._page())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
 
 
 def made_of(about: Mapping[str, Any], *others: str) -> list[str]:

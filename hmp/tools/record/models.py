@@ -1,108 +1,24 @@
-"""What a call of a model saves for backward: autograd's graph of what it returned, read without a hook that would change the call."""
+"""The models that run while somebody records, and what a call of each saves for backward."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from ...core.casting import Tensor, each_tensor, has_values
+from ...core.casting import Tensor
 from ...core.formatting import dtype_name
-from ...core.observe import Listener, modules, nbytes_of
-from ...core.torch_private import (
-    graph_task,
-    has_storage,
-    in_plain_autograd,
-    memory_of,
-    packed,
-    sequence_number,
-    storage_of,
-    without_torch_function,
-)
-
-Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
-
-
-Checkpointed = list[tuple[str, object, int]]  # what checkpoints keep: the module that ran, what identifies the memory, its bytes
-
-
-def kept_for_backward(module: torch.nn.Module, output: Any, marks: Marks, checkpointed: Checkpointed) -> dict[str, int] | None:
-    """Return the bytes that a call of `module` keeps, by the path of the module that ran; None where autograd recorded nothing of it.
-
-    Each storage counts once, for the first module that keeps it; those of parameters and buffers do not.
-    """
-    starts = [start for start, _ in marks]
-    names: dict[type, list[str]] = {}
-    with without_torch_function():
-        nodes = sorted(_nodes(output, starts[0]), key=_number)
-        counted: set[object] = {_storage(tensor)[0] for tensor in (*module.parameters(), *module.buffers())}
-        kept: Counter[str] = Counter()
-        for node in nodes:
-            path = marks[bisect_right(starts, _number(node)) - 1][1]
-            kind = type(node)
-            if kind not in names:
-                names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-            for tensor in each_tensor(_saved(node, names[kind])):
-                storage, nbytes = _storage(tensor)
-                if storage not in counted and not (tensor.is_leaf and tensor.requires_grad):
-                    counted.add(storage)
-                    kept[path] += nbytes
-        for path, storage, nbytes in checkpointed:
-            if storage not in counted:
-                counted.add(storage)
-                kept[path] += nbytes
-    return {path: nbytes for path, nbytes in kept.items() if nbytes} if nodes else None
-
-
-def _nodes(output: Any, first: int) -> set[Any]:
-    """Return the nodes, from the one numbered `first` on, that backward would run for what a call returned."""
-    found: set[Any] = set()
-    # tensors may also be the attributes of an object that was returned
-    todo = [_made_by(tensor) for tensor in each_tensor((output, getattr(output, "__dict__", {})))]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in found and _number(node) >= first:
-            found.add(node)
-            todo += [each for each, _ in node.next_functions]
-    return found
-
-
-def _made_by(tensor: Tensor) -> Any:
-    """Return the node that the tensor comes from; None without one, or if torch refuses it: a view whose base was written since."""
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
-
-
-def _number(node: Any) -> int:
-    return int(node._sequence_nr())
-
-
-def _saved(node: Any, names: list[str]) -> Iterator[Any]:
-    """Yield what the node saved, or what a hook of the user's made of it: the hook that would give it back is not called."""
-    for name in names:
-        try:
-            values = getattr(node, name)
-        except RuntimeError:  # backward has run and freed them
-            continue
-        for each in values if isinstance(values, tuple) else (values,):
-            yield each.data
-
-
-def _storage(tensor: Tensor) -> tuple[object, int]:
-    """Return what identifies the tensor's memory, and its bytes."""
-    if has_values(tensor) and has_storage(tensor):
-        storage = storage_of(tensor)
-        return memory_of(storage), storage.nbytes()
-    return ("of no storage", id(tensor)), nbytes_of(tensor)
+from ...core.observe import Listener, modules
+from ...core.saved import can_count, counting
+from ...core.torch_private import graph_task
+from ..saved_activations import SavedActivations
 
 
 @dataclass(frozen=True)
@@ -114,8 +30,8 @@ class Model:
 
     `kept` are the bytes that its first call that autograd recorded saves for backward, by the path of the module that ran: each storage
     once, at the first module that keeps it, parameters and buffers left out, copies of them in a low-precision dtype not. Of a checkpoint
-    its inputs count. None without such a call, or if torch does not show it. What other hooks for saved tensors keep themselves, C++
-    extensions, and changes in place of views is not seen.
+    its inputs count. None without such a call, where other hooks for saved tensors are active around the model (save_on_cpu, a checkpoint),
+    or if torch does not show it; what such hooks inside of it keep themselves is not seen.
     """
 
     name: str
@@ -187,55 +103,78 @@ def _are_alike(one: Model, other: Model) -> bool:
     return replace(one, kept=None, count=1) == replace(other, kept=None, count=1)
 
 
+class _Followed(threading.local):
+    """The call of an outermost module in this thread, whose saved tensors are counted."""
+
+    meter: SavedActivations | None = None
+    hook: AbstractContextManager[None] | None = None
+
+
 class RunningModels(Listener):
     """The running modules, which are looked at where they are outermost ones: once, and without keeping them alive."""
 
     def __init__(self) -> None:
-        self.found: list[Model] = []
-        self._followed = threading.local()
-        # the place of each outermost module in `found`, -1 without parameters
+        self._models: list[Model] = []
+        self._meters: dict[int, SavedActivations] = {}  # of the first call of a model, by its place among them
+        self._followed = _Followed()
+        # the place of each outermost module, -1 without parameters
         self._places: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
+    @property
+    def found(self) -> list[Model]:
+        """Return the models so far. What is packed after a call of one is counted by then."""
+        kept = {at: {path: nbytes for path, nbytes in meter.by_module.items() if nbytes} for at, meter in self._meters.items()}
+        return [replace(each, kept=kept.get(at)) for at, each in enumerate(self._models)]
+
     def entered(self, module: torch.nn.Module) -> None:
-        """Begin to follow the call of an outermost module, and note where each other one begins."""
+        """Begin to count in the call of an outermost module."""
         if modules.around is None:
-            self._followed.marks = [] if self._is_to_be_followed(module) else None
-            self._followed.checkpointed = []
-        self._mark(modules.path)
+            self.close()  # a call that Ctrl-C has ended
+            if self._is_to_be_followed(module):
+                own = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
+                meter = self._followed.meter = SavedActivations(own)
+                self._followed.hook = counting(meter.saved)
+                self._followed.hook.__enter__()
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """Note where a module ends, and of an outermost one what the call saves for backward."""
-        around = modules.around
-        if around is not None:
-            self._mark(around)
+        """Note an outermost module, and what the call saved."""
+        if modules.around is not None:
             return
-        marks, self._followed.marks = getattr(self._followed, "marks", None), None
+        meter = self._followed.meter
+        self.close()
         # of a checkpoint's recomputation, in backward, a part of the model is the outermost
         if module not in self._places and graph_task() < 0:
             self._places[module] = self._place_of(module)
-        if marks:
-            place = self._places.get(module, -1)
-            kept = kept_for_backward(module, output, marks, self._followed.checkpointed)
-            if place >= 0 and kept is not None and self.found[place].kept is None:
-                self.found[place] = replace(self.found[place], kept=kept)
+        place = self._places.get(module, -1)
+        if meter is not None and meter.was_called and place >= 0:
+            meter.let_go()
+            self._meters.setdefault(place, meter)
 
-    def checkpointed(self, inputs: Sequence[Tensor]) -> None:
-        """Note what a checkpoint keeps."""
-        if getattr(self._followed, "marks", None) is not None:
-            kept = [each for each in inputs if not (each.is_leaf and each.requires_grad)]
-            self._followed.checkpointed += [(modules.path, *_storage(each)) for each in kept]
+    def close(self) -> None:
+        """Count no longer in this thread."""
+        hook, self._followed.hook, self._followed.meter = self._followed.hook, None, None
+        if hook is not None:
+            hook.__exit__(None, None, None)
 
-    def _mark(self, path: str) -> None:
-        marks: Marks | None = getattr(self._followed, "marks", None)
-        if marks is not None:
-            marks.append((sequence_number(), path))
+    def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> tuple[SavedActivations, str | None] | None:
+        """Count what an op keeps that is to be packed."""
+        meter = self._followed.meter
+        return None if meter is None else (meter, meter.kept(op, tensor, nbytes, left))
+
+    def changed(
+        self, about: tuple[SavedActivations, str | None] | None, saved: int, seconds: float, errors: list[tuple[float, float]]
+    ) -> None:
+        """Count what packing it saved."""
+        if about is not None:
+            meter, path = about
+            meter.changed(path, saved, seconds, errors)
 
     def _is_to_be_followed(self, module: torch.nn.Module) -> bool:
         """Return True if the call may be the first one of the model that autograd records."""
-        if packed is None or not torch.is_grad_enabled() or graph_task() >= 0 or not in_plain_autograd():
+        if not torch.is_grad_enabled() or graph_task() >= 0 or not can_count():
             return False
         place = self._places.get(module)
-        return place is None or (place >= 0 and self.found[place].kept is None)
+        return place is None or (place >= 0 and place not in self._meters)
 
     def _place_of(self, module: torch.nn.Module) -> int:
         parameters = [each for each in module.parameters() if not is_lazy(each)]
@@ -246,9 +185,9 @@ class RunningModels(Listener):
             sizes[dtype_name(each.dtype)] += each.numel()
         trainable = sum(each.numel() for each in parameters if each.requires_grad)
         found = Model(module._get_name(), dict(sizes), trainable, sum(each.numel() * each.element_size() for each in parameters))
-        for place, known in enumerate(self.found):
+        for place, known in enumerate(self._models):
             if _are_alike(known, found):
-                self.found[place] = replace(known, count=known.count + 1)
+                self._models[place] = replace(known, count=known.count + 1)
                 return place
-        self.found.append(found)
-        return len(self.found) - 1
+        self._models.append(found)
+        return len(self._models) - 1

@@ -23,7 +23,7 @@ from ...core.rules import OpRule, rules
 from ...core.torch_patches import autocast, model_wrappers, module_calls
 from ...core.torch_private import is_any_autocast_enabled
 from .rows import BoundedPlaces
-from .violations import Violation, together
+from .violations import OverrideKind, Violation, together
 
 
 class Overrider(NamedTuple):
@@ -33,13 +33,13 @@ class Overrider(NamedTuple):
     calls) or "backward"; `words` say which, with the line that opened a context.
     """
 
-    kind: str
+    kind: OverrideKind
     words: str
 
 
 def over_casts() -> Overrider | None:
     """Who casts once more what hmp has cast: a torch.autocast context; None for nobody."""
-    return Overrider("region", f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
+    return Overrider(OverrideKind.REGION, f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
 
 
 def overridden(running: Iterable[torch.nn.Module]) -> Any:
@@ -78,7 +78,7 @@ def outside_of(model: torch.nn.Module) -> Overrider:
     model = unwrapped(model)[1]
     steps = model_wrappers.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
-    return Overrider("outside", f"{method}{type(model).__name__}, outside of any call of it")
+    return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, outside of any call of it")
 
 
 def is_around_a_forward() -> bool:
@@ -93,10 +93,10 @@ def in_place_of_casts() -> Overrider | None:
     """Return who has switched casts off; None if they are on, or hmp did for torch's own code (R8, R15), which no list covers."""
     here = state.current_state()
     if isinstance(here, autocast.Paused):
-        return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
+        return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
     if isinstance(here, InBackward):
-        return Overrider("backward", "autograd's backward: no list applies to Python that it calls (R13)")
-    return Overrider("disable_casts", "disable_casts()") if here.disabled and is_by_user() else None
+        return Overrider(OverrideKind.BACKWARD, "autograd's backward: no list applies to Python that it calls (R13)")
+    return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and is_by_user() else None
 
 
 def _opened(enabled: bool) -> str:
@@ -107,7 +107,7 @@ def _opened(enabled: bool) -> str:
 _LOW = frozenset(("bfloat16", "float16"))
 _CASTS = frozenset(("to", "type", "type_as", "bfloat16", "half"))
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LEFT = Overrider("torch", "torch itself, to which hmp left the call")
+_LEFT = Overrider(OverrideKind.TORCH, "torch itself, to which hmp left the call")
 Given = tuple[Any, ...]  # the arguments of a call
 
 
@@ -179,7 +179,11 @@ class OverrideRecorder:
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and rule.kind.is_list:
-            lacks = Overrider("no_kernel", f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)") if call.lacks_kernel else _LEFT
+            lacks = (
+                Overrider(OverrideKind.NO_KERNEL, f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)")
+                if call.lacks_kernel
+                else _LEFT
+            )
             got = "float32" if call.lacks_kernel else call.computed
             self._check(policy, rule.op, got, over_casts() or lacks, given, call.result)
             if rule.kind is rules.FP32_LIST:
@@ -191,11 +195,11 @@ class OverrideRecorder:
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded_before", words))
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words))
 
     def past(self, call: Call) -> None:
         """Note a call of torch's own function by a name that Python code took before."""
-        overrider = Overrider("bypassed", "a name that was taken before hmp patched torch")
+        overrider = Overrider(OverrideKind.BYPASSED, "a name that was taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:
@@ -205,12 +209,12 @@ class OverrideRecorder:
             self._outside_of_calls(op, got, given, result)
             return
         overrider = in_place_of_casts()
-        if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
+        if overrider is None or (overrider.kind == OverrideKind.BACKWARD and self._is_torchs()):
             return
         policy = overridden(modules.running)
         if policy is not None:
             self._check(policy, op, got, overrider, given, result)
-        elif overrider.kind == "backward" and self._outside:
+        elif overrider.kind == OverrideKind.BACKWARD and self._outside:
             # backward is called outside of the model's calls, after them: of several policies it may have been any
             found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
             violated = [each for each in found if each is not None]
@@ -261,7 +265,7 @@ class OverrideRecorder:
             return None  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
             return None  # in place and out=: the first input's dtype counts (R5, R6)
-        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
+        if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
             return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
         return entry.source, dtype_name(wanted)
 

@@ -1,9 +1,9 @@
-"""The page of a report: sums, charts, and the module tree."""
+"""What a report says: sums, tables by op, module and line, and the module tree."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +44,10 @@ from .fp8_stats import Fp8Row
 from .models import Model, pattern, shares
 from .packing_stats import merged as merged_packing
 from .report import Report
-from .rows import BYPASSED, GROUPS, UNLISTED, Row, grouped, total
+from .rows import BYPASSED, UNLISTED, Row, grouped, in_words, total
 from .violations import OverrideKind, Violation, kinds
 
-UNLISTED_OPS, FP8_ROWS, MODELS, KEPT_ROWS = 15, 200, 12, 12
+FP8_ROWS, MODELS, KEPT_ROWS = 200, 12, 12
 # What reports call a rule → the sentences of all rules that they call so.
 RULES: dict[str, list[str]] = {}
 for _rule in rules.RULES:
@@ -56,29 +56,28 @@ for _rule in rules.RULES:
 RULES[UNLISTED] = ["on no list: left to torch"]
 RULES[BYPASSED] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
 OUTSIDE = "(outside every module)"
-TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 TREE_LINES = 1200
-_BARS, _PLACES = 14, 8  # ops of the chart, and lines with most time in casts
 _OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
+TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 
 
-def report_page(report: Report) -> str:
-    """Return the page of `report`, as HTML."""
-    rows, sums = report.rows, total(report.rows)
+def report_page(report: Report) -> Page:
+    """Return what the report says."""
+    sums = total(report.rows)
     about = report.about
     recorded = [f"{typeset_duration(about['seconds'])} recorded"]
     if about["ranks"] > 1:
         recorded.append(f"{about['ranks']} recordings added up")
     sections = [
         _violations(report.violations()),
-        _time(rows),
-        _places(report, sums),
-        _tree(rows),
-        _models(report.models),
-        _in_fp8(report.fp8),
+        *_models(report.models),
+        Section("ops", "Ops", "By op, most time in casts first", [rows_table(report, "op", "cast_seconds")]),
+        _tree(report.rows),
+        _unlisted(report, sums),
+        _in_fp8(report),
         _packed(report),
         _calls(report),
-        _lists(report, sums),
+        _lists(report),
     ]
     return Page(
         title="hmp report",
@@ -90,7 +89,7 @@ def report_page(report: Report) -> str:
         sections=[each for each in sections if each is not None],
         closing=RULES,
         closing_text=_CLOSING,
-    ).html()
+    )
 
 
 _CLOSING = (
@@ -155,59 +154,55 @@ def _violations(found: list[Violation]) -> Section | None:
         for each in found
     ]  # fmt: skip
     columns = ("op", "entry", "wanted", "got", "module", "place", "overridden by", ">calls")
-    table = Table(columns, rows, label="Calls that did not follow their list")
+    table = Table(columns, rows, label="Calls that did not follow their list", where="report.violations() holds them")
     remedies = Items([f"{kind}: {OverrideKind(kind).remedy}" for kind in kinds(found)])
     return Section("violations", "Did not follow", "Calls that did not follow their list", [table, remedies])
 
 
-def _time(rows: Sequence[Row]) -> Section | None:
-    bars = op_bars(rows)
-    if not bars:
-        return None
-    computed = sorted({dtype for each in bars for dtype in each.seconds}, key=lambda dtype: (dtype == "other", dtype))
-    longest, most = max(each.total for each in bars), max(sum(each.calls.values()) for each in bars)
+def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) -> Table:
+    """Return the rows that a rule decided, added up by "op", "module", "line" or "call", with `most` of them where it is text."""
+    words = {"op": ("op", "rule", "list entry", "dtypes"), "module": ("module",)}.get(
+        by, ("op", "rule", "list entry", "dtypes", "module", "line")
+    )
+    kept = sum((Counter(model.kept or {}) for model in report.models), Counter[str]()) if by == "module" else {}
+    found = report.grouped(by, sort, unlisted=False)
+    longest = max((row.seconds for row in found), default=0.0)
     lines = []
-    for each in bars:
-        calls = [(colour_class(dtype), float(each.calls.get(dtype, 0))) for dtype in computed]
-        seconds = [*((colour_class(dtype), each.seconds.get(dtype, 0.0)) for dtype in computed), ("casts", each.cast_seconds)]
-        lines.append([op(each.op), duration(each.total), bar(longest, *seconds), whole(sum(each.calls.values())), bar(most, *calls)])
-    colours = [(dtype, "no floating dtype" if dtype == "other" else f"computes in {dtype}") for dtype in computed] + [
-        ("casts", "its casts")
-    ]
-    table = Table(("op", ">time", "in the op and in its casts", ">calls", "by dtype"), lines)
-    return Section("time", "Time", "Time and calls by op and dtype", [Legend(colours), table])
-
-
-def _places(report: Report, sums: Row) -> Section | None:
-    found = cast_places(report)
-    if not found:
-        return None
-    rows = [
-        [place(row), module(modules_of(report, row)), op(row.op), flow(row.inputs, row.compute, row.output), whole(row.casts),
-         nbytes(row.cast_bytes), duration(row.cast_seconds), bar(sums.cast_seconds, ("casts", row.cast_seconds))]
-        for row in found
-    ]  # fmt: skip
-    columns = ("line", "module", "op", "inputs → compute → output", ">casts", ">bytes cast", ">time in casts", "share")
-    return Section("places", "Where", "Where casts are made", [Table(columns, rows)])
+    for row in found[:most]:
+        cells = {
+            "op": op(row.op),
+            "rule": Cell(in_words(row.rule)),
+            "list entry": code(short_entry(row.source), row.source),
+            "dtypes": flow(*row.stages),
+            "module": module(row.module),
+            "line": place(row),
+        }
+        numbers = [whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds)]
+        times = [duration(row.op_seconds), bar(longest, (colour_class(row.compute), row.op_seconds), ("casts", row.cast_seconds))]
+        lines.append([*(cells[word] for word in words), *numbers, *times, *([nbytes(kept.get(row.module, 0))] if kept else [])])
+    columns = (*words, ">calls", ">casts", ">saved", ">cast", ">in casts", ">in ops", "", *([">kept by a call"] if kept else []))
+    return Table(columns, lines, label=f"What was cast, by {by}", most=most)
 
 
 def _tree(rows: Sequence[Row]) -> Section | None:
     root = tree(rows)
-    return Section("tree", "Casts by module", "The flow of casts through the modules", [Tree(root)]) if root.branches else None
+    heading = "The flow of casts through the modules"
+    return Section("tree", "Casts by module", heading, [Tree(root)], is_long=True) if root.branches else None
 
 
-def _models(models: list[Model]) -> Section | None:
+def _models(models: list[Model]) -> Iterator[Section]:
+    """Yield the models, and by module what a call of each keeps."""
     if not models:
-        return None
-    shown = models[:MODELS]
+        return
     rows = [
         [op(f"{each.name} ({each.count:,} of them)" if each.count > 1 else each.name), whole(each.size), whole(each.trainable),
          Cell(each.dtypes), nbytes(each.parameter_bytes), nbytes(each.kept_bytes)]
-        for each in shown
+        for each in models
     ]  # fmt: skip
     columns = ("model", ">parameters", ">to be trained", "dtypes", ">bytes", ">kept for backward by a call")
-    found: list[Part] = [Table(columns, rows, note=left_out(shown, len(models), "models", "`Report.to_json()`"))]
-    for each in shown:
+    yield Section("models", "Models", "Models", [Table(columns, rows, where="report.models holds them")])
+    found: list[Part] = []
+    for each in models[:MODELS]:
         kept = shares(each.kept or {})
         if kept:
             lines = [
@@ -216,23 +211,32 @@ def _models(models: list[Model]) -> Section | None:
                 for row in kept[:KEPT_ROWS]
             ]  # fmt: skip
             more = f"… and {len(kept) - KEPT_ROWS} more." if len(kept) > KEPT_ROWS else ""
-            found += [
-                Heading(f"Kept for backward by a call of {each.name}"),
-                Table(("module", ">kept", ">of all", "share"), lines, note=more),
-            ]
-    if len(found) > 1:
-        told = (
-            "Of a model's first call that autograd recorded: each storage once, for the first module that keeps it, parameters left out, "
-            'their copies in a low dtype not. Layers whose names differ in a number are taken together; `report.table("module")` has each.'
-        )
-    else:
-        told = "Nothing is known to be kept for backward: autograd recorded no call of a model, or this release of torch does not tell."
-    return Section("models", "Models", "The models, and what they keep for backward", [*found, Text(told, is_soft=True)])
+            found += [Heading(f"By a call of {each.name}"), Table(("module", ">kept", ">of all", ""), lines, note=more)]
+    told = (
+        "Of a model's first call that autograd recorded: each storage once, for the first module that keeps it, parameters left out. "
+        'Layers whose names differ in a number are taken together; `report.table("module")` has each.'
+        if found
+        else "Nothing is known to be kept for backward: autograd recorded no call of a model, or this release of torch does not tell."
+    )
+    yield Section("saved", "Kept", "Kept for backward", [*found, Text(told, is_soft=True)], is_long=True)
 
 
-def _in_fp8(found: list[Fp8Row]) -> Section | None:
+def _unlisted(report: Report, sums: Row) -> Section | None:
+    rows = [
+        [op(row.op), flow(*row.stages), whole(row.calls), duration(row.op_seconds), part(row.op_seconds, sums.seconds)]
+        for row in report.unlisted
+    ]
+    columns = ("op", "dtypes", ">calls", ">in ops", ">share")
+    table = Table(columns, rows, label="Ops on no list", where="report.unlisted holds them")
+    return Section("unlisted", "On no list", "On no list: in the dtype of their inputs, most time first", [table]) if rows else None
+
+
+def _in_fp8(report: Report) -> Section | None:
+    found: list[Fp8Row] = report.fp8
     if not found:
-        return None
+        listed = any(policy.get("fp8") for policy in report.policies)
+        told = "Nothing ran in FP8: the ops on its list were not called, or could not (hmp.fallbacks() says why)."
+        return Section("fp8", "In FP8", "", [Text(told)]) if listed else None
     shown = sorted(found, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS]
     rows = [
         [op(row.op), module(row.module), Cell(row.role), whole(row.tensors), number(row.amax, f"{row.amax:.3g}"),
@@ -243,13 +247,13 @@ def _in_fp8(found: list[Fp8Row]) -> Section | None:
     told = (
         'Of each product\'s left operand ("input"), right operand ("weight") and of its result\'s gradient ("grad"). Saturated are the '
         "elements at the format's largest number, flushed those that became 0 and were not. Where much is flushed, the values of one "
-        "tensor span more than the format does: a recipe with a scale for each row or block, or the low dtype for this module (`linear @ "
-        "module` in bf16.txt), keeps them."
+        "tensor span more than the format does: a recipe with a scale for each row or block, or the low-precision dtype for this module "
+        "(`linear @ module` in bf16.txt), keeps them."
     )
     columns = ("op", "module", "role", ">tensors", ">amax", ">least scale", ">greatest scale", ">saturated", ">flushed to 0")
     note = left_out(shown, len(found), "rows, with most flushed", "`report.fp8`")
-    table = Table(columns, rows, label="What quantising did, by op, module and role", note=note)
-    return Section("fp8", "In FP8", "What FP8 did to the operands of products", [Text(told), table])
+    table = Table(columns, rows, label="What quantising did, by op, module and role", note=note, where="report.fp8 holds them")
+    return Section("fp8", "In FP8", "What quantising did to operands of products in FP8", [Text(told, is_soft=True), table])
 
 
 def _packed(report: Report) -> Section | None:
@@ -268,15 +272,15 @@ def _packed(report: Report) -> Section | None:
         "makes again."
     )
     columns = ("op", "module", ">tensors", ">bytes", ">packed", ">error", ">in packing")
-    table = Table(columns, rows, label="What was kept for backward, by op and module")
-    return Section("kept", "Kept", "Kept for backward, packed", [Text(told), table])
+    table = Table(columns, rows, label="What was kept for backward, by op and module", where="report.kept holds them")
+    return Section("kept", "Packed", "What is kept for backward by ops, packed", [Text(told, is_soft=True), table])
 
 
 def _calls(report: Report) -> Section:
     found = sorted(report.grouped("call"), key=lambda row: -row.seconds)
     shown = found[:TABLE_ROWS]
     rows = [
-        [op(row.op), Cell(row.rule, title=short_entry(row.source)), flow(row.inputs, row.compute, row.output), module(row.module),
+        [op(row.op), Cell(row.rule, title=short_entry(row.source)), flow(*row.stages), module(row.module),
          place(row), whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds),
          duration(row.op_seconds)]
         for row in shown
@@ -291,47 +295,20 @@ def _calls(report: Report) -> Section:
         choices=list(RULES),
         groups=[row.rule for row in shown],
     )
-    return Section("calls", "All calls", "All calls", [table])
+    return Section("calls", "All calls", "All calls", [table], is_long=True)
 
 
-def _lists(report: Report, sums: Row) -> Section:
-    unlisted, found = report.unlisted, list[Part]()
-    if unlisted:
-        rows = [
-            [
-                op(row.op),
-                flow(row.inputs, row.compute, row.output),
-                whole(row.calls),
-                duration(row.op_seconds),
-                part(row.op_seconds, sums.seconds),
-            ]
-            for row in unlisted[:UNLISTED_OPS]
-        ]
-        more = f"… and {len(unlisted) - UNLISTED_OPS} more in the table above." if len(unlisted) > UNLISTED_OPS else ""
-        told = "These run in the dtype of their inputs. Most time first."
-        table = Table(("op", "inputs → compute → output", ">calls", ">in ops", ">share"), rows, note=more)
-        found += [Heading("On no list"), Text(told), table]
-    found.append(Heading("In float32 for want of a kernel (R11)"))
-    lacking = report.no_kernel
-    if lacking:
-        listed = [f", listed as {short_entry(row.source)}" if row.source else "" for row in lacking]
-        calls = [f"{row.no_kernel:,} of {row.calls:,} calls" for row in lacking]
-        found.append(Items([f"`{row.op}`: {told}{where}" for row, told, where in zip(lacking, calls, listed, strict=True)]))
-    else:
-        found.append(Text("Nothing: every op had a kernel in the dtype that its rule asked for."))
-    found.append(Heading("Listed and never called", id="never"))
-    never = never_called(report)
-    if never:
-        found.append(
-            Text(
-                "Names that this program did not use while it was recorded. A list may hold more than one model needs; a name that you "
-                "expected to see above may be the wrong one for what the model calls."
-            )
-        )
-        found += [Names(f"{cast}.txt", names) for cast, names in never.items()]
-    else:
-        found.append(Text("None: every listed name was called."))
-    return Section("lists", "Lists", "The lists and this program", found)
+def _lists(report: Report) -> Section | None:
+    found: list[Part] = []
+    if report.no_kernel:
+        found.append(Heading("In float32 for want of a kernel (R11)"))
+        listed = [f", listed as {short_entry(row.source)}" if row.source else "" for row in report.no_kernel]
+        calls = [f"{row.no_kernel:,} of {row.calls:,} calls" for row in report.no_kernel]
+        found.append(Items([f"`{row.op}`: {told}{where}" for row, told, where in zip(report.no_kernel, calls, listed, strict=True)]))
+    if report.never_called:
+        told = "A list may hold more than one model needs; a name that you expected above may be the wrong one for what the model calls."
+        found += [Text(told, is_soft=True), Names("Listed and never called", report.never_called, "report.never_called")]
+    return Section("lists", "Lists", "The lists and this program", found) if found else None
 
 
 @dataclass
@@ -421,42 +398,6 @@ def _cut(root: Branch) -> None:
 
 
 @dataclass(frozen=True)
-class OpBar:
-    """One op of the first table: seconds and calls by compute dtype, and seconds in casts."""
-
-    op: str
-    seconds: dict[str, float]
-    calls: dict[str, int]
-    cast_seconds: float
-
-    @property
-    def total(self) -> float:
-        """Return all its seconds."""
-        return sum(self.seconds.values()) + self.cast_seconds
-
-
-def op_bars(rows: Iterable[Row]) -> list[OpBar]:
-    """Return the ops with most time, most first; those that are left are one bar, "n others"."""
-    bars = sorted(_bars(rows, lambda row: row.op), key=lambda bar: (-bar.total, -sum(bar.calls.values())))
-    if len(bars) <= _BARS + 1:
-        return bars
-    names = {bar.op for bar in bars[_BARS:]}
-    (others,) = _bars([row for row in rows if row.op in names], lambda row: f"{len(names)} others")
-    return [*bars[:_BARS], others]
-
-
-def _bars(rows: Iterable[Row], named: Callable[[Row], str]) -> list[OpBar]:
-    found: dict[str, OpBar] = {}
-    for row in rows:
-        bar = found.setdefault(named(row), OpBar(named(row), {}, {}, 0.0))
-        dtype = row.compute or "other"
-        bar.seconds[dtype] = bar.seconds.get(dtype, 0.0) + row.op_seconds
-        bar.calls[dtype] = bar.calls.get(dtype, 0) + row.calls
-        found[bar.op] = OpBar(bar.op, bar.seconds, bar.calls, bar.cast_seconds + row.cast_seconds)
-    return list(found.values())
-
-
-@dataclass(frozen=True)
 class TimePart:
     """A part of the whole time: "bfloat16", ..., or "casts"."""
 
@@ -472,17 +413,6 @@ def parts(rows: Iterable[Row]) -> list[TimePart]:
         found[dtype] = found.get(dtype, 0.0) + row.op_seconds
     casts = sum(row.cast_seconds for row in rows)
     return [TimePart(name, found[name]) for name in sorted(found) if found[name]] + ([TimePart("casts", casts)] if casts else [])
-
-
-def cast_places(report: Report) -> list[Row]:
-    """Return the lines of the program that spent most time in casts."""
-    return [row for row in report.grouped("line", "cast_seconds")[:_PLACES] if row.casts]
-
-
-def modules_of(report: Report, row: Row) -> str:
-    """Return the modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
-    known = [getattr(row, name) for name in GROUPS["line"]]
-    return in_short(each.module for each in report.rows if [getattr(each, name) for name in GROUPS["line"]] == known)
 
 
 def in_short(modules: Iterable[str]) -> str:
@@ -505,28 +435,17 @@ def verdict(report: Report, sums: Row) -> str:
 
 def headline(report: Report) -> str:
     """Return which op, and which line, spent most time in casts; "" where none was made."""
-    ops = sorted(_bars(report.rows, lambda row: row.op), key=lambda bar: -bar.cast_seconds)
-    whole = sum(bar.cast_seconds for bar in ops)
+    ops, lines = Counter[str](), Counter[tuple[str, str, int]]()
+    for row in report.rows:
+        ops[row.op] += row.cast_seconds  # type: ignore[assignment]
+        lines[row.op, row.file, row.line] += row.cast_seconds  # type: ignore[assignment]
+    whole = ops.total()
     if not whole:
         return ""
-    named = [f"{bar.op} ({share(bar.cast_seconds, whole)})" for bar in ops[:3] if bar.cast_seconds >= 0.05 * whole]
-    lines: dict[tuple[str, str, int], list[Row]] = {}
-    for row in report.rows:
-        lines.setdefault((row.op, row.file, row.line), []).append(row)  # calls in several dtypes and modules
-    (op, path, line), rows = max(lines.items(), key=lambda found: sum(row.cast_seconds for row in found[1]))
+    named = [f"{name} ({share(seconds, whole)})" for name, seconds in ops.most_common(3) if seconds >= 0.05 * whole]
+    ((name, path, line), seconds), *_ = lines.most_common(1)
     file = path.replace("\\", "/").rpartition("/")[2]
+    inside = in_short(row.module for row in report.rows if (row.op, row.file, row.line) == (name, path, line))
     return (
-        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{line}, {op} in "
-        f"{in_short(row.module for row in rows)}, {share(sum(row.cast_seconds for row in rows), whole)}."
+        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{line}, {name} in {inside}, {share(seconds, whole)}."
     ).replace(" %", "\u00a0%")
-
-
-def never_called(report: Report) -> dict[str, list[str]]:
-    """Return the listed names that were never called, by list."""
-    never = set(report.never_called)
-    found = {}
-    for cast in ("bf16", "fp32", "promote"):
-        names = sorted({name for policy in report.policies for name in policy[cast]} & never)
-        if names:
-            found[cast] = names
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,11 +52,6 @@ class Recorder(Listener):
         self.last_word = OverrideRecorder(self.places)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = locks.RLock()
-
-    @property
-    def seconds(self) -> float:
-        """Return how long it has recorded."""
-        return _clock() - self.started
 
     def end(self, call: Call) -> None:
         """Count a call."""
@@ -131,6 +126,22 @@ class Recorder(Listener):
             counts[9] += call.in_float32
 
     # --- what comes of it ---
+
+    def told(self, name: str) -> Any:
+        """Return what a report has by that name, as far as it is known."""
+        known: dict[str, Callable[[], Any]] = {
+            "rows": self.rows,
+            "fp8": self.fp8.rows,
+            "kept": self.packed.rows,
+            "violations": self.last_word.found,
+            "models": lambda: self.models.found,
+            "policies": lambda: [policy.to_dict() for policy in self.policies],
+            "never_called": self.never_called,
+            "uncast_calls": lambda: self.uncast,
+            "unplaced_calls": lambda: self.unplaced,
+            "seconds": lambda: _clock() - self.started,
+        }
+        return known[name]()
 
     def rows(self) -> list[Row]:
         """Return what was noted so far, in the order of first calls."""
@@ -213,6 +224,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         with running_uncompiled(), listen(recorder, recorder.models, recorder.packed):
             yield report
     finally:
+        recorder.models.close()
         report._end()
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core.formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
+from ...core.formatting import count, dtype_name, of_json, some, versioned
 from ...core.policy import LISTS
 from ...errors import HmpError, ViolationError
+from ..pages.page import Page, Result
+from ..pages.text import table
 from . import packing_stats
 from . import rows as rows_
 from .fp8_stats import Fp8Row, merged
@@ -30,7 +32,7 @@ _SHOWN = 40  # names that were never called; `never_called` has them all
 _TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
 
 
-class Report:
+class Report(Result):
     """What ran in which precision, while it is recorded and afterwards; `print(report)` shows it by op, most cast time first.
 
     Attributes:
@@ -63,11 +65,8 @@ class Report:
         **about: Any,
     ) -> None:
         self._recorder: Recorder | None = None
-        self._rows = tuple(rows)
-        self._fp8 = tuple(fp8)
-        self._kept: tuple[PackingRow, ...] = tuple(about.pop("kept", ()))
-        self._violations = tuple(violations)
-        self._models = tuple(models)
+        lists = {"rows": rows, "fp8": fp8, "kept": about.pop("kept", ()), "violations": violations, "models": models}
+        self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in lists.items()}
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
             "torch": torch.__version__, "in_float32": {},
@@ -83,7 +82,7 @@ class Report:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Return the distinct calls, in the order in which they were first made."""
-        return self._rows if self._recorder is None else tuple(self._recorder.rows())
+        return tuple(self._told("rows"))
 
     def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
         """Return the rows added up.
@@ -125,12 +124,12 @@ class Report:
     @property
     def fp8(self) -> list[Fp8Row]:
         """Return what quantising did to the operands of products in FP8, by op, module and role."""
-        return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
+        return list(self._told("fp8"))
 
     @property
     def kept(self) -> list[PackingRow]:
         """Return what ops saved for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
-        return list(self._kept) if self._recorder is None else self._recorder.packed.rows()
+        return list(self._told("kept"))
 
     def violations(self) -> list[Violation]:
         """Return the calls that did not follow the BF16, FP32 or FP8 list, most calls first.
@@ -140,7 +139,7 @@ class Report:
         Returns:
             The violations, each with what overrode the list, and where.
         """
-        return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
+        return list(self._told("violations"))
 
     @property
     def models(self) -> list[Model]:
@@ -148,7 +147,7 @@ class Report:
 
         Their parameters, and what a call of each saves for backward.
         """
-        return list(self._models) if self._recorder is None else list(self._recorder.models.found)
+        return list(self._told("models"))
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -169,9 +168,7 @@ class Report:
 
         Where hmp recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too.
         """
-        told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
-        if self._recorder is not None:
-            told["seconds"] = self._recorder.seconds
+        told = {name: self._about[name] for name in ("device", "torch", "ranks")} | {"seconds": self._told("seconds")}
         model = ", ".join(dict.fromkeys(each.name for each in self.models)) or self._about.get("model")
         return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
@@ -213,23 +210,14 @@ class Report:
         return notes
 
     def _told(self, name: str) -> Any:
-        if self._recorder is None:
-            return self._about[name]
-        if name == "policies":
-            return [policy.to_dict() for policy in self._recorder.policies]
-        if name == "never_called":
-            return self._recorder.never_called()
-        return self._recorder.uncast if name == "uncast_calls" else self._recorder.unplaced
+        """Return what is known by that name: now, while it is recorded."""
+        return {**self._about, **self._lists}[name] if self._recorder is None else self._recorder.told(name)
 
     def _end(self) -> None:
         """Nothing more is recorded."""
-        recorder = self._recorder
-        if recorder is not None:
-            told = {name: self._told(name) for name in _TOLD}
-            self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
-            self._kept, self._violations = tuple(recorder.packed.rows()), tuple(recorder.last_word.found())
-            self._models = tuple(self.models)
-            self._about |= {**told, "seconds": recorder.seconds}
+        if self._recorder is not None:
+            self._about |= {name: self._told(name) for name in (*_TOLD, "seconds")}
+            self._lists = {name: tuple(self._told(name)) for name in self._lists}
             self._recorder = None
 
     # --- checks ---
@@ -378,14 +366,7 @@ class Report:
             What `from_dict()` takes.
         """
         about = {name: self._told(name) for name in _TOLD}
-        found: dict[str, Iterable[Any]] = {
-            "rows": self.rows,
-            "fp8": self.fp8,
-            "kept": self.kept,
-            "violations": self.violations(),
-            "models": self.models,
-        }
-        lists = {name: [asdict(each) for each in of] for name, of in found.items()}
+        lists = {name: [asdict(each) for each in self._told(name)] for name in self._lists}
         return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **lists})
 
     @classmethod
@@ -413,17 +394,6 @@ class Report:
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
         return cls(**about | found)
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
     @classmethod
     def load(cls, path: str | Path) -> Report:
         """Return the report in a file.
@@ -450,21 +420,6 @@ class Report:
         except HmpError as error:
             raise HmpError(f"{path}: {error}") from None
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as a page: one file that needs no network and is smaller than 2 MB. Needs the extra `report`.
-
-        It says where the time went, where casts are made, which calls did not follow their list, and what was saved for backward.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        from .page import report_page  # here: it imports this module
-
-        return written(path, lambda: report_page(self))
-
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
 
@@ -481,18 +436,17 @@ class Report:
         Example:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
             module  calls  casts  saved  cast  in casts  in ops
+            ---------------------------------------------------
         """
-        from .text import table  # here: it imports this module
+        from .page import rows_table  # here: it imports this module
 
-        return table(self, by, sort)
+        found = rows_table(self, by, sort)
+        return table(replace(found, most=len(found.rows)))
 
-    def __str__(self) -> str:
-        from .text import text  # here: it imports this module
+    def _page(self) -> Page:
+        from .page import report_page  # here: it imports this module
 
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        return in_notebook(str(self))
+        return report_page(self)
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

@@ -71,10 +71,15 @@ class Row:
         return self.op_seconds + self.cast_seconds
 
     @property
-    def dtypes(self) -> str:
-        """Return `inputs → compute → output`; of products that compute in float32 for bfloat16 "bfloat16 in float32" in the middle."""
+    def stages(self) -> tuple[str, str, str]:
+        """Return the dtypes of inputs, computation and output; of products that compute in float32 for bfloat16 "bfloat16 in float32"."""
         compute = f"{self.compute} in float32" if self.in_float32 and self.compute != "float32" else self.compute
-        return " → ".join(part or "-" for part in (self.inputs, compute, self.output))
+        return self.inputs, compute, self.output
+
+    @property
+    def dtypes(self) -> str:
+        """Return `inputs → compute → output`."""
+        return " → ".join(part or "-" for part in self.stages)
 
     @property
     def place(self) -> str:

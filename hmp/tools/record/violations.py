@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from enum import Enum
 
+from ...core.formatting import Word
 from ...errors import HmpError
 from .rows import group_rows
 
 
-class OverrideKind(str, Enum):
+class OverrideKind(Word):
     """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
 
     REGION = "region", "end the region before, or activate the policy inside it: by hmp.casts(), or by a call of a model with hmp.apply()"
@@ -34,9 +34,6 @@ class OverrideKind(str, Enum):
         made._value_ = value
         made.remedy = remedy
         return made
-
-    __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]
 
 
 def check_allowed(allow: Collection[str]) -> None:

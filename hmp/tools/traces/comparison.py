@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...core.formatting import aligned, count, in_notebook, json_written, two_digits, versioned, written
+from ...core.formatting import count, two_digits, versioned
+from ..pages.page import Page, Result
 from ..record.models import pattern
 from .trace import INPUTS, Capture
 
 OTHER_BITS = "its bits are others"
-_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class Gap:
         return f"{name}{f'[{self.output}]' if self.output else ''}{f', call {self.number + 1}' if self.number else ''}"
 
 
-@dataclass(frozen=True)
-class CaptureComparison:
+@dataclass(frozen=True, repr=False)
+class CaptureComparison(Result):
     """How far two programs are apart, module by module; str() is a table.
 
     `gaps` are in the order in which the first program's modules returned, what they were given first. `unmatched_a` and `unmatched_b` are
@@ -190,58 +188,10 @@ class CaptureComparison:
             }
         )
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file; an infinite gap is "inf".
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the comparison as a page. Needs the extra `report`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
+    def _page(self) -> Page:
         from .page import captures_page  # here: it imports this module
 
-        return written(path, lambda: captures_page(self))
-
-    def _repr_html_(self) -> str:
-        return in_notebook(str(self))
-
-    def __str__(self) -> str:
-        modules = len({gap.module for gap in self.gaps})
-        lines = [
-            f"{self.a.name} beside {self.b.name}: {count(len(self.gaps), 'output')} of {count(modules, 'module')}",
-            *(f"  {line}" for line in aligned([(f"{side.name}:", str(side)) for side in (self.a, self.b)], {0, 1})),
-            *self.verdict(),
-        ]
-        for name, gaps in list(self.layers().items())[:1]:
-            shown = gaps if len(gaps) <= _ROWS else [gaps[round(at * (len(gaps) - 1) / (_ROWS - 1))] for at in range(_ROWS)]
-            rows = [(gap.module, two_digits(gap.relative), _bar(gap, gaps)) for gap in shown]
-            lines += ["", *(f"  {line}" for line in aligned([(name, "apart", ""), *rows], {0, 2}))]
-        jumps = [
-            (gap.named, gap.kind, str(gap.a), str(gap.b), two_digits(gap.relative), _factor(times))
-            for times, _, gap in self.jumps()[:_ROWS]
-        ]
-        if jumps:
-            head = ("where the gap grows", "class", self.a.name, self.b.name, "apart", "times")
-            lines += ["", *(f"  {line}" for line in aligned([head, *jumps], {0, 1, 2, 3}))]
-        otherwise = self.computed()
-        if otherwise:
-            table = [("computed otherwise", self.a.name, self.b.name, "outputs")]
-            table += [(name or "(the model)", one, other, str(number)) for name, one, other, number in otherwise[:_ROWS]]
-            lines += ["", *(f"  {line}" for line in aligned(table, {0, 1, 2}))]
-            lines += [f"  and {len(otherwise) - _ROWS} more, which .computed() holds"] if len(otherwise) > _ROWS else []
-        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+        return captures_page(self)
 
     def verdict(self) -> list[str]:
         """Return where they part, where rounding alone no longer explains the gap, and how far the whole is apart.
@@ -291,16 +241,6 @@ def _times(before: Gap, gap: Gap) -> float:
     if before.relative is None or gap.relative is None or not gap.relative:
         return 0.0
     return gap.relative / before.relative if before.relative else math.inf
-
-
-def _factor(times: float) -> str:
-    return "from 0" if math.isinf(times) else f"{times:.3g}"
-
-
-def _bar(gap: Gap, gaps: Sequence[Gap]) -> str:
-    """Return the gap as a bar, the longest for the largest of those that are finite."""
-    most = max((each.relative for each in gaps if each.relative is not None and math.isfinite(each.relative)), default=0.0)
-    return "▇" * math.ceil(24 * min((gap.relative or 0.0) / most, 1.0)) if most else ""
 
 
 def _counted(dtypes: dict[str, int]) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from ..pages import charts
+import math
+
 from ..pages.page import (
     Cell,
-    Figure,
+    Depth,
     Items,
+    Line,
     Page,
     Part,
     Section,
     Table,
     Text,
+    bar,
     error,
     error_text,
     flow,
@@ -27,8 +30,8 @@ TABLE_ROWS = 1500
 _TOP = 12
 
 
-def captures_page(comparison: CaptureComparison) -> str:
-    """Return the page, as HTML, of a comparison of two captures."""
+def captures_page(comparison: CaptureComparison) -> Page:
+    """Return what a comparison of two captures says."""
     a, b = comparison.a, comparison.b
     low = max((gap for gap in comparison.gaps if gap.relative is not None), key=lambda gap: gap.rounding, default=None)
     cards = [
@@ -49,7 +52,7 @@ def captures_page(comparison: CaptureComparison) -> str:
         cards=cards,
         opening=[Items(comparison.notes, is_notes=True)] if comparison.notes else [],
         sections=[_depth(comparison, low), _grows(comparison), _computed(comparison), _modules(comparison)],
-    ).html()
+    )
 
 
 def _side(side: Computed) -> Cell:
@@ -61,10 +64,14 @@ def _depth(comparison: CaptureComparison, low: Gap | None) -> Section:
         f"How far each module's output is apart in the two programs, relative to {comparison.b.name}: in the order in which the modules "
         "returned, those inside of others first."
     )
-    found: list[Part] = [Text(told), _figure(comparison, low) or Text("No output is apart.")]
+    found: list[Part] = [Text(told, is_soft=True), _figure(comparison, low) or Text("No output is apart.", is_soft=True)]
     for name, gaps in list(comparison.layers().items())[:1]:
-        rows = [[module(gap.module), _side(gap.a), _side(gap.b), error(gap.relative)] for gap in gaps]
-        found.append(Table((name, comparison.a.name, comparison.b.name, ">apart"), rows))
+        most = max((each.relative for each in gaps if each.relative is not None and math.isfinite(each.relative)), default=0.0)
+        rows = [
+            [module(gap.module), _side(gap.a), _side(gap.b), error(gap.relative), bar(most, ("casts", min(gap.relative or 0.0, most)))]
+            for gap in gaps
+        ]
+        found.append(Table((name, comparison.a.name, comparison.b.name, ">apart", "by depth"), rows))
     return Section("depth", "Gap by depth", "Gap by depth", found)
 
 
@@ -76,7 +83,8 @@ def _grows(comparison: CaptureComparison) -> Section:
     ]  # fmt: skip
     columns = ("module", "class", comparison.a.name, comparison.b.name, ">before", ">apart", ">times")
     told = "From one module without modules inside to the next it at least doubles here."
-    parts: list[Part] = [Text(told), Table(columns, rows)] if rows else [Text("Nowhere does it double from one module to the next.")]
+    nowhere = Text("Nowhere does it double from one module to the next.", is_soft=True)
+    parts: list[Part] = [Text(told, is_soft=True), Table(columns, rows)] if rows else [nowhere]
     return Section("grows", "Where it grows", "Where the gap grows", parts)
 
 
@@ -86,8 +94,9 @@ def _computed(comparison: CaptureComparison) -> Section:
         "The modules that were computed in other dtypes, with `*` for the numbers of layers: what they were given and returned, and the "
         "dtype of their weights where it is another one."
     )
-    table = Table(("module", comparison.a.name, comparison.b.name, ">outputs"), rows)
-    parts: list[Part] = [Text(told), table] if rows else [Text("Every module was given, held and returned the same dtypes in both.")]
+    table = Table(("module", comparison.a.name, comparison.b.name, ">outputs"), rows, where=".computed() holds them")
+    alike = Text("Every module was given, held and returned the same dtypes in both.", is_soft=True)
+    parts: list[Part] = [Text(told, is_soft=True), table] if rows else [alike]
     return Section("computed", "Computed in", "What each computed in", parts)
 
 
@@ -108,10 +117,10 @@ def _modules(comparison: CaptureComparison) -> Section:
         choices=kinds,
         groups=[kinds[gap.is_leaf] for gap in shown],
     )
-    return Section("modules", "All modules", "All modules", [table])
+    return Section("modules", "All modules", "All modules", [table], is_long=True)
 
 
-def _figure(comparison: CaptureComparison, low: Gap | None) -> Figure | None:
+def _figure(comparison: CaptureComparison, low: Gap | None) -> Depth | None:
     """Return the gap of every module's output in the order of the calls, those without modules inside as points.
 
     None where nothing is apart.
@@ -126,10 +135,10 @@ def _figure(comparison: CaptureComparison, low: Gap | None) -> Figure | None:
     ):
         points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in chosen]
         if points:
-            lines.append(charts.Line(name, colour, points, size))
+            lines.append(Line(name, colour, points, size))
     if not lines or low is None:
         return None
     first = next((at, min(gap.relative or 0.0, 1.0), gap.named) for at, gap in known)
     dtype = max((low.a.output, low.b.output), key=lambda name: name != "float32")
     across = "modules, in the order in which they returned"
-    return charts.error_by_depth(lines, low.rounding or None, f"one rounding to {dtype}", first, across)
+    return Depth(lines, low.rounding or None, f"one rounding to {dtype}", first, across)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ...core.formatting import aligned, count, in_notebook, of_json, versioned
+from ...core.formatting import count, of_json, versioned
 from ...errors import HmpError
+from ..pages.page import Cell, Items, Page, Result, Section, Table, chips, error, made_of, module
 from . import file
 
 Tensor = torch.Tensor
@@ -63,7 +64,7 @@ class ModuleCall:
     outputs: tuple[Output, ...]
 
 
-class Capture:
+class Capture(Result):
     """What `hmp.capture()` wrote into a file. `calls` are in the order in which modules returned; `values()` reads one tensor of the file.
 
     `about` says model, device, date and versions, `notes` what was not seen. Nothing but the file's header is read before it is asked for.
@@ -75,6 +76,7 @@ class Capture:
         >>> found = hmp.Capture.load("trainer.capture")
         >>> torch.equal(found.values(0, 0), y), len(found.to_dict()["calls"])
         (True, 2)
+        >>> json, page = found.to_json("calls.json"), found.to_html("calls.html")
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -144,21 +146,20 @@ class Capture:
         """
         return versioned({"about": self.about, "notes": list(self.notes), "calls": [asdict(call) for call in self.calls]})
 
-    def _repr_html_(self) -> str:
-        return in_notebook(str(self))
-
-    def __str__(self) -> str:
+    def _page(self) -> Page:
         calls = self.calls
-        rows: list[tuple[str, ...]] = [("module", "class", "inputs", "weights", "output", "norm")]
-        for call in calls[:_SHOWN]:
-            inputs, weights = ", ".join(call.inputs) or "-", ", ".join(call.weights) or "-"
-            said = [(f"{each.path} {list(each.shape)} {each.dtype}".strip(), f"{each.norm:.4g}") for each in call.outputs]
-            rows += [(call.module or "(the model)", call.kind, inputs, weights, *each) for each in said or [("-", "-")]]
+        rows = []
+        for call in calls:
+            begin = [module(call.module, "(the model)"), Cell(call.kind), chips(", ".join(call.inputs)), chips(", ".join(call.weights))]
+            rows += [[*begin, Cell(f"{each.path} {list(each.shape)} {each.dtype}".strip()), error(each.norm)] for each in call.outputs]
         policies = ", ".join(repr(name) for name in dict.fromkeys(call.policy for call in calls) if name) or "no policy"
         modules = len({call.module for call in calls})
-        head = f"{self.path}: {count(len(calls), 'call')} of {count(modules, 'module')} of {self.about.get('model', '')}, {policies}"
-        more = [f"  and {len(calls) - _SHOWN} calls more, which .calls holds"] if len(calls) > _SHOWN else []
-        return "\n".join([head, *(f"  {line}" for line in aligned(rows, {0, 1, 2, 3, 4})), *more, *self.notes])
+        of = f"{count(len(calls), 'call')} of {count(modules, 'module')} of {self.about.get('model', '')}, {policies}"
+        table = Table(
+            ("module", "class", "inputs", "weights", "output", ">norm"), rows, label="Calls", where=".calls holds them", most=_SHOWN
+        )
+        notes = [Items(self.notes, is_notes=True)] if self.notes else []
+        return Page(str(self.path), of, made_of(self.about), opening=notes, sections=[Section("calls", "Calls", "", [table])])
 
 
 def _call_of(values: dict[str, Any]) -> ModuleCall:

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...core.policy import Policy
-    from .result import TuneResult
-    from .tolerance import Tolerance
+    from .result import Tolerance, TuneResult
 
 
 def tune(  # noqa: PLR0913
@@ -86,13 +85,14 @@ def tune(  # noqa: PLR0913
     if removed:
         raise TypeError(_about_removed(removed))
     from . import search  # here, so that `import hmp` does not pay for it
+    from .result import Objective
 
     return search.run(
         search.decided(model, start, ops=ops, per_module=per_module, levels=levels, objective=objective),
         search.Budget(seconds, max_trials),
         search.as_tolerance(tolerance, metric is not None),
         search.Task(model, batches, loss, metric, optimizer, steps, seed),
-        objective="time" if objective == "time" else "memory",
+        objective=Objective.TIME if objective == "time" else Objective.MEMORY,
         folder=None if folder is None else Path(folder),
         resume=resume,
         progress=progress,

@@ -15,7 +15,7 @@ from ...core.observe import Call, Listener, listen, modules
 from ...core.policy import ListEntry, Policy, as_policy, plain_path
 from ..record.packing_stats import PackingRows
 from .decisions import Decisions, Key, scope_of
-from .result import PackedUnit, Trial, Unit
+from .result import Objective, PackedUnit, Trial, Unit
 from .task import Task
 from .trials import Trials
 
@@ -96,7 +96,7 @@ def search_fp8(
         notes.append(_NO_FP8)
         return
     start = decisions.start
-    is_timed = trials.objective == "time" and is_real(start.fp8_kernel, task.device, RECIPES[start.fp8_recipe])
+    is_timed = trials.objective == Objective.TIME and is_real(start.fp8_kernel, task.device, RECIPES[start.fp8_recipe])
     most, found = 0, None
 
     def fits(fp8: frozenset[Key], last: Key | None) -> bool:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from ...core.formatting import NOTHING, count, dtype_name, size, typeset_duration
-from ..pages import charts
 from ..pages.page import (
     Cell,
     Code,
@@ -16,9 +15,11 @@ from ..pages.page import (
     Names,
     Page,
     Part,
+    Point,
     Section,
     Table,
     Text,
+    TradeOff,
     bar,
     colour_class,
     duration,
@@ -30,25 +31,23 @@ from ..pages.page import (
     op,
     whole,
 )
-from .files import list_by_unit, list_lines, units_by_line
-from .reasons import ENDS, amount, by_gain, gain, percent, reason, runs_low
+from .lists import ENDS, amount, by_gain, gain, list_by_unit, list_lines, percent, reason, runs_low, units_by_line
 from .result import Objective, Trial, TuneResult, Unit
 
-_BARS = 24
-_COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
+_COSTS = {Objective.TIME: "time of a step", Objective.MEMORY: "bytes kept for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0
 
 
-def tuning_page(result: TuneResult) -> str:
-    """Return the page, as HTML, of a search."""
+def tuning_page(result: TuneResult) -> Page:
+    """Return what a search found."""
     low = dtype_name(result.policy.dtype)
     ranked, listed = by_gain(result), list_by_unit(result)
     steps = f", {count(result.steps, 'step')} a trial" if result.steps else ""
-    smallest = "the most work in FP8" if result.best.fp8 else "the fastest" if result.objective == "time" else "the smallest"
+    smallest = "the most work in FP8" if result.best.fp8 else "the fastest" if result.objective == Objective.TIME else "the smallest"
     chosen = f"Chosen: {result.best.name}, with {smallest} of {len(result.trials):,} trials that is within the tolerance."
     chosen = chosen if result.best.fp8 else chosen.replace(", with ", ", ")
-    opening: list[Part] = [Text(f"{chosen} {ENDS[result.stopped].capitalize()}.")]
+    opening: list[Part] = [Text(f"{chosen} {ENDS[result.stopped].capitalize()}."), Items(_names(result))]
     if result.notes:
         opening.append(Items(result.notes, is_notes=True))
     return Page(
@@ -58,27 +57,46 @@ def tuning_page(result: TuneResult) -> str:
         policies=[
             (
                 f"policy {result.policy.name} {result.policy.fingerprint}",
-                f"{low}; {result.tolerance}; seed {result.seed}{steps}, from {result.start}",
+                f"{low}; {str(result.tolerance) or 'no bound'}; seed {result.seed}{steps}, from {result.start}",
             )
         ],
         cards=_cards(result),
         opening=[*opening, Code(_use(result))],
         sections=[
             _curve(result),
-            _gains(ranked, listed, result, low),
-            _lists(result),
             _trials(result),
+            _lists(result),
             _units(ranked, listed, result, low),
         ],
-    ).html()
+    )
+
+
+def _names(result: TuneResult) -> list[str]:
+    """Return what was decided on each list, the most gain first, how many names are as they were, and where the lists are."""
+    belongs = units_by_line(result)
+    lines = []
+    for cast in result.policy.lists:
+        if cast == "saved":
+            lines.append(f"{cast}: {', '.join(result.policy.entries(cast))}")
+            continue
+        decided = [(sum(gain(unit, result.objective) for unit in units), name) for (on, name), units in belongs.items() if on == cast]
+        names = [name for _, name in sorted(decided, key=lambda each: (-each[0], each[1]))]
+        others = len(getattr(result.policy, cast)) + sum(rule.cast == cast for rule in result.policy.scoped) - len(names)
+        lines.append(f"{cast}: {', '.join(names + ([f'{others} not decided'] if others else [])) or 'nothing'}")
+    packed = [unit for unit in result.packed if unit.name in result.best.saved]
+    if packed:
+        nbytes, left = (sum(getattr(unit, each) for unit in packed) for each in ("nbytes", "left"))
+        told = f"{count(len(packed), 'unit')}, {size(nbytes)} -> {size(left)} a step"
+        lines.append(f"packed for backward ({result.policy.saved_recipe}): {told}")
+    return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
 
 
 def _cost(trial: Trial, result: TuneResult) -> float | None:
     """Return what was made small, as a ratio to float32's; None where it was not measured."""
     base = result.trials[0]
-    if result.objective == "time" and _is_emulated(trial):
+    if result.objective == Objective.TIME and _is_emulated(trial):
         return None
-    if result.objective == "memory":
+    if result.objective == Objective.MEMORY:
         found = trial.saved_bytes / base.saved_bytes if base.saved_bytes else math.nan
     else:
         found = trial.ratio if trial.ratio is not None else trial.seconds / base.seconds if base.seconds else math.nan
@@ -105,7 +123,7 @@ def _curve(result: TuneResult) -> Section:
         if cost is None or worse is None or worse > _MOST or cost > _MOST:
             left_out.append(trial.name)
             continue
-        points.append(charts.Point(cost, worse, trial.fits, trial.name if trial.name in named else "", trial.name == result.best.name))
+        points.append(Point(cost, worse, trial.fits, trial.name if trial.name in named else "", trial.name == result.best.name))
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
     worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
@@ -116,13 +134,13 @@ def _curve(result: TuneResult) -> Section:
     )
     parts: list[Part] = [Text(told)]
     if points:
-        parts.append(charts.trade_off(points, f"{_COSTS[result.objective]}, float32 = 1", worse_name, allowed))
+        parts.append(TradeOff(points, f"{_COSTS[result.objective]}, float32 = 1", worse_name, allowed))
     else:
         parts.append(Text("No trial has finite numbers."))
     if left_out:
         why = "Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated"
         parts.append(Text(f"{why}: {', '.join(left_out)}.", is_soft=True))
-    return Section("curve", "Trade-off", f"Accuracy against {'time' if result.objective == 'time' else 'memory'}", parts)
+    return Section("curve", "Trade-off", f"Accuracy against {'time' if result.objective == 'time' else 'memory'}", parts, is_long=True)
 
 
 def _compared(change: float | None) -> str:
@@ -135,14 +153,17 @@ def _compared(change: float | None) -> str:
 def _verdict(result: TuneResult, low: str) -> str:
     """Return what came of the search, in a sentence."""
     best, cost = result.best, _cost(result.best, result)
-    takes = {"time": "A step takes {:.2f} of float32's time", "memory": "A step keeps {:.2f} of float32's bytes for backward"}
+    takes = {
+        Objective.TIME: "A step takes {:.2f} of float32's time",
+        Objective.MEMORY: "A step keeps {:.2f} of float32's bytes for backward",
+    }
     changes = [f"loss {_compared(best.loss_change)}"]
     changes += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
     if best.fp8 and (cost is None or cost >= 1):
         moved = f"{result.share_in_fp8:.0%} of the products' work runs in FP8, in {count(len(best.fp8), 'unit')}"
         return f"{moved}; {' and '.join(changes)}, within the tolerance. What that gains is for a device to say that computes in FP8."
     if best is result.trials[0] or (best.low == () and not best.fp8) or cost is None or cost >= 1:
-        saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
+        saved = "was faster" if result.objective == Objective.TIME else "kept fewer bytes for backward"
         return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance {saved}."
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
     if best.fp8:
@@ -171,38 +192,12 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     if best.gradient_cosine is not None:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
     if best.low is not None:
-        found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
+        found.append(("units in the low-precision dtype", str(len(best.low)), f"of {len(result.units)} measured"))
     if best.saved:
         found.append(("units packed for backward", str(len(best.saved)), f"of {len(result.packed)}, {result.policy.saved_recipe}"))
     if best.fp8:
         found.append(("products' work in FP8", f"{result.share_in_fp8:.0%}", f"{len(best.fp8)} units, {result.policy.fp8_recipe}"))
     return found
-
-
-def _gains(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> Section:
-    """Return the units with most gain, and those with least where there are more than can be shown."""
-    finite = [unit for unit in ranked if runs_low(unit)]
-    shown = finite if len(finite) <= _BARS else [*finite[: _BARS - 6], *finite[-6:]]
-    dtypes = {"bf16": low, "fp32": "float32", "fp8": "float8_e4m3fn"}
-    most = max([gain(unit, result.objective) for unit in shown], default=0.0)
-    largest = max([abs(unit.sensitivity) for unit in shown], default=0.0)
-    rows = []
-    for unit in shown:
-        colour = colour_class(dtypes.get(listed.get(unit.name, ""), "other"))
-        gained = gain(unit, result.objective)
-        gains = [_gain(gained, result.objective), bar(most, (colour, gained))]
-        rows.append([op(unit.name), *gains, _change(unit.sensitivity), bar(largest, (colour, abs(unit.sensitivity)))])
-    colours = [(low, f"chosen for {low}"), ("float32", "kept in float32"), ("other", "on neither list")]
-    if _has_fp8(result):
-        colours.insert(1, ("float8_e4m3fn", "chosen for FP8"))
-    told = (
-        "Measured of each unit alone, in one step. Gains need not add up: what runs in one dtype next to what does not casts between them, "
-        "which is why the lists are verified as a whole."
-    )
-    gained_by = {"time": "gain in a step, casts counted", "memory": "bytes less to keep for backward"}[result.objective]
-    table = Table(("unit", f">{gained_by}", "", ">change of the loss, to first order", ""), rows)
-    parts: list[Part] = [Legend(colours), Text(told), table if rows else Text("No unit was measured.")]
-    return Section("units", "Units", "What each unit gains, and what it changes", parts)
 
 
 def _lists(result: TuneResult) -> Section:
@@ -218,7 +213,7 @@ def _lists(result: TuneResult) -> Section:
         others = [name for name, _ in lines[cast] if name not in decided]
         parts += [Table(("line", "why"), rows)] if rows else []
         parts += [Names("not decided", others)] if others else [] if rows else [Text("Nothing.", is_soft=True)]
-    return Section("lists", "Lists", "The lists", parts)
+    return Section("lists", "Lists", "The lists", parts, is_long=True)
 
 
 def _trials(result: TuneResult) -> Section:
@@ -247,14 +242,19 @@ def _trials(result: TuneResult) -> Section:
     columns = ("trial", ">low", *([">fp8"] if has_fp8 else []), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine",
                ">step",
                ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
-    return Section("trials", "Trials", "All trials", [Table(columns, rows, label="Every policy that was run", chosen=chosen)])
+    return Section(
+        "trials", "Trials", "All trials", [Table(columns, rows, label="Every policy that was run", chosen=chosen, most=len(rows))]
+    )
 
 
 def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> Section:
     has_fp8 = _has_fp8(result)
     rows, on = [], [listed.get(unit.name, "") for unit in ranked]
+    dtypes = {"bf16": low, "fp32": "float32", "fp8": "float8_e4m3fn"}
+    most = max([gain(unit, result.objective) for unit in ranked], default=0.0)
     for unit, cast in zip(ranked, on, strict=True):
         runs = runs_low(unit)
+        gained = gain(unit, result.objective) if runs else 0.0
         row = [
             op(unit.op),
             module("(outside every module)" if unit.module == "" else unit.module or "all"),
@@ -263,15 +263,16 @@ def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, lo
             duration(unit.seconds_float32),
             _last(unit.seconds_low, typeset_duration(unit.seconds_low) if runs else NOTHING),
             duration(unit.cast_seconds),
-            _gain(gain(unit, "time") if runs else -math.inf, "time"),
-            _gain(gain(unit, "memory") if runs else -math.inf, "memory"),
+            _gain(gain(unit, Objective.TIME) if runs else -math.inf, Objective.TIME),
+            _gain(gain(unit, Objective.MEMORY) if runs else -math.inf, Objective.MEMORY),
             error(unit.error),
             _change(unit.sensitivity),
+            bar(max(most, 0.0), (colour_class(dtypes.get(cast, "other")), gained)),
         ]
         if has_fp8:
             row += [error(unit.error_fp8), _change(unit.sensitivity_fp8) if unit.work_fp8 else number(None, NOTHING)]
         rows.append([*row, Cell(reason(cast, [unit], result).why if cast else "", "why")])
-    columns = ("op", "module", "list", ">calls", ">in float32", f">in {low}", ">casts", ">gain", ">bytes less", ">error", ">loss",
+    columns = ("op", "module", "list", ">calls", ">in float32", f">in {low}", ">casts", ">gain", ">bytes less", ">error", ">loss", "",
                *([">fp8 error", ">fp8 loss"] if has_fp8 else []), "why")  # fmt: skip
     table = Table(
         columns,
@@ -282,7 +283,14 @@ def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, lo
         choices=[*(["fp8"] if has_fp8 else []), "bf16", "fp32", "promote"],
         groups=on,
     )
-    return Section("measured", "All units", "All units", [table])
+    colours = [(low, f"chosen for {low}"), ("float32", "kept in float32"), ("other", "on neither list")]
+    if has_fp8:
+        colours.insert(1, ("float8_e4m3fn", "chosen for FP8"))
+    told = (
+        "Measured of each unit alone, in one step; the bar is what is gained. Gains need not add up: what runs in one dtype next to what "
+        "does not casts between them, which is why the lists are verified as a whole."
+    )
+    return Section("units", "Units", "What each unit gains, and what it changes", [Legend(colours), Text(told), table], is_long=True)
 
 
 def _has_fp8(result: TuneResult) -> bool:

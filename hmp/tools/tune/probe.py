@@ -28,9 +28,9 @@ from ...core.observe import Listener, listen
 from ...core.policy import plain_path
 from ...core.rules import rules, writes
 from ...core.torch_private import functorch_level
-from ..benchmark.memory import saved_by
-from ..benchmark.timing import least_seconds
+from ..benchmark.sampling import least_seconds
 from ..model_state import random_state_kept
+from ..saved_activations import saved_by
 from .decisions import Decisions, Key
 from .task import Task
 

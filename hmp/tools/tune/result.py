@@ -1,4 +1,4 @@
-"""What a search measures and finds: units, trials of policies, and the result with the policy that was chosen."""
+"""What a search keeps to, measures and finds: tolerance, units, trials of policies, and the result with the policy that was chosen."""
 
 from __future__ import annotations
 
@@ -6,17 +6,100 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ...core.formatting import json_values, json_written, of_json, versioned, written
+from ...core.formatting import Word, json_values, of_json, versioned
 from ...core.policy import Policy
+from ...errors import HmpError
+from ..pages.page import Page, Result
 from .decisions import Key
-from .tolerance import Tolerance
 
-Objective = Literal["time", "memory"]
-Stopped = Literal["solved", "budget", "interrupted"]
+_KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (least cosine, 0.99)"
+_FIRST_ORDER = 0.01  # where neither loss nor metric is bounded
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The bounds a policy must keep, None for none.
+
+    `loss` is the most by which it may differ from float32's, relative to it, and `metric` the most by which it may be worse; `gradient` is
+    the least cosine of the gradient with float32's.
+
+    A loss that is far below float32's isn't better: it underflowed, or the model learns something else.
+    """
+
+    loss: float | None = None
+    metric: float | None = None
+    gradient: float | None = None
+
+    @property
+    def first_order(self) -> float:
+        """Return what the changes of the loss by single units, to first order, may add up to in the first set that is tried."""
+        return self.loss or self.metric or _FIRST_ORDER
+
+    def exceeded(self, loss_change: float, metric_change: float | None, gradient_cosine: float | None) -> str:
+        """Return what is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""
+        found = []
+        if math.isnan(loss_change) or math.isinf(loss_change):
+            found.append("the loss is not finite")
+        elif self.loss is not None and abs(loss_change) > self.loss:
+            found.append(f"loss {loss_change:+.2%}, {self.loss:.2%} allowed")
+        if self.metric is not None and metric_change is not None and not metric_change <= self.metric:
+            found.append(f"metric worse by {metric_change:.2%}, {self.metric:.2%} allowed")
+        if self.gradient is not None and gradient_cosine is not None and not gradient_cosine >= self.gradient:
+            found.append(f"gradient cosine {gradient_cosine:.4f}, {self.gradient:.4f} asked for")
+        return "; ".join(found)
+
+    def __str__(self) -> str:
+        parts = [
+            None if self.loss is None else f"loss within {self.loss:.2%} of float32's",
+            None if self.metric is None else f"metric at most {self.metric:.2%} worse",
+            None if self.gradient is None else f"gradient cosine at least {self.gradient:g}",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: bool) -> Tolerance:
+    """Return the user's bounds: a number is for the metric if there is one, else for the loss. Raise HmpError for any other value."""
+    if isinstance(value, Tolerance):
+        found = value
+    elif isinstance(value, Mapping):
+        unknown = sorted(set(map(str, value)) - {"loss", "metric", "gradient"})
+        if unknown or not value:
+            raise HmpError(f"tolerance has {', '.join(map(repr, unknown)) or 'no bound'}; give {_KEYS}")
+        found = Tolerance(**{name: _number(name, each) for name, each in value.items()})
+    else:
+        found = Tolerance(**{"metric" if has_metric else "loss": _number("tolerance", value)})
+    if found.metric is not None and not has_metric:
+        raise HmpError("tolerance has a bound for the metric, but metric= is missing; give metric=, a function of the model")
+    if found.gradient is not None and not 0 < found.gradient <= 1:
+        raise HmpError(f"invalid gradient={found.gradient!r}: expected a cosine above 0, such as 0.99")
+    return found
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+        raise HmpError(f"invalid {name}={value!r}: expected a number >= 0, or a mapping with {_KEYS}")
+    return float(value)
+
+
 # Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
 LEAST_GAIN = 0.005
+
+
+class Objective(Word):
+    """What a search makes small: the time of a step, or what it saves for backward."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+class Stopped(Word):
+    """How a search ended."""
+
+    SOLVED = "solved"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -114,7 +197,7 @@ class Trial:
 
 def least_gain(reference: Trial, objective: Objective) -> float:
     """Return the least that is a gain over float32's trial, in bytes or seconds of a step."""
-    return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
+    return LEAST_GAIN * (reference.saved_bytes if objective == Objective.MEMORY else reference.seconds)
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:
@@ -131,7 +214,7 @@ _NESTED = ("policy", "best", "trials", "units", "packed")
 
 
 @dataclass(frozen=True, repr=False)
-class TuneResult:
+class TuneResult(Result):
     """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
@@ -178,12 +261,10 @@ class TuneResult:
         work = sum(unit.work for unit in self.units)
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
-    def __str__(self) -> str:
-        from .table import table  # here: it imports this module
+    def _page(self) -> Page:
+        from .page import tuning_page  # here: it imports this module
 
-        return table(self)
-
-    __repr__ = __str__
+        return tuning_page(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON values.
@@ -201,30 +282,6 @@ class TuneResult:
         plain: dict[str, Any] = json_values(versioned(values))
         return plain
 
-    def to_json(self, path: str | Path) -> Path:
-        """Write `to_dict()` into a file; numbers that are not finite are the strings "nan", "inf" and "-inf".
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        return json_written(path, self.to_dict)
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the accuracy-speed curve of all trials, and what was measured, as a page. Needs the extra `report`.
-
-        Args:
-            path: The file.
-
-        Returns:
-            The path.
-        """
-        from .page import tuning_page  # here: it imports this module
-
-        return written(path, lambda: tuning_page(self))
-
     def save(self, folder: str | Path) -> Path:
         """Write the lists, each name with a comment that says why, and tune.json into a folder, which is made.
 
@@ -237,7 +294,7 @@ class TuneResult:
         Raises:
             HmpError: It cannot be written.
         """
-        from .files import write  # here: it imports this module
+        from .lists import write  # here: it imports this module
 
         return write(self, Path(folder))
 

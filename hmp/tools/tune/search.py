@@ -17,15 +17,13 @@ from ...errors import HmpError, NonFiniteError
 from ..benchmark.variants import policy_active
 from ..extras import lacking
 from ..nonfinite.detect import detect_nonfinite
-from . import files
+from . import lists
 from .decisions import Decisions, Key
-from .journal import Journal, search_key
 from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
 from .probe import Measured, probe
-from .result import Objective, PackedUnit, Stopped, Trial, TuneResult, Unit
+from .result import Objective, PackedUnit, Stopped, Tolerance, Trial, TuneResult, Unit, as_tolerance
 from .task import Task
-from .tolerance import Tolerance, as_tolerance
-from .trials import NOISE, Budget, Over, Trials
+from .trials import NOISE, Budget, Journal, Over, Trials, search_key
 
 __all__ = ["Budget", "Task", "as_tolerance", "decided", "run"]
 
@@ -50,13 +48,13 @@ def decided(
         raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
     policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
     besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
-    for lists, has, remedy in (
+    for which, has, remedy in (
         ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
         ("scoped lines", policy.scoped, 'such as "autocast"'),
         ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
     ):
         if has:
-            raise HmpError(f"policy {policy.name!r} has {lists}, which tune() writes; give one without as start=, {remedy}")
+            raise HmpError(f"policy {policy.name!r} has {which}, which tune() writes; give one without as start=, {remedy}")
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
 
@@ -73,7 +71,7 @@ def run(
     progress: bool | None,
 ) -> TuneResult:
     """Search, or go on with the search in the folder, and return what was found."""
-    if folder is not None and not (folder / files.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
+    if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
         raise HmpError(f"{folder}: holds lists that tune() did not write and would replace; name another folder")
     key = _key(task, decisions, tolerance, objective)
     shows, journal = Progress(progress), Journal(folder, key, resume)
@@ -82,14 +80,14 @@ def run(
             if journal.result is not None and folder is not None:
                 journal.check(journal.result.trials[0].loss, task.run(None).loss)
                 result = replace(journal.result, folder=str(folder))
-                files.write(result, folder)  # the lists may be gone, or changed
+                lists.write(result, folder)  # the lists may be gone, or changed
                 return result
             search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
-            stopped: Stopped = "solved"
+            stopped: Stopped = Stopped.SOLVED
             try:
                 search.go()
             except Over:
-                stopped = "budget"
+                stopped = Stopped.BUDGET
         return search.end(stopped)
     finally:
         shows.close()
@@ -141,9 +139,9 @@ class Search:
         if self._decisions.all:  # these say what is done with ops that are not decided, too
             devices = as_policy("autocast", self._task.model).replace(dtype=start.dtype)
             self._trials.of(devices.name, devices)
-            if self._trials.objective == "time":  # where nothing is cast no op need be looked at
+            if self._trials.objective == Objective.TIME:  # where nothing is cast no op need be looked at
                 self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
-        self._progress.stage("searching for ops in the low dtype")
+        self._progress.stage("searching for ops in the low-precision dtype")
         self._search_low()
         self._progress.stage("trying single ops")
         self._flip()
@@ -166,7 +164,7 @@ class Search:
         """Write down what is known, and print it."""
         best, made = self._trials.best, len(self._trials.made)
         if self._folder is not None and best is not None:
-            files.write(self.result("interrupted"), self._folder)
+            lists.write(self.result(Stopped.INTERRUPTED), self._folder)
         told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
         self._progress.step(made, max(self._expected, made + 1), told)
 
@@ -231,7 +229,7 @@ class Search:
             culprits = frozenset() if trial.fits or "finite" not in trial.why else self._makers_of_nan(frozenset(order))
             if not culprits:
                 break
-            self._bar(culprits, "makes NaN or Inf in the low dtype")
+            self._bar(culprits, "makes NaN or Inf in the low-precision dtype")
             order = [key for key in order if key not in culprits]
         search_level(
             order,
@@ -266,7 +264,7 @@ class Search:
         Costs that were measured alone need not add up, nor errors. What is on none of the start's lists may also be left to run in what its
         inputs come in.
         """
-        is_time = self._trials.objective == "time"
+        is_time = self._trials.objective == Objective.TIME
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
         free = self._decisions.left_of(self._decisions.start, self._units)
         low, _ = self._choice()
@@ -304,17 +302,17 @@ class Search:
     def end(self, stopped: Stopped) -> TuneResult:
         """Return the result, written into the folder. Raise HmpError where nothing was within the tolerance."""
         if self._trials.best is None:
-            lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
+            lacking = "give a larger budget" if stopped == Stopped.BUDGET else "decide more ops, or allow more"
             nothing = self._trials.made.get("nothing low")
             also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
             raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
-        if stopped == "budget" and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
+        if stopped == Stopped.BUDGET and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
             self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
-        if stopped == "budget" and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
+        if stopped == Stopped.BUDGET and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
             self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
         result = self.result(stopped)
         if self._folder is not None:
-            files.write(result, self._folder)
+            lists.write(result, self._folder)
         return result
 
     def result(self, stopped: Stopped) -> TuneResult:
@@ -344,7 +342,7 @@ class Search:
 
 def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
     """Return what each unit gains in the low-precision dtype, in seconds or bytes of a step; less than `least` in total is nothing."""
-    gains = {key: float(unit.saved_bytes) if objective == "memory" else _seconds(unit) for key, unit in units.items()}
+    gains = {key: float(unit.saved_bytes) if objective == Objective.MEMORY else _seconds(unit) for key, unit in units.items()}
     by_op: dict[str, float] = {}
     for key, gain in gains.items():
         by_op[key.op] = by_op.get(key.op, 0.0) + max(gain, 0.0)

@@ -18,14 +18,15 @@ import torch
 from ...core.active import disable_casts
 from ...core.casting import each_tensor
 from ...core.convert import applied_policy
+from ...core.observe import listen
 from ...core.policy import Policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
-from ..benchmark.memory import SavedBytes
-from ..benchmark.timing import seconds_of
+from ..benchmark.sampling import seconds_of
 from ..benchmark.variants import policy_active
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
+from ..saved_activations import SavedActivations
 from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
@@ -228,7 +229,8 @@ class Task:
     def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
         """Return the loss, and the bytes that it saves for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
         try:
-            with SavedBytes(self._snapshot.tensors).watch() as saved:
+            saved = SavedActivations(self._snapshot.tensors)
+            with listen(saved):
                 return self.loss(batch), saved.bytes
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):

@@ -1,25 +1,97 @@
-"""Trials: the task run under one policy after another, held against float32, and the best of them."""
+"""Trials: the task run under one policy after another, held against float32, and the best of them; an earlier search's are taken over."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
+import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...core.casting import each_tensor
+from ...core.formatting import of_json
 from ...core.policy import Policy
 from ...errors import HmpError, OpListError
-from ..benchmark.timing import ratios, rotated
+from ..benchmark.sampling import ratios, rotated
 from .decisions import Key
-from .journal import Journal
-from .result import Objective, Trial, least_gain
+from .lists import JSON_FILE
+from .result import Objective, Stopped, Tolerance, Trial, TuneResult, Unit, least_gain, result_of, trial_of
 from .task import Outcome, Task, cosine, failed
-from .tolerance import Tolerance
+
+_ANEW = "name another folder, or give resume=False (--no-resume) to start anew"
+# Losses of the same training that are further apart are of two tasks; by less they differ with the number of threads.
+_SAME_LOSS = 1e-4
+
+
+class OtherTaskError(HmpError):
+    """The folder holds what was measured of another task."""
+
+
+class Journal:
+    """Return the trials and measurements of an earlier search with this key; empty without one.
+
+    Raise HmpError if the folder holds those of another task, or the file isn't hmp's.
+    """
+
+    def __init__(self, folder: Path | None, key: Mapping[str, str], resume: bool) -> None:
+        self.trials: dict[str, Trial] = {}
+        self.units: tuple[Unit, ...] = ()
+        self.result: TuneResult | None = None  # of a search that ended by itself
+        self._file = file = None if folder is None else folder / JSON_FILE
+        if file is None or not resume or not file.is_file():
+            return
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            known = values["key"]
+            apart = [f"{name} ({known.get(name)} there, {key[name]} here)" for name in key if key[name] != known.get(name)]
+            if apart:
+                raise OtherTaskError(f"{file}: is of a search with another {' and another '.join(apart)}; {_ANEW}")
+            self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
+            self.units = tuple(of_json(Unit, each) for each in values["units"])
+            if values["stopped"] == Stopped.SOLVED:
+                self.result = result_of(values)
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise HmpError(
+                f"{file}: expected a tune.json of hmp, got {type(error).__name__}: {error}; take it away, or name another folder"
+            ) from None
+
+    def trial(self, name: str, policy: Policy) -> Trial | None:
+        """Return the trial of that policy, None where it was not made."""
+        return self.trials.get(_id(name, policy))
+
+    def check(self, known: float, loss: float) -> None:
+        """Compare float32's loss with that of the earlier search: another model, loss or optimizer gives another. HmpError then."""
+        if not math.isclose(known, loss, rel_tol=_SAME_LOSS):
+            raise OtherTaskError(
+                f"{self._file}: is of a search in which float32's loss was {known:.6g}, here it is {loss:.6g}: "
+                f"the model, the loss or the optimizer is another; {_ANEW}"
+            )
+
+
+def search_key(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what identifies a search: its settings, the shapes of the model's tensors and the first batch."""
+    shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in task.model.state_dict().items()]
+    batch = hashlib.sha256()
+    for tensor in each_tensor((task.batches[0],)):
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            plain = tensor.detach().cpu().contiguous()
+            batch.update(ctypes.string_at(plain.data_ptr(), plain.nbytes))  # without numpy
+    found: dict[str, Any] = {"model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:12], "first batch": batch.hexdigest()[:12]}
+    found |= {"number of batches": len(task.batches), "steps": task.steps, "torch": torch.__version__, "device": task.device}
+    return {name: str(value) for name, value in {**settings, **found}.items()}
+
+
+def _id(name: str, policy: Policy) -> str:
+    return name if name == "float32" else policy.fingerprint  # float32 runs without hmp
+
 
 FLOAT32 = "float32"
 # A step that is less than this faster is taken to be as fast.
@@ -77,7 +149,7 @@ class Trials:
         if known is not None:
             self._journal.check(known.loss, self._task.run(None).loss)
         reference = self._note(self._in_float32() if known is None else known)
-        if self.objective == "memory" and not reference.saved_bytes:
+        if self.objective == Objective.MEMORY and not reference.saved_bytes:
             raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
 
     @property
@@ -124,7 +196,7 @@ class Trials:
         trial = replace(self._judged(name, policy, low), left=tuple(sorted(left)), fp8=tuple(sorted(map(str, fp8))))
         if not trial.fits or fp8:
             return self._note(trial)
-        return self._note(self._timed(trial) if self.objective == "time" else self._weighed(trial))
+        return self._note(self._timed(trial) if self.objective == Objective.TIME else self._weighed(trial))
 
     def packing(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
         """Return the trial of the policy, which keeps these units' tensors packed and has all else from `like`: made now, or earlier.
@@ -225,13 +297,13 @@ class Trials:
 
     def cost(self, trial: Trial) -> float:
         """Return what is made small, as a ratio to float32."""
-        if self.objective == "time":
+        if self.objective == Objective.TIME:
             return math.inf if trial.ratio is None else trial.ratio
         return trial.saved_bytes / max(self.made[FLOAT32].saved_bytes, 1)
 
     def run_off(self) -> None:
         """Time the best and those that were nearly as fast against each other once more, and take the fastest. No more for memory."""
-        if self.objective != "time" or self.best is None:
+        if self.objective != Objective.TIME or self.best is None:
             return
         fitting = sorted((t for t in self.made.values() if t.fits and t.name not in (FLOAT32, self.best.name)), key=self.cost)
         near = [self.best, *fitting[: _IN_RUN_OFF - 1]]
