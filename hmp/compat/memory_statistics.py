@@ -64,7 +64,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
         10
     """
     stats = _of(device_of(device, "memory_stats(): "))
-    return _in_gigabytes(stats) if gigabytes else stats
+    return in_gigabytes(stats) if gigabytes else stats
 
 
 def _of(device: torch.device) -> Stats:
@@ -90,7 +90,8 @@ def _of_accelerator(device: torch.device, module: Any) -> Stats:
     return _named({name: getattr(module, asked)(device) for name, asked in told.items() if hasattr(module, asked)})
 
 
-def _in_gigabytes(stats: Stats) -> dict[str, float | None]:
+def in_gigabytes(stats: Mapping[str, int | None]) -> dict[str, float | None]:
+    """Return Optimum's three numbers of Habana's statistics."""
     names = {"memory_allocated": "InUse", "max_memory_allocated": "MaxInUse", "total_memory_available": "Limit"}
     sizes = {name: stats[key] for name, key in names.items()}
     return {name: None if size is None else round(size / GIGABYTE, 2) for name, size in sizes.items()}

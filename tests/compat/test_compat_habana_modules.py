@@ -82,11 +82,11 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
         ),
         (
             "import habana_frameworks.torch.hpex.experimental.transformer_engine.recipe",
-            "transformer_engine needs a Gaudi, and there is none here; name the ops in hmp's fp8.txt",
+            "transformer_engine needs a Gaudi, which this machine lacks; name the ops in hmp's fp8.txt",
         ),
         (
             "from habana_frameworks.mediapipe.mediapipe import MediaPipe",
-            "mediapipe needs a Gaudi, and there is none here; it decodes on",
+            "mediapipe needs a Gaudi, which this machine lacks; it decodes on",
         ),
         ("import habana_frameworks.torch.gpu_migration", 'got cpu; remove this import and write the device "hpu" in the script'),
     ],

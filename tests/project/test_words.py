@@ -97,9 +97,21 @@ def strings(node: ast.AST) -> Iterator[str]:
     return (each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
+def comments(code: str) -> Iterator[str]:
+    """Yield the comments of a module, those of several lines as one."""
+    text, last = "", 0
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1:
+                yield text
+                text = ""
+            text, last = text + token.string[1:], token.start[0]
+    yield text
+
+
 def said(code: str) -> Iterator[str]:
     """Yield the docstrings and comments of a module, the strings of what it raises, warns of and logs, and the sentences of rules."""
-    yield from (token.string for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT)
+    yield from comments(code)
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ""
@@ -147,6 +159,7 @@ def test_docstrings_comments_and_messages_use_the_fields_words() -> None:
         'log.warning("the line of a list")',
         'def f():\n    """Is in force."""',
         "x = 1  # beside y",
+        "# a low\n# dtype\nx = 1",
     ],
 )
 def test_the_words_are_found_in_code(code: str) -> None:

@@ -12,8 +12,8 @@ import hmp
 from fp8_oracle import function, in_fp8, policy
 
 BF16 = torch.bfloat16
-MULTIPLES = "dimensions that are no multiples of 16"
-BLOCKS = "dimensions that are no multiples of 32"
+MULTIPLES = "dimensions that aren't multiples of 16"
+BLOCKS = "dimensions that aren't multiples of 32"
 SHAPES = "shapes that torch refuses"
 ARGUMENTS = "arguments that FP8 products do not take"
 
@@ -56,8 +56,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("bmm", (t(2, 3, 16), t(3, 16, 32)), {}, SHAPES),
     ("addmm", (t(32), t(3, 16), t(16, 32)), {"beta": 2, "alpha": 0.5}, ""),
     ("addmm", (t(3), t(3, 16), t(16, 32)), {}, SHAPES),
-    ("addmm", (leaf(32), t(3, 16), t(16, 32)), {"beta": 0}, "beta=0 beside an input that needs a gradient"),
-    ("addmm", (t(32), t(3, 16), t(16, 32)), {"beta": torch.tensor(2.0)}, "alpha or beta that is no number"),
+    ("addmm", (leaf(32), t(3, 16), t(16, 32)), {"beta": 0}, "beta=0 with an input that needs a gradient"),
+    ("addmm", (t(32), t(3, 16), t(16, 32)), {"beta": torch.tensor(2.0)}, "an alpha or beta that isn't a number"),
     ("addmm", (0.5, t(32), 2, t(3, 16), t(16, 32)), {}, ARGUMENTS),  # a signature of old
     ("baddbmm", (t(2, 3, 32), t(2, 3, 16), t(2, 16, 32)), {}, ""),
     ("addbmm", (t(3, 32), t(2, 3, 16), t(2, 16, 32)), {}, ""),

@@ -67,7 +67,7 @@ def test_r22_a_write_into_a_weight_raises_as_torch_does() -> None:
             result = model(x)
         with torch.no_grad():
             model[2].weight.mul_(2)
-        with pytest.raises(RuntimeError, match="which linear kept for backward, is at version"):
+        with pytest.raises(RuntimeError, match="which linear saved for backward, is at version"):
             result.sum().backward()
         del result  # the graph holds the weight, which could not be watched
 

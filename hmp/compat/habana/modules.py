@@ -63,7 +63,7 @@ def refusal(module: str, name: str) -> str:
     """Return the message for a name that a module of Habana's does not have here."""
     instead = TREE[module].alternatives().get(name)
     if instead:
-        return f"{module}.{name} needs a Gaudi, and there is none here; {instead}"
+        return f"{module}.{name} needs a Gaudi, which this machine lacks; {instead}"
     has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
     return (
         f"hmp's replacement for {module} has no {name!r}; it has {', '.join(sorted(has)) or 'no names'}. "

@@ -19,6 +19,7 @@ from ... import HmpError
 from ..habana.memory import memory_stats
 from ..habana.no_ops import warn_once
 from ..habana.optimizers import FusedAdamW
+from ..memory_statistics import in_gigabytes
 from ..transformers import HMPCallback
 from .arguments import GaudiTrainingArguments
 from .configuration import GaudiConfig
@@ -36,9 +37,7 @@ _NUMPY_STATE_TYPES: list[Any] = [
 
 def get_hpu_memory_stats() -> dict[str, float]:
     """Return the memory in use, the most in use, and the total, in GB as their names say. On the CPU they are the process's."""
-    stats = memory_stats()
-    names = {"memory_allocated (GB)": "InUse", "max_memory_allocated (GB)": "MaxInUse", "total_memory_available (GB)": "Limit"}
-    return {name: round(stats[key] / 2**30, 2) for name, key in names.items()}
+    return {f"{name} (GB)": size or 0.0 for name, size in in_gigabytes(memory_stats()).items()}
 
 
 class WarmUp(TrainerCallback):

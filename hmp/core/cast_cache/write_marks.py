@@ -42,7 +42,6 @@ _holders = torch_private.holders_of_tensor
 _frames = sys._current_frames
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
 _guards = torch_private.tensor_guards
-_has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
 def cache_entry(tensor: Tensor) -> Any:
@@ -91,8 +90,8 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     storage = storage_of(tensor)
     storage._hmp_cache_entry = entry
     storage._hmp_period = storage._hmp_period if hasattr(storage, "_hmp_period") and is_marked(tensor) else object()
-    if _copy_on_write is None or not _has_gil():
-        return "device"  # this torch lacks the mark, or this Python the GIL
+    if _copy_on_write is None:
+        return "device"  # this torch lacks the mark
     if not tensor.is_cpu and (refusal := mark_proof.refusal(tensor.device)):
         return refusal
     if not storage.resizable():

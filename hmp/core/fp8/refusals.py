@@ -67,7 +67,7 @@ def _of_shapes(op: str, call: Call, recipe: Recipe) -> str:
         return "an empty tensor"
     if op == "addbmm":
         inner = inner * left.shape[0]  # it is summed over the batch too
-    return f"dimensions that are no multiples of {recipe.multiple}" if inner % recipe.multiple or outer % recipe.multiple else ""
+    return f"dimensions that aren't multiples of {recipe.multiple}" if inner % recipe.multiple or outer % recipe.multiple else ""
 
 
 def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
@@ -94,13 +94,13 @@ def _of_the_rest(call: Call, tensors: list[Tensor], low_dtype: torch.dtype) -> s
     if call.out_dtype is not None:
         return "out_dtype is given"
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):
-        return "alpha or beta that is no number"
+        return "an alpha or beta that isn't a number"
     needs_gradient = _grad_enabled() and any(each.requires_grad for each in tensors)
     if needs_gradient and _exporting():
         # an exported graph has no autograd.Function: the steps of the rounding would be differentiated
         return "torch.export where a gradient is needed (export under torch.no_grad())"
     if call.beta == 0 and needs_gradient and call.added.requires_grad:
-        return "beta=0 beside an input that needs a gradient"  # which is 0, where FP8 would give none
+        return "beta=0 with an input that needs a gradient"  # which is 0, where FP8 would give none
     if call.out is None:
         return ""
     if not isinstance(call.out, Tensor) or call.out.dtype not in (low_dtype, tensors[0].dtype) or call.out.layout is not torch.strided:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
 from .saved_tensors import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of, tell_kept
 
 Op = Callable[..., Any]
+Result = TypeVar("Result")
 Parameter = torch.nn.Parameter
 
 # torch's own, taken before anything is patched
@@ -38,6 +39,14 @@ _detach, _is_inference, _numel = Tensor.detach, Tensor.is_inference, Tensor.nume
 
 # What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
 _OF_STATISTICS = 16
+
+
+def _unseen(call: Callable[..., Result], *args: Any) -> Result:
+    """Return `call(*args)`, of which no torch function mode sees a call."""
+    if not function_modes():
+        return call(*args)
+    with without_torch_function():
+        return call(*args)
 
 
 class _Keeping:
@@ -51,10 +60,7 @@ class _Keeping:
 
     def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
         """Return what the graph holds for the tensor."""
-        if not function_modes():
-            return self._kept(tensor)
-        with without_torch_function():
-            return self._kept(tensor)
+        return _unseen(self._kept, tensor)
 
     def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
         if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
@@ -99,21 +105,13 @@ def _is_leafs(tensor: Tensor) -> bool:
 
 def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
     """Return the unpack hook."""
-    if not function_modes():
-        return kept.tensor()
-    with without_torch_function():
-        return kept.tensor()
+    return _unseen(kept.tensor)
 
 
 def _pack_unheld() -> None:
     """Pack memory that nothing else holds, where nobody watches torch's calls."""
-    if not any_pending() or dispatch_modes() or not in_plain_autograd():
-        return
-    if not function_modes():
-        pack_unheld()
-        return
-    with without_torch_function():
-        pack_unheld()
+    if any_pending() and not dispatch_modes() and in_plain_autograd():
+        _unseen(pack_unheld)
 
 
 def _any_large(values: Iterable[Any]) -> bool:

@@ -78,7 +78,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, (int, float)) and exponent >= 1:
         return ""
-    return "an exponent that is no number from 1 on, whose backward may divide by what it keeps"
+    return "an exponent that isn't a number >= 1, whose backward may divide by what it keeps"
 
 
 _POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_"})

@@ -136,7 +136,7 @@ class Recast:
         if not self._weight.holds():
             what = f"{str(weight.dtype).removeprefix('torch.')} {list(_size(weight))}"
             raise RuntimeError(
-                f"the weight {what} may have been written since {self._op} kept it for backward: through .data, numpy, a fused optimizer, "
+                f"the weight {what} may have been written since {self._op} saved it for backward: through .data, numpy, a fused optimizer, "
                 "or by its address, which was asked for. Hint: do so after backward, or leave the op out of saved.txt"
             )
         low = _to(_detach(weight), self._look.dtype)
@@ -409,6 +409,6 @@ def refuse_written(tensor: Tensor, version: int, op: str) -> None:
 def _written(dtype: torch.dtype, size: tuple[int, ...], now: int, then: int, op: str) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{str(dtype).removeprefix('torch.')} {list(size)}], which {op} kept for backward, is at version {now}; expected version {then} "
+        f"[{str(dtype).removeprefix('torch.')} {list(size)}], which {op} saved for backward, is at version {now}; expected version {then} "
         "instead. Hint: write into a copy of it, x.clone(), or after backward"
     )
