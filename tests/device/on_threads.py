@@ -8,15 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, all_same, policy, tensor
 from hmp.core.active import state
 from thread_kit import in_thread, in_threads
 
-check = Checks()
+pytestmark = pytest.mark.skipif(ON_CPU, reason="only on an accelerator: the CPU's backward runs on the calling thread")
 MAIN = threading.get_ident()
 OTHER = policy(bf16="softmax", fp32="matmul mul")
 # where a forward runs → the dtypes of matmul and of softmax there
@@ -67,8 +68,7 @@ def loss_with_hooks(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden.float().sum(), x
 
 
-@check
-def r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> None:
+def test_r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> None:
     for where, _ in EVERYWHERE.values():
         with where():
             loss, x = loss_with_hooks(seen := Seen())
@@ -78,8 +78,7 @@ def r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> No
         hmp.revert()
 
 
-@check
-def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> None:
+def test_r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> None:
     for around in (nullcontext, lambda: hmp.casts(OTHER), hmp.disable_casts, hmp.convert):
         with hmp.casts("habana"):
             loss, _ = loss_with_hooks(seen := Seen())
@@ -89,12 +88,14 @@ def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> Non
         hmp.revert()
 
 
-# Where torch leaves the context of the thread that called backward() for autograd's threads.
-when_told = check if "_stash_obj_in_tls" in torch.autograd.graph._engine_run_backward.__code__.co_names else lambda function: function
+when_told = pytest.mark.skipif(
+    "_stash_obj_in_tls" not in torch.autograd.graph._engine_run_backward.__code__.co_names,
+    reason="this torch leaves nothing of the thread that called backward() for autograd's threads",
+)
 
 
 @when_told
-def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
+def test_r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     found = []
 
     def hook(gradient: torch.Tensor) -> None:
@@ -110,7 +111,7 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
 
 
 @when_told
-def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
+def test_r13_it_may_do_so_after_a_backward_of_its_own() -> None:
     """torch no longer tells the thread, then, where backward was called."""
     found = []
 
@@ -128,15 +129,13 @@ def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
         assert found.pop() is want
 
 
-@check
-def r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
+def test_r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
     """torch 2.11 and others."""
     with mock.patch.object(state, "_has_in_thread", return_value=False):
-        r13_user_python_in_backward_may_switch_its_callers_casts_on()
+        test_r13_user_python_in_backward_may_switch_its_callers_casts_on()
 
 
-@check
-def r13_a_backward_inside_a_hook_leaves_the_thread_without_casts() -> None:
+def test_r13_a_backward_inside_a_hook_leaves_the_thread_without_casts() -> None:
     seen = Seen()
 
     @torch.enable_grad()
@@ -159,8 +158,7 @@ def r13_a_backward_inside_a_hook_leaves_the_thread_without_casts() -> None:
     later.assert_without_casts(5)
 
 
-@check
-def r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
+def test_r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
     hmp.convert()
     for starts in ("C", "Python"):
         loss, _ = loss_with_hooks(seen := Seen())
@@ -194,18 +192,11 @@ class Block:
         return found
 
 
-def checkpoints(function: Callable[[], None]) -> Callable[[], None]:
-    """A check of torch's checkpoints."""
-
-    def unknown() -> None:
-        raise NotRun("torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
-
-    check.all[function.__name__] = unknown if DEVICE == "xla" else function
-    return function
+checkpoints = pytest.mark.skipif(DEVICE == "xla", reason="torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
 
 
 @checkpoints
-def r14_a_checkpoint_is_recomputed_on_the_devices_thread_as_its_forward_ran() -> None:
+def test_r14_a_checkpoint_is_recomputed_on_the_devices_thread_as_its_forward_ran() -> None:
     for name, (where, dtypes) in EVERYWHERE.items():
         for reentrant in (True, False):
             for backward in (
@@ -225,7 +216,7 @@ def r14_a_checkpoint_is_recomputed_on_the_devices_thread_as_its_forward_ran() ->
 
 
 @checkpoints
-def r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() -> None:
+def test_r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(block, x, use_reentrant=False)
@@ -238,7 +229,7 @@ def r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() 
 
 
 @checkpoints
-def r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
+def test_r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
     blocks = {"habana": Block(), "other": Block()}
     start = threading.Barrier(2)
 
@@ -253,12 +244,3 @@ def r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
     in_threads(train, blocks)
     assert blocks["habana"].runs == [(False, BF16, F32)] * 20, blocks["habana"].runs
     assert blocks["other"].runs == [(False, F32, BF16)] * 20, blocks["other"].runs
-
-
-def backward_on_a_thread_of_the_device() -> None:
-    raise NotRun("only on an accelerator: the CPU's backward runs on the calling thread")
-
-
-if ON_CPU:
-    check.all = {}
-    check(backward_on_a_thread_of_the_device)
