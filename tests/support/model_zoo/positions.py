@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from . import FAMILIES, MODELS
-from .kit import Batch, Model, build, cosine, seed_all
+from .kit import Batch, Model, build, cosine, make_config, seed_all
+from .sizes import LOUD
 
 LENGTH, FAR = 1152, 1001
 ROOM = 2048
@@ -24,9 +25,11 @@ WITH_POSITIONS = (
 
 def build_long(model: Model) -> torch.nn.Module:
     """The model with room for long sequences, and attention so sharp that its output hangs on every position."""
+    config = make_config(model)
     changes: dict[str, Any] = {"max_position_embeddings": ROOM}
-    changes |= {name: ROOM for name in ("n_positions", "max_seq_len", "sliding_window") if name in model.config}
-    changes |= {name: 0.4 for name in ("initializer_range", "init_std", "initializer_std") if name in model.config}
+    changes |= {name: ROOM for name in ("n_positions", "max_seq_len") if hasattr(config, name)}
+    changes |= {name: ROOM for name in ("sliding_window",) if name in model.config}
+    changes[[name for name in LOUD if getattr(config, name, None) is not None][-1]] = 0.4  # Funnel's initializer_std, not its range
     return build(model, **changes).eval()
 
 
