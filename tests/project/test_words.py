@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import doc_blocks
 from doc_blocks import FILES, ROOT
 
@@ -126,27 +124,6 @@ def test_docstrings_comments_and_messages_use_the_fields_words() -> None:
     assert sorted(found.keys() - ALLOWED_IN_CODE.keys()) == [], "write what AVOID has instead, or give a reason in ALLOWED_IN_CODE"
     assert sorted(ALLOWED_IN_CODE.keys() - found.keys()) == []
     assert sum(found.values()) <= MOST
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        '"""What stands there."""',
-        'raise ValueError(f"{x} is none")',
-        'log.warning("the line of a list")',
-        'def f():\n    """Is in force."""',
-        "x = 1  # beside y",
-    ],
-)
-def test_the_words_are_found_in_code(code: str) -> None:
-    assert sum(hits_in_code(code).values()) == 1
-    assert hits_in_code('x = "stands"  # `stands`') == {}
-
-
-@pytest.mark.parametrize("word", ["mul stands on it", "is in force", "no more than its region"])
-def test_the_words_are_found(word: str, tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(f"{word}\n```text\nbeside\n```\n", encoding="utf-8")
-    assert sum(hits(tmp_path / "page.md").values()) == 1
 
 
 # A figure in prose: a ratio or a percentage.

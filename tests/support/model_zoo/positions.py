@@ -50,12 +50,4 @@ def likeness(built: torch.nn.Module, batch: Batch, exact: torch.Tensor) -> float
     return cosine(far_logits(built, batch), exact)
 
 
-def rounded_positions(batch: Batch) -> Batch:
-    """The batch with the positions beyond 1,000 given as bfloat16 would have them."""
-    positions = torch.arange(LENGTH)
-    rounded = torch.where(positions < FAR, positions, positions.to(torch.bfloat16).long())
-    # without a mask positions that fall together would stand for several sentences in one row
-    return batch | {"position_ids": rounded[None], "attention_mask": torch.ones(1, LENGTH, dtype=torch.long)}
-
-
 assert set(WITH_POSITIONS) <= set(MODELS)
