@@ -22,8 +22,8 @@ hmp was run on no Gaudi: what it does with Habana's bridge, the package `habana_
 is written from Habana's documentation. These are all places in the code that depend on the bridge, and what each takes for granted.
 Whatever else runs on `"hpu"` is decided by dtypes, as on every device, and was run on XLA and on a device of the tests' own.
 
-On a machine with a Gaudi `.ci/device --device hpu` asks: it needs torch and the bridge, no network and no other package, takes ten minutes
-at most, and writes a page with what passed, what failed and what was not run. What is CUDA's own, CUDA graphs among it, says so.
+On a machine with a Gaudi `.ci/device --device hpu` asks: it needs torch, the bridge, pytest, hypothesis and numpy, no network, takes
+ten minutes at most, and writes a page of what passed, failed and was not run. What is CUDA's own, CUDA graphs among it, says so.
 
 | where | what is assumed |
 |---|---|

@@ -17,27 +17,6 @@ from hmp.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        "nonsense",
-        "demo --epochs 0",
-        "diff habana",
-        "lists habana",
-        "benchmark recipe.py --seconds 0",
-        "run",
-        "run --policy bert",
-        "run --opt-level O3 x.py",
-    ],
-)
-def test_wrong_use_is_two_and_says_what_there_is(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments.split()) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert "usage: hmp" in printed.err
-
-
 def folder(path: Path, bf16: str, dtype: str = "bfloat16") -> str:
     path.mkdir()
     for name, text in (("bf16", bf16), ("fp32", "log"), ("promote", "cat"), ("dtype", dtype)):
@@ -112,31 +91,6 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
     assert (status, out) == (1, "")
     assert f'File "{recipe}", line 2, in step' in err
     assert "hmp benchmark: the step failed under every policy; under 'float32' with ValueError: never" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no.py"], "no.py: no such file"),
-        (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch)"),
-        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
-        (["HERE/good.py", "--policies", "fp32"], "unknown policy 'fp32'"),
-        (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder"),
-        (["HERE/good.py", "--device", "gpu"], "invalid device='gpu': "),
-    ],
-)
-def test_benchmark_that_cannot_be_run_is_wrong_use(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "hmp_recipe", raising=False)
-    (tmp_path / "good.py").write_text(RECIPE)
-    (tmp_path / "none.py").write_text(RECIPE.replace("def loss", "def lost"))
-    (tmp_path / "vector.py").write_text(RECIPE.replace(".mean()", ""))
-    assert main(["benchmark", *(each.replace("HERE", str(tmp_path)) for each in arguments)]) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith(f"hmp benchmark: {message.replace('HERE', str(tmp_path))}")
 
 
 @pytest.mark.slow

@@ -68,24 +68,6 @@ def test_help_and_version_import_neither_torch_nor_an_extra() -> None:
     assert done.stdout.endswith(f"hmp {hmp.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "usage", "message"),
-    [
-        (["run", "--polcy", "x.py"], "usage: hmp run ", "unrecognized arguments: --polcy"),
-        (["tune", "recipe.py", "--tolerence=0.1"], "usage: hmp tune ", "unrecognized arguments: --tolerence=0.1"),
-        (["chek", "a.txt"], "usage: hmp ", "invalid choice: 'chek'"),
-        (["explain", "mul", "--json"], "usage: hmp explain ", "expected one argument"),
-    ],
-)
-def test_a_wrong_option_is_answered_by_its_own_command(
-    arguments: list[str], usage: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(usage)
-    assert message in error
-
-
 JSON = [
     ["check", "lists/"],
     ["diff", "habana", "bert"],

@@ -108,35 +108,3 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
     assert "<title>trainer beside server</title>" in Path("out.html").read_text()
     assert main([*named, "--row-a", "0", "--row-b", "0", "--json", "-"]) == 0
     assert {gap["relative"] for gap in json.loads(capsys.readouterr().out)["gaps"]} == {0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("none.py", "none.py: no such file"),
-        ("recipe.py --policy nope", "unknown policy 'nope'"),
-        ("recipe.py --html none/c.html", "there is no such folder"),
-    ],
-)
-def test_what_cannot_be_compared_is_wrong_use(arguments: str, said: str, captures: None, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("recipe.py").write_text(RECIPE)
-    assert main(["compare", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("hmp compare: ") and said in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("trainer.capture server.capture --row-a 1", "--row-a and --row-b"),
-        ("trainer.capture none.capture", "none.capture: there is no such file"),
-        ("trainer.capture server.capture", "trainer has dense and server has fc"),
-        ("trainer.capture habana", "expected two of a kind, got a capture, trainer.capture, and a policy, habana"),
-        ("habana bert --map a=b", "--map is for two captures; leave it out for a policy"),
-        ("trainer.capture server.capture --html none/c.html", "there is no such folder"),
-    ],
-)
-def test_what_has_no_difference_to_show_is_wrong_use(arguments: str, said: str, captures: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("hmp diff: ") and said in error

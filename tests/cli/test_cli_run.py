@@ -11,12 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-import hmp
 from command_kit import ROOT, RUN, python
-from hmp.cli import main
-from hmp.compat import habana
 
 # Shows what a script can see of how it is run, and ends as it is told to.
 PROBE = '''\
@@ -115,39 +111,6 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
     assert ours == plain
     assert ours[0] == -number
     assert ("KeyboardInterrupt" in ours[1]) is (number == signal.SIGINT)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("no.py", "no.py: no such file"),
-        ("-m no_such", "-m no_such: there is no such module"),
-        ("--policy bert --bf16 a --opt-level O1 x.py", "--policy and --bf16, --opt-level exclude each other"),
-        ("--verbose x.py", "--verbose logs what a policy casts, and none is given"),
-        ("--policy nope x.py", "unknown policy 'nope'"),
-        ("--habana --bf16 none.txt x.py", "none.txt: no such file"),
-        ("--device-map gpu=cpu x.py", "device map 'gpu=cpu': only 'hpu' can be mapped, got 'gpu'"),
-        ("--device-map hpu=tpu x.py", "device map 'hpu=tpu': torch has no device 'tpu'"),
-        ("--report none/a.html x.py", "--report none/a.html: there is no such folder"),
-        ("--capture none/a x.py", "--capture: none/a: there is no folder none"),
-        ("--capture . x.py", "--capture: . is a folder"),
-        ("--capture a --capture-calls 0 x.py", "--capture-calls 0: "),
-    ],
-)
-def test_what_cannot_be_run_is_wrong_use_and_changes_nothing(
-    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "x.py").write_text("print('ran')\n")
-    monkeypatch.chdir(tmp_path)
-    before = list(sys.path), list(sys.argv), sys.modules["__main__"]
-    assert main(["run", *arguments.split()]) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith(f"hmp run: {message}")
-    assert (sys.path, sys.argv, sys.modules["__main__"]) == before
-    assert not hmp.is_converted()
-    assert not hasattr(torch, "hpu")
-    habana.uninstall()
 
 
 # Each process says what it is under; the function that a spawned process runs is the script's.

@@ -7,7 +7,7 @@ import itertools
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,39 +103,6 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     )
     assert "<html" in Path("tuned/tune.html").read_text(encoding="utf-8")
     assert hmp.Policy.load("tuned") == given["result"].policy
-
-
-def lists_of_ones_own() -> None:
-    Path("tuned").mkdir()
-    Path("tuned/bf16.txt").write_text("linear\n")
-
-
-@pytest.mark.parametrize(
-    ("prepare", "arguments", "message"),
-    [
-        (None, ["no.py"], "no.py: no such file"),
-        (None, ["recipe.py", "--html", "no/page.html"], "--html no/page.html: there is no such folder"),
-        (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file"),
-        (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write"),
-    ],
-)
-def test_wrong_use_is_two_and_nothing_is_begun(
-    prepare: Callable[[], None] | None, arguments: list[str], message: str, given: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    if prepare is not None:
-        prepare()
-    assert main(["tune", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith(f"hmp tune: {message}")
-    assert "model" not in given
-
-
-@pytest.mark.parametrize("arguments", ["--tolerance much", "--tolerance metric=0.1", "--steps 0", "--seconds 0", "--start nope"])
-def test_what_the_search_refuses_is_two(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "recipe.py", *arguments.split()]) == 2
-    assert "hmp tune: " in capsys.readouterr().err
-    assert not Path("tuned").exists()
 
 
 def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
-"""One of several gloo processes that train together: `python ddp_run.py WAY FOLDER`, alone or under torchrun.
+"""One of several gloo processes that Lightning starts and that train together: `python ddp_run.py WAY FOLDER`.
 
-WAY says who brings the processes together. Each writes what it saw to FOLDER/rank.pt.
+WAY is Lightning's strategy, or "policy" for a run that hmp run has given one. Each writes what it saw to FOLDER/rank.pt.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-import hmp
 from hmp.compat.lightning import HMPPrecision
 from training_by_hand import batches, net, sgd
 
@@ -91,39 +89,6 @@ def by_policy() -> None:
     by_trainer(accelerator="cpu", devices=2, strategy="ddp")
 
 
-def by_fabric() -> None:
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[HMPPrecision("habana")])
-    fabric.launch()
-    network = Net()
-    model, optimizer = fabric.setup(network, sgd(network.parameters()))
-    write(network, loop(model, optimizer, loader(), fabric.backward), fabric.global_rank)
-    leave()
-
-
-def by_accelerate() -> None:
-    from accelerate import Accelerator
-
-    hmp.convert()
-    accelerator = Accelerator(mixed_precision="no", cpu=True)
-    network = Net()
-    model, optimizer = accelerator.prepare(network, sgd(network.parameters()))
-    rank = accelerator.process_index
-    write(network, loop(model, optimizer, loader(), accelerator.backward), rank)
-    leave()
-
-
-def loop(model: nn.Module, optimizer: Any, data: Any, backward: Any) -> list[float]:
-    losses = []
-    for _ in range(EPOCHS):
-        for x, y in data:
-            loss = F.mse_loss(model(x), y)
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            backward(loss)
-            optimizer.step()
-    return losses
-
-
 def leave() -> NoReturn:
     """Ends the process while the model, and so its group, lives, and before Python ends gloo's threads where they wait for the GIL, which
     aborts it ("terminate called without an active exception").
@@ -140,6 +105,4 @@ def write(network: Net, losses: list[float], rank: int) -> None:
 
 
 if __name__ == "__main__":
-    ways = {"fabric": by_fabric, "accelerate": by_accelerate, "policy": by_policy}
-    way = sys.argv[1]
-    by_strategy(way) if way.startswith("ddp") else ways[way]()
+    by_policy() if sys.argv[1] == "policy" else by_strategy(sys.argv[1])

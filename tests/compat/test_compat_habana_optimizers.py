@@ -82,20 +82,6 @@ def test_fused_adamw_without_bias_correction_leaves_out_both_divisions() -> None
         assert optimizer.state[parameter]["step"].item() == step
 
 
-def test_fused_adamw_resumes_from_its_state() -> None:
-    from habana_frameworks.torch.hpex.optimizers import FusedAdamW
-
-    whole, half = models()
-    optimizer = FusedAdamW(whole.parameters(), lr=0.1)
-    train(whole, optimizer, 3)
-    train(whole, optimizer, 3)
-    first = FusedAdamW(half.parameters(), lr=0.1)
-    train(half, first, 3)
-    second = FusedAdamW(half.parameters())
-    second.load_state_dict(first.state_dict())
-    assert same(train(half, second, 3), list(whole.parameters()))
-
-
 @pytest.mark.parametrize("max_norm", [0.01, 1e6])
 def test_fused_clip_norm_is_clip_grad_norm(max_norm: float) -> None:
     from habana_frameworks.torch.hpex.normalization import FusedClipNorm

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
 from command_kit import RUN, python
@@ -76,51 +73,6 @@ def test_fsdp2_in_a_region(lists, order, group):
     out.sum().backward()
     wanted = by_hand(plain)
     torch.testing.assert_close((out.detach(), model.lm_head.weight.grad.full_tensor()), wanted, rtol=0, atol=1e-6)
-
-
-def fit(module: Any, **arguments: Any) -> None:
-    lightning = importlib.import_module("lightning.pytorch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, **arguments,
-        )  # fmt: skip
-        trainer.fit(module, DataLoader(TensorDataset(X), batch_size=1))
-
-
-def lightning_module(model: nn.Module) -> Any:
-    class Module(importlib.import_module("lightning.pytorch").LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def training_step(self, batch, index):
-            self.out = self.model(batch[0])
-            return self.out.sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    return Module()
-
-
-class Disables(Head):
-    """A model whose own code keeps the lists out."""
-
-    def forward(self, x):
-        with hmp.disable_casts():
-            return super().forward(x)
-
-
-def test_hmp_precision_verifies_the_first_step():
-    from hmp.compat.lightning import HMPPrecision
-
-    lists = hmp.Policy(bf16={"linear"})
-    with pytest.raises(hmp.ViolationError, match=r"linear \(linear\) in model\.body|by disable_casts"):
-        fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True)])
-    assert torch._C._len_torch_function_stack() == 0
-    fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True, allow=["disable_casts"])])
 
 
 # --- transformers

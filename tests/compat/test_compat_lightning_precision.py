@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
-from lightning_kit import FABRICS, HOMES, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
+from lightning_kit import FABRICS, HOMES, Steps, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 pytestmark = quiet
@@ -140,3 +140,20 @@ def test_a_lightning_module_runs_in_fabric(home: str):
     losses, _ = train(fabric(home, plugin()), lightning_module, naming=True)
     assert losses == train_by_hand()[0]
     assert_same_weights(lightning_module.net, train_by_hand()[1])
+
+
+class Disables(Steps):
+    """A model whose own code keeps the lists out."""
+
+    def loss(self, batch: Any, step: str) -> torch.Tensor:
+        with hmp.disable_casts():
+            return super().loss(batch, step)
+
+
+@both_homes
+def test_it_verifies_the_first_step(home: str):
+    lists = hmp.Policy(bf16={"linear"})
+    with pytest.raises(hmp.ViolationError, match="disable_casts"):
+        fit(home, plugin(lists, verify=True), model=module(home, Disables))
+    assert torch._C._len_torch_function_stack() == 0
+    fit(home, plugin(lists, verify=True, allow=["disable_casts"]), model=module(home, Disables))

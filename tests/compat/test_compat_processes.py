@@ -1,4 +1,4 @@
-"""Two gloo processes train as one: Lightning's ddp, Fabric and accelerate, on the CPU."""
+"""Two gloo processes train as one: Lightning's ddp, on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ pytest.importorskip("lightning")
 from training_by_hand import net, train_by_hand
 
 HERE = Path(__file__).parent
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 POLICY = ("-m", "hmp", "run", "--policy", "habana")
 
 
@@ -39,10 +38,7 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
 
 
-WAYS = {
-    "ddp": ("ddp", ()), "ddp_spawn": ("ddp_spawn", ()), "ddp under hmp run": ("policy", POLICY),
-    **{f"{way} under torchrun": (way, TORCHRUN) for way in ("fabric", "accelerate")},
-}  # fmt: skip
+WAYS = {"ddp": ("ddp", ()), "ddp_spawn": ("ddp_spawn", ()), "ddp under hmp run": ("policy", POLICY)}
 NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in WAYS if name != "ddp"]
 
 

@@ -1,8 +1,4 @@
-"""What the checks of this folder share: the device, the registry of checks, and what plain torch gives with every cast written out.
-
-A check is a function without arguments that raises where hmp is wrong. It may return a line about the device that is worth a reader's
-while, which goes into the results. No pytest and no other package but torch is needed to run one.
-"""
+"""What the tests of this folder have in common: the device, and tensors on it that are compared to the bit."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ import gc
 import importlib
 import os
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -28,87 +22,11 @@ DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 devices_here.set_up(DEVICE)
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-# the parts of .ci/device that are made of checks, each in the module `on_<part>`
-PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "lists", "compile", "tools", "pretend")
-
-# what the checks of `lists` import beside torch; the others need torch alone
-OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")
-
-Check = Callable[[], "str | None"]
 
 
-class NotRun(Exception):
-    """Raised by a check that cannot run here; its message is the reason."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one check ended: "passed", "failed" or "not run"; `said` is what it returned, the reason, or the error."""
-
-    name: str
-    outcome: str
-    said: str
-    seconds: float
-
-
-class Checks:
-    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one of something that is CUDA's own."""
-
-    def __init__(self) -> None:
-        self.all: dict[str, Check] = {}
-
-    def __call__(self, function: Check) -> Check:
-        self.all[function.__name__] = function
-        return function
-
-    def on_cuda(self, reason: str) -> Callable[[Check], Check]:
-        def register(function: Check) -> Check:
-            if ON_CUDA:
-                return self(function)
-
-            def refuse() -> None:
-                raise NotRun(f"CUDA's own: {reason}")
-
-            self.all[function.__name__] = refuse
-            return function
-
-        return register
-
-
-def checks_of(part: str) -> dict[str, Check]:
-    """The checks of a part by name. ModuleNotFoundError where a package is missing that the part needs."""
-    found: dict[str, Check] = importlib.import_module(f"on_{part}").check.all
-    return found
-
-
-def results(part: str) -> Iterator[Result]:
-    """Runs the checks of a part, one after the other, each on torch as it was found."""
-    try:
-        found = checks_of(part)
-    except ModuleNotFoundError as error:
-        if error.name not in OTHER_PACKAGES:
-            raise
-        yield Result(part, "not run", f"{error.name} is missing", 0.0)
-        return
-    for name, function in found.items():
-        yield result(name, function)
-
-
-def result(name: str, function: Check) -> Result:
-    """Runs one check."""
-    start = time.perf_counter()
-    torch.manual_seed(0)
-    outcome, said = "passed", ""
-    try:
-        said = function() or ""
-        synchronize()  # an error of a kernel arrives here
-    except NotRun as reason:
-        outcome, said = "not run", str(reason)
-    except Exception:
-        outcome, said = "failed", traceback.format_exc()
-    finally:
-        hmp.revert()
-    return Result(name, outcome, said, time.perf_counter() - start)
+def on_cuda(reason: str) -> pytest.MarkDecorator:
+    """Mark a test of something that is CUDA's own."""
+    return pytest.mark.skipif(not ON_CUDA, reason=f"CUDA's own: {reason}")
 
 
 def synchronize() -> None:
@@ -128,9 +46,9 @@ def one_process(leaving: float = 20.0) -> Iterator[None]:
     """A process group of this process alone. This process ends, with where its threads are, if the group takes more than so many seconds to
     leave: torch 2.7 waits for ever, and keeps Python's lock, where a thread of the group's is the last to hold a tensor."""
     if BACKEND is None:
-        raise NotRun(f"torch.distributed has no backend for {DEVICE}")
+        pytest.skip(f"torch.distributed has no backend for {DEVICE}")
     if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
-        raise NotRun(f"this torch was built without {BACKEND}")
+        pytest.skip(f"this torch was built without {BACKEND}")
     # on Gaudi: importing habana_frameworks.torch.distributed.hccl gives torch.distributed the backend "hccl".
     if DEVICE == "hpu":
         importlib.import_module("habana_frameworks.torch.distributed.hccl")  # which brings hccl

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, Checks, NotRun, all_same, allocated, keeps_copies, same, synchronize, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, all_same, allocated, keeps_copies, on_cuda, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, gradients, lists, loss_of, parameters
 
-check = Checks()
 ROUNDS = 10
 
 
@@ -27,12 +27,11 @@ def _low(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x.to(BF16), weight.detach().to(BF16))
 
 
-@check
-def each_device_has_copies_of_its_own() -> None:
+def test_each_device_has_copies_of_its_own() -> None:
     """A model that is moved to a second device and back, its weights written in between."""
     module = getattr(torch, DEVICE, None)
     if DEVICE == "cpu" or not hasattr(module, "device_count") or module.device_count() < 2:
-        raise NotRun(f"there is one {DEVICE}")
+        pytest.skip(f"there is one {DEVICE}")
     net, x = torch.nn.Linear(WIDTH, WIDTH), tensor(8, WIDTH)
     with hmp.convert(policy=lists()), torch.no_grad():
         for index in (0, 1, 0):
@@ -46,8 +45,7 @@ def each_device_has_copies_of_its_own() -> None:
                     same(got, F.linear(x.to(BF16), net.weight.to(BF16), net.bias.to(BF16)), here)
 
 
-@check
-def inference_uses_the_weights_of_now() -> str:
+def test_inference_uses_the_weights_of_now() -> None:
     """Weights are used three times, changed, and used again, in both modes."""
     net, plain, (x, _) = Net(), Plain(), batch()
     with hmp.convert(policy=lists()):
@@ -64,7 +62,7 @@ def inference_uses_the_weights_of_now() -> str:
         assert (info.bytes > 0) is keeps_copies(), info
         if not keeps_copies():
             assert set(info.refused) == {"device"}, info
-        return _copies()
+        print(_copies())
 
 
 def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Tensor]:
@@ -87,8 +85,7 @@ def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Ten
     return seen + parameters(net)
 
 
-@check
-def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
+def test_training_equals_explicit_casts_under_every_kind_of_optimizer() -> None:
     kinds = [("SGD", {"foreach": False}), ("SGD", {"foreach": True, "momentum": 0.9}), ("AdamW", {"foreach": True})]
     if DEVICE != "xla":  # torch has no fused step for it
         kinds += [("SGD", {"fused": True}), ("AdamW", {"fused": True})]
@@ -102,11 +99,10 @@ def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
             got = _train(Net(), name, **options)
             said = _copies()
         all_same(got, want, f"{name} {options}")
-    return said
+    print(said)
 
 
-@check
-def tied_weights_get_the_sum_of_their_gradients() -> None:
+def test_tied_weights_get_the_sum_of_their_gradients() -> None:
     """One weight is used five times in a forward; its casts may be shared, its gradients are summed in float32."""
     x, weight = tensor(32, WIDTH), tensor(WIDTH, WIDTH, seed=1).div(16).requires_grad_()
     other = weight.detach().clone().requires_grad_()
@@ -124,8 +120,7 @@ def tied_weights_get_the_sum_of_their_gradients() -> None:
         all_same(run(torch.nn.Parameter(weight.detach().clone()), explicit=False), want, "tied")
 
 
-@check
-def an_activation_written_between_its_uses_is_cast_again() -> None:
+def test_an_activation_written_between_its_uses_is_cast_again() -> None:
     """Queries and keys come of one tensor, which is written between the two."""
     weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
     with hmp.convert(policy=lists()), torch.no_grad():
@@ -140,8 +135,7 @@ def an_activation_written_between_its_uses_is_cast_again() -> None:
             same(F.linear(hidden, weight), _low(hidden, weight), "after out=")
 
 
-@check
-def threads_that_share_frozen_weights_get_their_own_results() -> None:
+def test_threads_that_share_frozen_weights_get_their_own_results() -> None:
     """Each thread computes on a stream of its own where the device has streams."""
     net, plain = Net().requires_grad_(False), Plain().requires_grad_(False)
     failures: list[str] = []
@@ -174,8 +168,8 @@ def _compare(net: torch.nn.Module, plain: torch.nn.Module, seed: int) -> None:
 STREAMS = "other devices have no streams here"
 
 
-@check.on_cuda(STREAMS)
-def a_weight_cast_on_one_stream_is_used_on_another() -> None:
+@on_cuda(STREAMS)
+def test_a_weight_cast_on_one_stream_is_used_on_another() -> None:
     """The first stream is busy when the weight is written there, cast there and used on the second, which waits for it."""
     one, two = torch.cuda.Stream(), torch.cuda.Stream()
     weight, x = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
@@ -201,8 +195,8 @@ def a_weight_cast_on_one_stream_is_used_on_another() -> None:
         same(result, torch.full_like(result, number * WIDTH), f"round {number}")
 
 
-@check.on_cuda(STREAMS)
-def a_weight_written_on_a_side_stream_is_seen_by_the_default_one() -> None:
+@on_cuda(STREAMS)
+def test_a_weight_written_on_a_side_stream_is_seen_by_the_default_one() -> None:
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     weight, x = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
     results = []
@@ -221,8 +215,8 @@ def a_weight_written_on_a_side_stream_is_seen_by_the_default_one() -> None:
         same(result, torch.full_like(result, number * WIDTH), f"round {number}")
 
 
-@check.on_cuda(STREAMS)
-def a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
+@on_cuda(STREAMS)
+def test_a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
     """While one stream is yet to read the cast weight, the weight is written and its freed memory would be filled by the other stream."""
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     weight, x = torch.nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
@@ -245,8 +239,8 @@ def a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
         same(result, torch.full_like(result, number * WIDTH), f"round {number}")
 
 
-@check.on_cuda(STREAMS)
-def training_on_a_side_stream_equals_explicit_casts() -> None:
+@on_cuda(STREAMS)
+def test_training_on_a_side_stream_equals_explicit_casts() -> None:
     def run(net: torch.nn.Module) -> list[torch.Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -260,8 +254,8 @@ def training_on_a_side_stream_equals_explicit_casts() -> None:
         all_same(run(Net()), want, "on a side stream")
 
 
-@check.on_cuda("other devices' allocators do not tell what they gave out")
-def device_memory_does_not_grow_over_steps() -> str:
+@on_cuda("other devices' allocators do not tell what they gave out")
+def test_device_memory_does_not_grow_over_steps() -> None:
     """After the tenth and the fortieth step as much is allocated, and after revert() as much as before."""
     net, (x, y) = Net(), batch()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
@@ -283,4 +277,4 @@ def device_memory_does_not_grow_over_steps() -> str:
     reverted = steps(1)
     assert ten == forty, (ten, forty)
     assert reverted == plain, (plain, reverted)
-    return f"allocated after ten plain steps {plain:,} bytes, ten with hmp {ten:,}, forty {forty:,}, after revert() {reverted:,}"
+    print(f"allocated after ten plain steps {plain:,} bytes, ten with hmp {ten:,}, forty {forty:,}, after revert() {reverted:,}")

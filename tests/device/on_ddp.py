@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hmp
-from device_kit import BACKEND, DEVICE, ON_CUDA, Checks, NotRun, all_same, one_process
+from device_kit import BACKEND, DEVICE, ON_CUDA, all_same, one_process
 from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
 
-check = Checks()
 STEPS = 5
 
 
@@ -52,15 +52,13 @@ def _compare(wrap: Callable[[torch.nn.Module], torch.nn.Module], what: str) -> N
     all_same(together, want, what)
 
 
-@check
-def ddp_equals_one_process_alone() -> str:
+def test_ddp_equals_one_process_alone() -> None:
     _compare(_ddp, f"DDP on {BACKEND}")
     _compare(lambda net: _ddp(net, gradient_as_bucket_view=True, bucket_cap_mb=0.01), "small buckets, whose views gradients are")
-    return f"with {BACKEND}"
+    print(f"with {BACKEND}")
 
 
-@check
-def running_statistics_move_under_ddp_as_without() -> None:
+def test_running_statistics_move_under_ddp_as_without() -> None:
     """Batch norm: its statistics stay float32, are broadcast and move."""
 
     def run(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[torch.Tensor]:
@@ -79,13 +77,12 @@ def running_statistics_move_under_ddp_as_without() -> None:
             all_same(run(_ddp), alone, "statistics and gradients")
 
 
-@check
-def fsdp2_with_one_process_equals_explicit_casts() -> None:
+def test_fsdp2_with_one_process_equals_explicit_casts() -> None:
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
     except ImportError as error:
-        raise NotRun(f"this torch has no FSDP2: {error}") from error
+        pytest.skip(f"this torch has no FSDP2: {error}")
     plain = Plain()
 
     def run(net: torch.nn.Module) -> list[torch.Tensor]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import unittest.mock
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, Checks, NotRun, same, tensor
+from device_kit import BF16, DEVICE, same, tensor
 from hmp.core.fp8 import fused_kernels, is_real
 from hmp.core.fp8.quantization import RECIPES, Layout, quantise
 from networks_kit import Net, batch, loss_of
 
-check = Checks()
 ROWS, INNER, OUTER = 96, 256, 160
 E4M3 = torch.float8_e4m3fn
 
@@ -38,8 +38,7 @@ def apart(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-@check
-def a_product_is_that_of_the_rounded_inputs() -> str:
+def test_a_product_is_that_of_the_rounded_inputs() -> None:
     """One scale a tensor, in float64 by hand; each sum is rounded to bfloat16 once."""
 
     def rounded(t: torch.Tensor) -> torch.Tensor:
@@ -49,11 +48,10 @@ def a_product_is_that_of_the_rounded_inputs() -> str:
     want = rounded(tensor(ROWS, INNER, seed=1)) @ rounded(tensor(OUTER, INNER, seed=2)).t()
     error = apart(product(fp8())[0], want)
     assert error < 2**-8, error  # a rounding to bfloat16 is 2**-9 at most, and kernels may keep fewer bits of sums
-    return f"relative error {error:.1e}"
+    print(f"relative error {error:.1e}")
 
 
-@check
-def what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> str:
+def test_what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> None:
     """A tensor in FP8, of every layout, with what is not finite in it, of an inner size that is no multiple of anything, and transposed."""
     large = tensor(1000, 777, seed=7, dtype=BF16) * 100
     large[3, 5], large[70, 9] = float("inf"), float("nan")
@@ -75,16 +73,15 @@ def what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> str:
             same(fused_kernels.row_major(want.data.t()).view(torch.uint8), rows.view(torch.uint8), f"{layout}: rows")
             compared += 1
     if not is_fused:
-        raise NotRun(f"nothing is compiled on {DEVICE}")
-    return f"{compared} tensors"
+        pytest.skip(f"nothing is compiled on {DEVICE}")
+    print(f"{compared} tensors")
 
 
-@check
-def the_devices_kernels_give_what_the_emulation_gives() -> str:
+def test_the_devices_kernels_give_what_the_emulation_gives() -> None:
     """Result and both gradients, under each recipe that the device has a kernel for."""
     real = [name for name, recipe in RECIPES.items() if is_real("auto", torch.device(DEVICE), recipe)]
     if not real:
-        raise NotRun(f"{DEVICE} has no FP8 arithmetic here: its products are emulated")
+        pytest.skip(f"{DEVICE} has no FP8 arithmetic here: its products are emulated")
     said = []
     for recipe in real:
         for spread in (0, 8):
@@ -92,22 +89,20 @@ def the_devices_kernels_give_what_the_emulation_gives() -> str:
             errors = [apart(got, want) for got, want in pairs]
             assert max(errors) < 2**-7, (recipe, spread, errors)
             said.append(f"{recipe} {max(errors):.1e}")
-    return "largest relative differences: " + ", ".join(said)
+    print("largest relative differences: " + ", ".join(said))
 
 
-@check
-def every_recipe_is_as_near_to_float32_as_eight_bits_are() -> str:
+def test_every_recipe_is_as_near_to_float32_as_eight_bits_are() -> None:
     said = []
     want = product(hmp.Policy())
     for recipe in RECIPES:
         errors = [apart(got, one) for got, one in zip(product(fp8(recipe)), want, strict=True)]
         assert 0.005 < max(errors) < 0.1, (recipe, errors)
         said.append(f"{recipe} " + " ".join(f"{error:.3f}" for error in errors))
-    return "; ".join(said)
+    print("; ".join(said))
 
 
-@check
-def what_does_not_fit_runs_in_the_low_dtype_and_is_counted() -> None:
+def test_what_does_not_fit_runs_in_the_low_dtype_and_is_counted() -> None:
     x, weight = tensor(8, 24), tensor(10, 24, seed=1)
     before = sum(hmp.fallbacks().values())
     with hmp.casts(fp8()):
@@ -117,8 +112,7 @@ def what_does_not_fit_runs_in_the_low_dtype_and_is_counted() -> None:
     assert counted == 1, hmp.fallbacks()
 
 
-@check
-def batches_of_products_run_in_fp8() -> None:
+def test_batches_of_products_run_in_fp8() -> None:
     x, y = tensor(3, 32, 64), tensor(3, 64, 48, seed=1)
     with hmp.casts(fp8()), hmp.record() as report:
         got = torch.bmm(x, y)
@@ -139,9 +133,8 @@ def train(policy: str | hmp.Policy) -> list[float]:
     return losses
 
 
-@check
-def a_model_trains_under_the_preset_as_under_bfloat16() -> str:
+def test_a_model_trains_under_the_preset_as_under_bfloat16() -> None:
     low, eight = train("autocast"), train("fp8")
     assert all(torch.tensor(eight).isfinite()) and eight[-1] < eight[0], eight
     assert abs(eight[-1] - low[-1]) < 0.1 * (low[0] - low[-1]), (low, eight)
-    return f"losses {low[0]:.4f} to {low[-1]:.4f} under autocast, to {eight[-1]:.4f} in FP8"
+    print(f"losses {low[0]:.4f} to {low[-1]:.4f} under autocast, to {eight[-1]:.4f} in FP8")

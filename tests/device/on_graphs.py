@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, Checks, all_same, allocated, keeps_copies, policy, same, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, F32, all_same, allocated, keeps_copies, on_cuda, policy, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
 
-check = Checks()
 GRAPHS = "kernels are captured as graphs there alone"
 REPLAYS = 6
 
@@ -60,8 +59,8 @@ def _explicit(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return plain(x)
 
 
-@check.on_cuda(GRAPHS)
-def a_replayed_forward_has_the_weights_of_now() -> None:
+@on_cuda(GRAPHS)
+def test_a_replayed_forward_has_the_weights_of_now() -> None:
     """Written by methods, by .data, by an optimizer, by load_state_dict: a replay casts the weights as they are then."""
     for inference_mode in (False, True):
         net = Net()
@@ -87,8 +86,8 @@ def a_replayed_forward_has_the_weights_of_now() -> None:
                 same(net(x).detach(), _explicit(net, x), f"eager after replay {number}")
 
 
-@check.on_cuda(GRAPHS)
-def a_replay_outside_of_the_region_and_after_revert_computes_as_captured() -> None:
+@on_cuda(GRAPHS)
+def test_a_replay_outside_of_the_region_and_after_revert_computes_as_captured() -> None:
     net = Net()
     with hmp.casts(lists()):
         run = Inference(net)
@@ -101,8 +100,8 @@ def a_replay_outside_of_the_region_and_after_revert_computes_as_captured() -> No
     assert net(x).dtype is F32
 
 
-@check.on_cuda(GRAPHS)
-def eager_code_sees_what_a_replay_wrote() -> None:
+@on_cuda(GRAPHS)
+def test_eager_code_sees_what_a_replay_wrote() -> None:
     """A graph's static output is the input of eager products; each replay writes it anew, unseen by torch."""
     net, head = Net(), torch.nn.Parameter(tensor(32, 64, seed=5))
     with hmp.convert(policy=lists()):
@@ -121,8 +120,8 @@ def eager_code_sees_what_a_replay_wrote() -> None:
             all_same(got, [want] * 3, f"replay {number}")
 
 
-@check.on_cuda(GRAPHS)
-def eager_code_sees_the_weights_that_a_replayed_write_made() -> None:
+@on_cuda(GRAPHS)
+def test_eager_code_sees_the_weights_that_a_replayed_write_made() -> None:
     """The graph holds the write to a weight, the eager code its uses: no version of the weight grows in a replay."""
     weight, x = torch.nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
     with hmp.convert(policy=lists()), torch.no_grad():
@@ -177,8 +176,8 @@ def _trained(net: torch.nn.Module, make: Callable[..., torch.optim.Optimizer], *
     return seen + parameters(net)
 
 
-@check.on_cuda(GRAPHS)
-def a_replayed_training_step_equals_explicit_casts() -> None:
+@on_cuda(GRAPHS)
+def test_a_replayed_training_step_equals_explicit_casts() -> None:
     """Both captured: losses, evaluations between replays and weights agree to the bit, and the weights move."""
     for make, options in (
         (torch.optim.SGD, {"momentum": 0.9}),
@@ -193,8 +192,8 @@ def a_replayed_training_step_equals_explicit_casts() -> None:
         all_same(got, want, f"{make.__name__} {options}")
 
 
-@check.on_cuda(GRAPHS)
-def graphed_callables_equal_explicit_casts() -> None:
+@on_cuda(GRAPHS)
+def test_graphed_callables_equal_explicit_casts() -> None:
     """torch.cuda.make_graphed_callables captures forward and backward; the optimizer is eager."""
 
     def run(net: torch.nn.Module) -> list[torch.Tensor]:
@@ -215,8 +214,8 @@ def graphed_callables_equal_explicit_casts() -> None:
         all_same(run(Net()), want, "make_graphed_callables")
 
 
-@check.on_cuda(GRAPHS)
-def no_copy_of_the_graph_s_memory_outlives_the_graph() -> str:
+@on_cuda(GRAPHS)
+def test_no_copy_of_the_graph_s_memory_outlives_the_graph() -> None:
     """A captured graph owns a pool of memory. Once graph, net and results are dropped, all of it is free."""
 
     def once() -> None:
@@ -234,11 +233,11 @@ def no_copy_of_the_graph_s_memory_outlives_the_graph() -> str:
     once()
     after = allocated()
     assert after == before, (before, after)
-    return f"{before:,} bytes allocated before and after"
+    print(f"{before:,} bytes allocated before and after")
 
 
-@check.on_cuda(GRAPHS)
-def a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
+@on_cuda(GRAPHS)
+def test_a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
     """The cast in a graph is computed in a replay alone: right after the capture its memory holds nothing."""
     net = Net()
     with hmp.convert(policy=lists()):
@@ -253,8 +252,8 @@ def a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
         assert (info.hits > 0) is keeps_copies(), info
 
 
-@check.on_cuda(GRAPHS)
-def masks_beyond_float16_are_captured_without_asking_the_device() -> None:
+@on_cuda(GRAPHS)
+def test_masks_beyond_float16_are_captured_without_asking_the_device() -> None:
     """R12: scores and mask saturate in the graph. To ask the device for a number while it captures would raise."""
     mask = torch.full((8, 8), torch.finfo(F32).min, device=DEVICE).triu(1)
     static, weight, out = tensor(4, 8, 8), tensor(8, 8, seed=3), torch.empty(4, 8, 8, device=DEVICE)

@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import hmp
-from device_kit import BF16, DEVICE, Checks, NotRun, preset
+from device_kit import BF16, DEVICE, preset
 from preset_sweep import MIXTURES, mixed, outcome, samples, shard, spellings, title
 
-check = Checks()
 ROOT = Path(__file__).resolve().parents[2]
 
 # Ops of op_db that have another dtype.
@@ -33,17 +33,16 @@ DIFFERING = {
 }
 
 
-@check
-def the_lists_are_what_torch_answers() -> str:
+def test_the_lists_are_what_torch_answers() -> None:
     if preset() != f"torch-{DEVICE}" or preset() not in hmp.policies():
-        raise NotRun(f"hmp keeps no lists of torch.autocast({DEVICE!r})")
+        pytest.skip(f"hmp keeps no lists of torch.autocast({DEVICE!r})")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
         sys.argv[1:] = [preset(), folder]
         runpy.run_path(str(ROOT / ".ci" / "autocast-lists"))
         kept = hmp.Policy.load(preset())
         assert hmp.Policy.load(folder).replace(name=kept.name) == kept
     assert kept == hmp.Policy.load("autocast")
-    return said.getvalue()
+    print(said.getvalue())
 
 
 def _dtypes(results: Any) -> Any:
@@ -54,10 +53,9 @@ def _there(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.detach().clone().to(dtype).to(DEVICE)
 
 
-@check
-def op_db_has_autocasts_dtypes() -> str:
+def test_op_db_has_autocasts_dtypes() -> None:
     if DEVICE != "xla":
-        raise NotRun("the tests of the presets for the CPU and for CUDA ask that")
+        pytest.skip("the tests of the presets for the CPU and for CUDA ask that")
     policy = hmp.Policy.load(preset())
     calls = [(info, next(spellings(info))[1]) for info in shard(0, 1)]  # while nothing is patched
     compared, found = 0, {}
@@ -78,4 +76,4 @@ def op_db_has_autocasts_dtypes() -> str:
     named = {op for ops in DIFFERING.values() for op in ops.split()}
     assert found.keys() == named, "\n".join(line for op, line in found.items() if op not in named) or f"no longer: {named - found.keys()}"
     assert compared > 4000
-    return f"{compared} calls, {len(named)} ops differ"
+    print(f"{compared} calls, {len(named)} ops differ")

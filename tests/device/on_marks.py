@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 import hmp
 import writers
-from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, one_process, same, synchronize, tensor
+from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, allocated, keeps_copies, on_cuda, one_process, same, synchronize, tensor
 from hmp.core.cast_cache import address_writes, write_marks
 from networks_kit import WIDTH, lists
 from writers import NO_GRAD, Writer, by_optimizer
-
-check = Checks()
 
 
 def _pinned(tensor: torch.Tensor, value: float) -> None:
@@ -105,17 +104,15 @@ def _written_between_uses(name: str, writer: Writer) -> None:
         _compare(x, weight, f"{name}, write {number}")
 
 
-@check
-def every_write_is_seen_by_the_next_use_without_a_gradient() -> str:
+def test_every_write_is_seen_by_the_next_use_without_a_gradient() -> None:
     """As plain torch with the cast written out."""
     with hmp.convert(policy=lists()):
         said = each_writer(_written_between_uses)
         assert (hmp.cache_info().hits > 0) is keeps_copies(), hmp.cache_info()
-    return said
+    print(said)
 
 
-@check
-def every_write_is_seen_by_the_next_use_with_a_gradient() -> str:
+def test_every_write_is_seen_by_the_next_use_with_a_gradient() -> None:
     """As a weight is used while gradients accumulate, and written by code of the user's between."""
     x = tensor(8, WIDTH)
 
@@ -132,7 +129,7 @@ def every_write_is_seen_by_the_next_use_with_a_gradient() -> str:
                 same(got, F.linear(x.to(BF16), weight.detach().to(BF16)), f"{name}, write {number}")
 
     with hmp.convert(policy=lists()):
-        return each_writer(look)
+        print(each_writer(look))
 
 
 def _compare(x: torch.Tensor, weight: torch.Tensor, what: str) -> None:
@@ -143,8 +140,7 @@ def _compare(x: torch.Tensor, weight: torch.Tensor, what: str) -> None:
                 same(one, F.linear(x.to(BF16), weight.to(BF16)), what)
 
 
-@check
-def a_mark_that_hmp_sets_is_cleared_by_every_write() -> str:
+def test_a_mark_that_hmp_sets_is_cleared_by_every_write() -> None:
     """Where hmp refuses to mark memory of this device, it never takes it for marked."""
     refusals = set()
 
@@ -160,11 +156,11 @@ def a_mark_that_hmp_sets_is_cleared_by_every_write() -> str:
 
     said = each_writer(look)
     assert ("device" in refusals) is not keeps_copies(), refusals
-    return f"{said}; hmp's marks here: {', '.join(sorted(refusals))}"
+    print(f"{said}; hmp's marks here: {', '.join(sorted(refusals))}")
 
 
-@check.on_cuda("other devices' allocators do not tell what they gave out")
-def a_write_after_a_use_copies_no_memory() -> str:
+@on_cuda("other devices' allocators do not tell what they gave out")
+def test_a_write_after_a_use_copies_no_memory() -> None:
     """The peak of a write to a weight that was just used is what it is without hmp: nothing of the weight's size is copied."""
     weight, x = torch.nn.Parameter(tensor(4096, 4096)), tensor(8, 4096)
 
@@ -184,17 +180,17 @@ def a_write_after_a_use_copies_no_memory() -> str:
                 F.linear(x, weight)
             peaks.append(peak_of_a_write())
     assert max(peaks) <= plain, (plain, peaks)
-    return f"a weight of {weight.nbytes:,} bytes, peak of a write {max(peaks):,} bytes with hmp, {plain:,} without"
+    print(f"a weight of {weight.nbytes:,} bytes, peak of a write {max(peaks):,} bytes with hmp, {plain:,} without")
 
 
-@check.on_cuda("graphs")
-def a_write_by_a_graph_s_replay_is_seen_by_the_next_use() -> str:
+@on_cuda("graphs")
+def test_a_write_by_a_graph_s_replay_is_seen_by_the_next_use() -> None:
     """The last of hmp's: from the first capture on no memory of the device is marked."""
     with hmp.convert(policy=lists()):
         _written_between_uses("in a graph", _by_a_graph)
         refused = hmp.cache_info().refused
     assert "captured graph" in refused, refused
-    return f"refused: {refused}"
+    print(f"refused: {refused}")
 
 
 # --- what torch's mark does on this memory: asked of torch alone ----------------------------------------------------------------
@@ -203,19 +199,19 @@ def a_write_by_a_graph_s_replay_is_seen_by_the_next_use() -> str:
 def _marked(*shape: int) -> torch.Tensor:
     """Memory of the device with torch's own mark: its clone is freed at once. NotRun where this torch or its allocator refuses."""
     if not hasattr(torch._C, "_is_cow_tensor") or not hasattr(torch, "_lazy_clone"):
-        raise NotRun("this torch has no copy-on-write that Python can ask")
+        pytest.skip("this torch has no copy-on-write that Python can ask")
     made = tensor(*shape)
     try:
         torch._lazy_clone(made)
     except RuntimeError as error:
-        raise NotRun(f"torch refuses to mark memory of {DEVICE}: {str(error).splitlines()[0]}") from error
+        pytest.skip(f"torch refuses to mark memory of {DEVICE}: {str(error).splitlines()[0]}")
     if not torch._C._is_cow_tensor(made):
-        raise NotRun(f"torch does not mark memory of {DEVICE}")
+        pytest.skip(f"torch does not mark memory of {DEVICE}")
     return made
 
 
-@check.on_cuda("streams")
-def probe_record_stream_on_marked_memory() -> str:
+@on_cuda("streams")
+def test_probe_record_stream_on_marked_memory() -> None:
     """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""
 
     def given_out_early(marked: bool, watched: bool = False) -> bool:
@@ -241,4 +237,4 @@ def probe_record_stream_on_marked_memory() -> str:
     plain, with_mark = given_out_early(False), given_out_early(True)
     assert not plain, "plain torch gave out memory that a stream was yet to read"
     assert not given_out_early(True, watched=True), "it is ignored while hmp watches, too"
-    return f"record_stream() {'is ignored' if with_mark else 'holds'} on marked memory"
+    print(f"record_stream() {'is ignored' if with_mark else 'holds'} on marked memory")

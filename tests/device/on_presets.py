@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, Checks, NotRun, all_same, preset, same, synchronize, tensor
-
-check = Checks()
+from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, all_same, preset, same, synchronize, tensor
 
 
 class Recurrent(torch.nn.Module):
@@ -71,8 +70,6 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "gru": (lambda: Recurrent(torch.nn.GRU), SEQUENCES),
     "rnn": (lambda: Recurrent(torch.nn.RNN), SEQUENCES),
 }
-# In training only: in eval hmp gives these the precision of training (R8), torch.autocast takes their fast path.
-NOT_IN_EVAL = {"encoder layer"}
 RECURRENT = ("lstm", "gru", "rnn")
 
 
@@ -139,42 +136,37 @@ def _near(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> None:
         assert apart < 0.01, f"{what}, gradient {number}: {apart} away"
 
 
-def _equal_to_autocast(dtype: torch.dtype, region: Callable[[torch.nn.Module], Any]) -> str:
-    failures, refused = [], []
-    deterministic = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True  # both sides choose the same kernels
-    try:
-        for name in MODELS:
-            for training in (True, False):
-                if not training and name in NOT_IN_EVAL:
-                    continue
-                what = f"{name}, {'training' if training else 'eval'}"
-                by_hand = ON_CUDA and name in RECURRENT and dtype is not F16
-                near = by_hand or name == "lstm" or (DEVICE == "pretend" and name in RECURRENT)
-                try:
-                    want = _run(name, (_written_out if by_hand else _autocast)(dtype), training)
-                except RuntimeError:
-                    refused.append(what)
-                    continue
-                try:
-                    (_near if training and near else all_same)(_run(name, region, training), want, what)
-                except Exception as error:
-                    failures.append(f"{what}: {type(error).__name__}: {error}")
-                hmp.revert()
-    finally:
-        torch.backends.cudnn.deterministic = deterministic
-    assert not failures, "\n".join(failures)
-    return ", ".join(MODELS) + (f"; torch.autocast raises for {', '.join(refused)}" if refused else "")
+def _has_float16() -> bool:
+    model, x = _build("mlp")
+    return _autocast(F16)(model)(x).dtype is F16
 
 
-@check
-def without_a_policy_apply_takes_the_lists_of_the_device() -> str:
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("name", MODELS)
+def test_apply_equals_torch_autocast(name: str, training: bool, dtype: torch.dtype) -> None:
+    if name == "encoder layer" and not training:
+        pytest.skip("in eval hmp gives it the precision of training (R8), torch.autocast takes its fast path")
+    if dtype is F16 and not _has_float16():
+        pytest.skip(f"torch.autocast({DEVICE!r}) has no float16 here")
+    by_hand = ON_CUDA and name in RECURRENT and dtype is not F16
+    near = training and (by_hand or name == "lstm" or (DEVICE == "pretend" and name in RECURRENT))
+    policy = hmp.Policy.load("autocast").replace(dtype=dtype)
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):  # both sides choose the same kernels
+        try:
+            want = _run(name, (_written_out if by_hand else _autocast)(dtype), training)
+        except RuntimeError as error:
+            pytest.skip(f"torch.autocast raises: {error}")
+        (_near if near else all_same)(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
+
+
+def test_without_a_policy_apply_takes_the_lists_of_the_device() -> None:
     named = hmp.Policy.load("autocast")
     for_device = hmp.Policy.load(preset())
     assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
     assert for_device.dtype is torch.get_autocast_dtype(DEVICE)
     assert named.dtype is _low_dtype()
-    return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; {named.dtype}"
+    print(f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; {named.dtype}")
 
 
 def _low_dtype() -> torch.dtype:
@@ -182,26 +174,7 @@ def _low_dtype() -> torch.dtype:
     return BF16 if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else torch.get_autocast_dtype(DEVICE)
 
 
-def _in_bfloat16() -> hmp.Policy:
-    return hmp.Policy.load("autocast").replace(dtype=BF16)
-
-
-@check
-def apply_equals_torch_autocast_in_bfloat16() -> str:
-    return _equal_to_autocast(BF16, lambda model: hmp.apply(model, _in_bfloat16()))
-
-
-@check
-def apply_equals_torch_autocast_in_float16() -> str:
-    model, x = _build("mlp")
-    if _autocast(F16)(model)(x).dtype is not F16:
-        raise NotRun(f"torch.autocast({DEVICE!r}) has no float16 here")
-    policy = hmp.Policy.load("autocast").replace(dtype=F16)
-    return _equal_to_autocast(F16, lambda model: hmp.apply(model, policy))
-
-
-@check
-def the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> str:
+def test_the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> None:
     """float16 on CUDA; and torch answers so when it is asked where hmp casts."""
     model, x = _build("mlp")
     plain, said = _autocast(None)(model)(x).dtype, []
@@ -212,11 +185,10 @@ def the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> 
             assert torch.is_autocast_enabled(DEVICE)
             assert torch.get_autocast_dtype(DEVICE) is wanted
         said.append(f"{policy} {got}")
-    return ", ".join(said)
+    print(", ".join(said))
 
 
-@check
-def an_enabled_torch_autocast_has_the_last_word_and_a_disabled_one_leaves_all() -> None:
+def test_an_enabled_torch_autocast_has_the_last_word_and_a_disabled_one_leaves_all() -> None:
     model, x = _build("mlp")
     with hmp.casts("habana"):
         with torch.autocast(DEVICE, enabled=False):

@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import pretend_device
-from device_kit import DEVICE, Checks, NotRun
+from device_kit import DEVICE
 
-check = Checks()
+pytestmark = pytest.mark.skipif(DEVICE != "pretend", reason="the pretend device's own")
 Tensor = torch.Tensor
 DEVICES = ("pretend:0", "pretend:1")
 is_marked: Callable[[Tensor], bool] = torch._C._is_cow_tensor
@@ -88,8 +89,7 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [t.detach() for t in (*losses, *gradients, *model.parameters(), *model.buffers())]
 
 
-@check
-def models_train_as_on_the_cpu() -> None:
+def test_models_train_as_on_the_cpu() -> None:
     for name, (make, x, exactly) in MODELS.items():
         torch.manual_seed(0)
         model, given = make(), x()
@@ -102,8 +102,7 @@ def models_train_as_on_the_cpu() -> None:
                 assert near, (name, one, other)
 
 
-@check
-def autocast_computes_by_torchs_lists_for_accelerators() -> None:
+def test_autocast_computes_by_torchs_lists_for_accelerators() -> None:
     model, x = nn.Linear(8, 8), torch.randn(2, 8)
     results = []
     for device in ("cpu", DEVICES[0]):
@@ -121,8 +120,7 @@ def autocast_computes_by_torchs_lists_for_accelerators() -> None:
 # --- devices
 
 
-@check
-def tensors_of_two_devices_do_not_mix() -> None:
+def test_tensors_of_two_devices_do_not_mix() -> None:
     here, there, host = (torch.ones(2, 2, device=device) for device in (*DEVICES, "cpu"))
     for other in (there, host):
         for op in (torch.mm, torch.add, torch.dot, torch.cdist):
@@ -137,8 +135,7 @@ def tensors_of_two_devices_do_not_mix() -> None:
     assert pretend().current_device() == 0
 
 
-@check
-def backward_runs_on_a_thread_of_each_device() -> None:
+def test_backward_runs_on_a_thread_of_each_device() -> None:
     ran: list[tuple[bool, int]] = []
     for device in (*DEVICES, "cpu"):
         x = torch.ones(2, device=device, requires_grad=True)
@@ -180,8 +177,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@check
-def a_read_keeps_the_mark() -> None:
+def test_a_read_keeps_the_mark() -> None:
     for name, read in READS.items():
         for device in DEVICES:
             x = marked(device)
@@ -189,8 +185,7 @@ def a_read_keeps_the_mark() -> None:
             assert is_marked(x) and x.tolist() == [[1, 2, 3], [4, 5, 6]], name
 
 
-@check
-def memory_whose_clone_is_gone_is_not_copied_by_a_write() -> None:
+def test_memory_whose_clone_is_gone_is_not_copied_by_a_write() -> None:
     x = torch.ones(1000, device=DEVICES[0])
     address = x.data_ptr()
     torch._lazy_clone(x)
@@ -202,18 +197,8 @@ def memory_whose_clone_is_gone_is_not_copied_by_a_write() -> None:
     assert not is_marked(x) and x.data_ptr() == address and allocations(0) == before
 
 
-@check
-def a_clone_keeps_its_values_when_the_other_is_written() -> None:
+def test_a_clone_keeps_its_values_when_the_other_is_written() -> None:
     x = torch.ones(10, device=DEVICES[1])
     clone = torch._lazy_clone(x)
     x.add_(1)
     assert not is_marked(x) and is_marked(clone) and (x.sum().item(), clone.sum().item()) == (20.0, 10.0)
-
-
-def the_device_is_another() -> None:
-    raise NotRun("the pretend device's own")
-
-
-if DEVICE != "pretend":
-    check.all = {}
-    check(the_device_is_another)

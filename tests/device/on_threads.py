@@ -1,34 +1,27 @@
-"""User Python in backward and recomputed checkpoints on an accelerator, whose backward runs on a thread of its own."""
+"""Backward of an accelerator runs on a thread of its own, which all callers share: whose casts user Python and recomputations find there.
+
+The rest tests/rules asks on the device.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+import time
+from contextlib import nullcontext
 from unittest import mock
 
+import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, policy, tensor
 from hmp.core.active import state
-from thread_kit import in_thread, in_threads
+from thread_kit import in_threads
 
-check = Checks()
+pytestmark = pytest.mark.skipif(ON_CPU, reason="only on an accelerator: the CPU's backward runs on the calling thread")
 MAIN = threading.get_ident()
 OTHER = policy(bf16="softmax", fp32="matmul mul")
-# where a forward runs → the dtypes of matmul and of softmax there
-EVERYWHERE: dict[str, tuple[Callable[[], AbstractContextManager[Any]], tuple[torch.dtype, torch.dtype]]] = {
-    "convert": (hmp.convert, (BF16, F32)),
-    "casts": (lambda: hmp.casts("habana"), (BF16, F32)),
-    "another policy": (lambda: hmp.casts(OTHER), (F32, BF16)),
-    "nowhere": (nullcontext, (F32, F32)),
-}
-
-
-# --- user Python in backward
 
 
 class Seen:
@@ -67,9 +60,8 @@ def loss_with_hooks(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden.float().sum(), x
 
 
-@check
-def r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> None:
-    for where, _ in EVERYWHERE.values():
+def test_r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> None:
+    for where in (hmp.convert, lambda: hmp.casts("habana"), lambda: hmp.casts(OTHER), nullcontext):
         with where():
             loss, x = loss_with_hooks(seen := Seen())
             loss.backward()
@@ -78,23 +70,14 @@ def r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> No
         hmp.revert()
 
 
-@check
-def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> None:
-    for around in (nullcontext, lambda: hmp.casts(OTHER), hmp.disable_casts, hmp.convert):
-        with hmp.casts("habana"):
-            loss, _ = loss_with_hooks(seen := Seen())
-        with around():
-            loss.backward()
-        seen.assert_without_casts(5)
-        hmp.revert()
-
-
-# Where torch leaves the context of the thread that called backward() for autograd's threads.
-when_told = check if "_stash_obj_in_tls" in torch.autograd.graph._engine_run_backward.__code__.co_names else lambda function: function
+when_told = pytest.mark.skipif(
+    "_stash_obj_in_tls" not in torch.autograd.graph._engine_run_backward.__code__.co_names,
+    reason="this torch leaves nothing of the thread that called backward() for autograd's threads",
+)
 
 
 @when_told
-def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
+def test_r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     found = []
 
     def hook(gradient: torch.Tensor) -> None:
@@ -109,58 +92,13 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     assert found == [(True, BF16), (False, None)], found
 
 
-@when_told
-def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
-    """torch no longer tells the thread, then, where backward was called."""
-    found = []
-
-    @torch.enable_grad()
-    def hook(gradient: torch.Tensor) -> None:
-        tensor(2, 2, grad=True).sum().backward()
-        with hmp.enable_casts():
-            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
-
-    for region, want in ((hmp.casts("habana"), BF16), (hmp.casts(policy(bf16="softmax")), F32), (hmp.casts("habana"), BF16)):
-        x = tensor(2, 2, grad=True)
-        x.register_hook(hook)
-        with region:
-            (x * 1).sum().backward()
-        assert found.pop() is want
-
-
-@check
-def r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
+def test_r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
     """torch 2.11 and others."""
     with mock.patch.object(state, "_has_in_thread", return_value=False):
-        r13_user_python_in_backward_may_switch_its_callers_casts_on()
+        test_r13_user_python_in_backward_may_switch_its_callers_casts_on()
 
 
-@check
-def r13_a_backward_inside_a_hook_leaves_the_thread_without_casts() -> None:
-    seen = Seen()
-
-    @torch.enable_grad()
-    def nested(gradient: torch.Tensor) -> None:
-        inner = tensor(2, 2, grad=True)
-        inner.register_hook(seen.note)
-        torch.matmul(inner, inner).float().sum().backward()
-        seen.note()
-
-    hmp.convert()
-    x = tensor(2, 2, grad=True)
-    hidden = torch.relu(x)
-    hidden.register_hook(nested)
-    hidden.register_hook(seen.note)
-    x.register_hook(seen.note)
-    hidden.float().sum().backward()
-    seen.assert_without_casts(4)
-    loss, _ = loss_with_hooks(later := Seen())
-    loss.backward()
-    later.assert_without_casts(5)
-
-
-@check
-def r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
+def test_r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
     hmp.convert()
     for starts in ("C", "Python"):
         loss, _ = loss_with_hooks(seen := Seen())
@@ -172,93 +110,50 @@ def r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
         seen.assert_without_casts(5)
 
 
-# --- recomputed checkpoints
-
-
-class Block:
-    """A block that notes where it runs and the dtypes that it computes in."""
-
-    def __init__(self) -> None:
-        self.w, self.x = tensor(3, 3, grad=True), tensor(2, 3, grad=True)
-        self.runs: list[tuple[bool, torch.dtype, torch.dtype]] = []
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.matmul(x, self.w)
-        z = torch.softmax(y, -1)
-        self.runs.append((threading.get_ident() == MAIN, y.dtype, z.dtype))
-        return y * z
-
-    def gradients(self) -> list[torch.Tensor]:
-        found = [self.x.grad, self.w.grad]
-        self.x.grad = self.w.grad = None
-        return found
-
-
-def checkpoints(function: Callable[[], None]) -> Callable[[], None]:
-    """A check of torch's checkpoints."""
-
-    def unknown() -> None:
-        raise NotRun("torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
-
-    check.all[function.__name__] = unknown if DEVICE == "xla" else function
-    return function
-
-
-@checkpoints
-def r14_a_checkpoint_is_recomputed_on_the_devices_thread_as_its_forward_ran() -> None:
-    for name, (where, dtypes) in EVERYWHERE.items():
-        for reentrant in (True, False):
-            for backward in (
-                torch.Tensor.backward,
-                hmp.disable_casts(torch.Tensor.backward),
-                hmp.casts(OTHER)(torch.Tensor.backward),
-                lambda loss: in_thread(loss.backward),
-            ):
-                block = Block()
-                with where():
-                    block(block.x).float().sum().backward()
-                    expected, _ = block.gradients(), block.runs.clear()
-                    backward(checkpoint(block, block.x, use_reentrant=reentrant).float().sum())
-                assert block.runs == [(True, *dtypes), (False, *dtypes)], (name, block.runs)
-                all_same(block.gradients(), expected, name)
-                hmp.revert()
-
-
-@checkpoints
-def r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(block, x, use_reentrant=False)
-
-    block, seen = Block(), Seen()
-    block.x.register_hook(seen.note)
-    hmp.apply(Model(), "habana")(block.x).float().sum().backward()
-    assert block.runs == [(True, BF16, F32), (False, BF16, F32)], block.runs
-    seen.assert_without_casts(1)
-
-
-@checkpoints
-def r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
-    blocks = {"habana": Block(), "other": Block()}
-    start = threading.Barrier(2)
+@when_told
+def test_r13_two_backwards_at_once_switch_on_each_its_own_callers_casts() -> None:
+    start, found = threading.Barrier(2), {"habana": [], "other": []}
 
     def train(name: str) -> None:
-        block = blocks[name]
+        @torch.enable_grad()
+        def hook(gradient: torch.Tensor) -> None:
+            time.sleep(0.01)  # the other has called backward() by then
+            tensor(2, 2, grad=True).sum().backward()  # of its own, of which torch tells the thread another caller
+            with hmp.enable_casts():
+                found[name].append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+        x = tensor(2, 2, grad=True)
+        x.register_hook(hook)
+        for _ in range(5):
+            with hmp.casts("habana" if name == "habana" else OTHER):
+                loss = (x * 1).float().sum()
+                start.wait()
+                loss.backward()
+
+    in_threads(train, found)
+    assert found == {"habana": [BF16] * 5, "other": [F32] * 5}
+
+
+@pytest.mark.skipif(DEVICE == "xla", reason="torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
+def test_r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
+    start, runs = threading.Barrier(2), {"habana": [], "other": []}
+    w = tensor(3, 3, grad=True)
+
+    def train(name: str) -> None:
+        def block(x: torch.Tensor) -> torch.Tensor:
+            y = torch.matmul(x, w)
+            z = torch.softmax(y, -1)
+            runs[name].append((threading.get_ident(), y.dtype, z.dtype))
+            return y * z
+
+        x = tensor(2, 3, grad=True)
         for _ in range(10):
             with hmp.casts("habana" if name == "habana" else OTHER):
-                loss = checkpoint(block, block.x, use_reentrant=False).float().sum()
+                loss = checkpoint(block, x, use_reentrant=False).float().sum()
             start.wait()
             loss.backward()
 
-    in_threads(train, blocks)
-    assert blocks["habana"].runs == [(False, BF16, F32)] * 20, blocks["habana"].runs
-    assert blocks["other"].runs == [(False, F32, BF16)] * 20, blocks["other"].runs
-
-
-def backward_on_a_thread_of_the_device() -> None:
-    raise NotRun("only on an accelerator: the CPU's backward runs on the calling thread")
-
-
-if ON_CPU:
-    check.all = {}
-    check(backward_on_a_thread_of_the_device)
+    in_threads(train, runs)
+    assert [dtypes for _, *dtypes in runs["habana"]] == [[BF16, F32]] * 20
+    assert [dtypes for _, *dtypes in runs["other"]] == [[F32, BF16]] * 20
+    assert len({thread for found in runs.values() for thread, *_ in found[1::2]}) == 1, "they were recomputed on one thread"

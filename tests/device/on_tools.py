@@ -6,19 +6,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import hmp
-from device_kit import BF16, DEVICE, F16, Checks, NotRun, all_same, allocated, policy, same, seed, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, all_same, allocated, on_cuda, policy, same, seed, synchronize, tensor
 from networks_kit import Net, batch, gradients, lists, loss_of
 
-check = Checks()
 
-
-@check
-def a_recording_names_ops_dtypes_and_casts() -> str:
+def test_a_recording_names_ops_dtypes_and_casts() -> None:
     net, (x, y) = Net(), batch()
     with hmp.convert(policy=lists()):
         want = _gradients(net, x, y)
@@ -30,7 +28,7 @@ def a_recording_names_ops_dtypes_and_casts() -> str:
     assert {(row.rule, row.compute, row.output) for row in linears} == {("bf16", "bfloat16", "bfloat16")}, linears
     assert {row.inputs for row in linears} == {"float32", "bfloat16, float32"}, linears
     assert any(row.op == "mse_loss" and row.rule == "fp32" for row in report.rows)
-    return str(report.about["device"])
+    print(str(report.about["device"]))
 
 
 def _gradients(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -39,8 +37,8 @@ def _gradients(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[t
     return gradients(net)
 
 
-@check.on_cuda("elsewhere a call ends when its kernel does")
-def a_synchronized_recording_counts_the_time_of_kernels() -> str:
+@on_cuda("elsewhere a call ends when its kernel does")
+def test_a_synchronized_recording_counts_the_time_of_kernels() -> None:
     """Beside the device's own events: an unsynchronized recording sees the launch alone."""
     x, weight = tensor(8192, 8192), tensor(8192, 8192, seed=1)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -59,7 +57,7 @@ def a_synchronized_recording_counts_the_time_of_kernels() -> str:
             found.append(1000 * sum(row.op_seconds + row.cast_seconds for row in report.rows))
     events = start.elapsed_time(end)
     assert found[1] >= events / 3, (found, events)  # more than a launch
-    return f"linear of 8192 x 8192 with its casts: {events:.2f} ms by events, {found[1]:.2f} synchronized, {found[0]:.2f} not"
+    print(f"linear of 8192 x 8192 with its casts: {events:.2f} ms by events, {found[1]:.2f} synchronized, {found[0]:.2f} not")
 
 
 def not_on_xla() -> None:
@@ -73,11 +71,10 @@ def not_on_xla() -> None:
                 assert "cannot follow tensors on XLA" in str(error), error
             else:
                 raise AssertionError("it ran")
-        raise NotRun("hmp refuses: tensors on XLA cannot be followed")
+        pytest.skip("hmp refuses: tensors on XLA cannot be followed")
 
 
-@check
-def the_first_op_that_makes_inf_is_found() -> None:
+def test_the_first_op_that_makes_inf_is_found() -> None:
     """Forward in float16, and in backward."""
     not_on_xla()
     big = tensor(8, 8).abs() * 1e4
@@ -100,8 +97,7 @@ def the_first_op_that_makes_inf_is_found() -> None:
         raise AssertionError("nothing was found in backward")
 
 
-@check
-def a_healthy_run_has_no_finding() -> None:
+def test_a_healthy_run_has_no_finding() -> None:
     not_on_xla()
     net, (x, y) = Net(), batch()
     with hmp.convert(policy=lists()), hmp.detect_nonfinite("log") as findings:
@@ -127,8 +123,7 @@ def saved_by(function: Callable[[], Any], own: list[torch.Tensor]) -> int:
     return sum(memory.nbytes() for memory in saved.values())
 
 
-@check
-def hmp_saves_no_more_for_backward_than_torch_autocast() -> str:
+def test_hmp_saves_no_more_for_backward_than_torch_autocast() -> None:
     """Bytes that a forward keeps, under torch.autocast's own lists; each side after a step of its own."""
     net, (x, y) = Net(), batch()
     own = [*net.parameters()]
@@ -152,11 +147,11 @@ def hmp_saves_no_more_for_backward_than_torch_autocast() -> str:
         net.zero_grad()
         mine = saved_by(ours, own)
     assert mine <= theirs, (mine, theirs)
-    return f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}"
+    print(f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}")
 
 
-@check.on_cuda("other devices' allocators do not tell what they gave out")
-def a_step_s_peak_is_no_higher_than_under_torch_autocast() -> str:
+@on_cuda("other devices' allocators do not tell what they gave out")
+def test_a_step_s_peak_is_no_higher_than_under_torch_autocast() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).to(DEVICE)
     x = tensor(2048, 1024)
@@ -180,11 +175,10 @@ def a_step_s_peak_is_no_higher_than_under_torch_autocast() -> str:
     hmp.revert()
     plain = peak(autocast=False)
     assert mine <= 1.1 * theirs, (mine, theirs)
-    return f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}"
+    print(f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}")
 
 
-@check
-def memory_statistics_are_those_of_the_allocator() -> str:
+def test_memory_statistics_are_those_of_the_allocator() -> None:
     kept = tensor(512, 512)
     found = hmp.memory_stats(DEVICE)
     assert len(found) == 10, found
@@ -195,11 +189,10 @@ def memory_statistics_are_those_of_the_allocator() -> str:
         del kept
         later = hmp.memory_stats(DEVICE)
         assert later["InUse"] == module.memory_allocated() == found["InUse"] - 2**20 and later["MaxInUse"] >= found["InUse"], later
-    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    print(", ".join(f"{name} {value}" for name, value in found.items() if value))
 
 
-@check
-def benchmark_measures_the_device() -> str:
+def test_benchmark_measures_the_device() -> None:
     net, (x, y) = Net(), batch()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
 
@@ -212,11 +205,10 @@ def benchmark_measures_the_device() -> str:
 
     found = hmp.benchmark(step, model=net, optimizer=optimizer, rounds=3, steps=2, progress=False)
     assert len(list(found)) == 3, found
-    return "\n" + str(found)
+    print("\n" + str(found))
 
 
-@check
-def compare_and_verify_leave_the_devices_random_numbers_alone() -> None:
+def test_compare_and_verify_leave_the_devices_random_numbers_alone() -> None:
     not_on_xla()
     net, (x, _) = torch.nn.Sequential(Net(), torch.nn.Dropout(0.5)), batch()
     drawn = []
@@ -228,10 +220,9 @@ def compare_and_verify_leave_the_devices_random_numbers_alone() -> None:
     assert drawn[0] == drawn[1] == drawn[2], drawn
 
 
-@check
-def batches_of_a_data_loader_come_pinned_and_in_their_own_dtype() -> None:
+def test_batches_of_a_data_loader_come_pinned_and_in_their_own_dtype() -> None:
     if DEVICE in ("cpu", "xla"):
-        raise NotRun(f"no memory is pinned for {DEVICE}")
+        pytest.skip(f"no memory is pinned for {DEVICE}")
     net = Net()
     rows = batch()[0].cpu()
     with hmp.convert(policy=lists()), torch.no_grad():

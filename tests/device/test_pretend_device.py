@@ -9,13 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import device_parts
+import devices_here
 
-SUPPORT = str(device_parts.ROOT / "tests" / "support")
+SUPPORT = str(devices_here.ROOT / "tests" / "support")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,16 +32,12 @@ def available() -> None:
 @pytest.mark.parametrize("part", ["pretend", "rules", "caches", "marks", "counts", "threads", "fp16", "fp8", "presets", "tools", "compile"])
 def test_hmp_on_the_pretend_device(part: str) -> None:
     """The first run on a machine compiles the device, for a minute."""
-    outcome = device_parts.checks(part)(SimpleNamespace(device="pretend"), 550)
-    assert not outcome.failed, outcome.checks
-    assert outcome.counts("passed")
+    devices_here.run_tests("pretend", f"tests/device/on_{part}.py")
 
 
 @pytest.mark.nightly
 def test_the_tests_of_the_rules_on_the_pretend_device() -> None:
-    outcome = device_parts.rule_tests(SimpleNamespace(device="pretend", smallest=False), 1500)
-    assert not outcome.failed, [check for check in outcome.checks if check["outcome"] == "failed"]
-    assert outcome.counts("passed")
+    devices_here.run_tests("pretend", "-p", "device_tensors", *devices_here.rule_tests(), seconds=1500)
 
 
 SCRIPT = """

@@ -7,28 +7,20 @@ own: XLA has to be there before the first backward.
 from __future__ import annotations
 
 import importlib.util
-from types import SimpleNamespace
 
 import pytest
 
-import device_parts
+import devices_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed: .ci/versions xla")
 
 
-PARTS = ["rules", "threads", "caches", "marks", "counts", "fp16", "fp8", "presets", "lists", "tools", "compile"]
-
-
 @pytest.mark.timeout(1260)  # XLA compiles each new program
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", "rules threads caches marks counts fp16 fp8 presets lists tools compile".split())
 def test_hmp_on_xla(part: str) -> None:
-    outcome = device_parts.checks(part)(SimpleNamespace(device="xla"), 1200)
-    assert not outcome.failed, outcome.checks
-    assert outcome.counts("passed")
+    devices_here.run_tests("xla", f"tests/device/on_{part}.py", seconds=1200)
 
 
 @pytest.mark.timeout(2460)
 def test_the_tests_of_the_rules_on_xla() -> None:
-    outcome = device_parts.rule_tests(SimpleNamespace(device="xla", smallest=False), 2400)
-    assert not outcome.failed, [check for check in outcome.checks if check["outcome"] == "failed"]
-    assert outcome.counts("passed")
+    devices_here.run_tests("xla", "-p", "device_tensors", *devices_here.rule_tests(), seconds=2400)

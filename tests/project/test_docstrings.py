@@ -1,7 +1,4 @@
-"""The docstring of every public name: Args, Returns, Raises and an Example that runs.
-
-undocumented.txt names those that are not there yet, and may only shrink: `python tests/project/test_docstrings.py` takes out what is done.
-"""
+"""The docstring of every public name: Args, Returns, Raises and an Example that runs."""
 
 from __future__ import annotations
 
@@ -11,11 +8,9 @@ import doctest
 import functools
 import importlib
 import inspect
-import os
 import pkgutil
 import re
 import sys
-import tempfile
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -27,7 +22,6 @@ import torch
 
 import hmp
 
-UNDOCUMENTED = Path(__file__).resolve().with_name("undocumented.txt")
 BRIDGES = "hmp.compat.gaudi_config hmp.compat.habana hmp.compat.lightning hmp.compat.transformers".split()
 # Habana's own names: of these the classes are asked, the functions are those that torch.cuda has, or are in Habana's guides
 HABANA = [f"hmp.compat.habana.{name}" for name in "dataloader graphs hpu kernels optimizers".split()]
@@ -180,10 +174,6 @@ def _has_example(public: Public) -> bool:
     return public.is_result
 
 
-def _listed() -> set[str]:
-    return set(UNDOCUMENTED.read_text(encoding="utf-8").split())
-
-
 def _run_example(public: Public) -> str:
     """Return what doctest prints of an example that fails."""
     printed: list[str] = []
@@ -197,33 +187,16 @@ def _run_example(public: Public) -> str:
 
 def test_every_public_name_says_what_it_takes_returns_and_raises_and_shows_a_call() -> None:
     assert len(public_names()) > 120
-    lacking = {each.name: found for each in public_names() if (found := problems(each)) and each.name not in _listed()}
+    lacking = {each.name: found for each in public_names() if (found := problems(each))}
     assert lacking == {}
-
-
-def _open_names() -> set[str]:
-    """Return the listed names that still lack something, or whose example fails."""
-    return {each.name for each in public_names() if each.name in _listed() and (problems(each) or _run_example(each))}
-
-
-def test_the_list_of_exceptions_has_none_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert _listed() - _open_names() == set(), f"python tests/project/{Path(__file__).name} takes them out"
 
 
 @pytest.mark.parametrize("home", ["hmp", *BRIDGES, *HABANA])
 def test_the_examples_run(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = [each for each in public_names() if ">>> " in each.doc and each.name not in _listed() and _home(each.name) == home]
+    shown = [each for each in public_names() if ">>> " in each.doc and _home(each.name) == home]
     assert {public.name: _run_example(public) for public in shown} == {public.name: "" for public in shown}
 
 
 def _home(name: str) -> str:
     return max((each for each in ("hmp", *BRIDGES, *HABANA) if name.startswith(f"{each}.")), key=len)
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:  # for what the examples write
-        os.chdir(folder)
-        still_open = _open_names()
-    UNDOCUMENTED.write_text("".join(f"{name}\n" for name in sorted(still_open)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tasks for tuned lists can be learnt, planted failures are failures, and a search gets out of them."""
+"""Tasks for tuned lists can be repeated, and a search gets out of a planted failure."""
 
 from __future__ import annotations
 
@@ -43,23 +43,6 @@ def test_same_seed_same_loss_and_another_seed_another(name: str) -> None:
     assert math.isfinite(one.loss)
     assert (one.loss, one.metric) == (again.loss, again.metric)
     assert one.loss != other.loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["low-loss", "large-logits"])
-def test_a_broken_start_is_outside_the_tolerance(name: str) -> None:
-    task = needed(name)
-    base, start = train(task, FLOAT32, 0), train(task, under("start", task.start()), 0)
-    assert change(task.measure, start.figure, base.figure) > 5 * next(iter(task.tolerance.values()))
-
-
-@pytest.mark.slow
-def test_a_policy_without_the_culprits_trains_as_float32_does() -> None:
-    task = TASKS["low-loss"]
-    start = task.start()
-    repaired = start.replace(bf16=start.bf16 - task.culprits)
-    base, found = train(task, FLOAT32, 0), train(task, under("repaired", repaired), 0)
-    assert change(task.measure, found.figure, base.figure) < next(iter(task.tolerance.values()))
 
 
 @pytest.mark.slow

@@ -151,28 +151,6 @@ def test_docstrings_comments_and_messages_use_the_fields_words() -> None:
     assert sum(found.values()) <= MOST
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        '"""What stands there."""',
-        'raise ValueError(f"{x} is none")',
-        'log.warning("the line of a list")',
-        'def f():\n    """Is in force."""',
-        "x = 1  # beside y",
-        "# a low\n# dtype\nx = 1",
-    ],
-)
-def test_the_words_are_found_in_code(code: str) -> None:
-    assert sum(hits_in_code(code).values()) == 1
-    assert hits_in_code('x = "stands"  # `stands`') == {}
-
-
-@pytest.mark.parametrize("word", ["mul stands on it", "is in force", "no more than its region"])
-def test_the_words_are_found(word: str, tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(f"{word}\n```text\nbeside\n```\n", encoding="utf-8")
-    assert sum(hits(tmp_path / "page.md").values()) == 1
-
-
 # A figure in prose: a ratio or a percentage.
 FIGURE = re.compile(r"(?<![\w.@-])\d+(?:\.\d+)? ?%|(?<![\w.@/-])[01]\.\d\d+(?![\w.])")
 # Sections whose figures were measured once, by the code of the page.

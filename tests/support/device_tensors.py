@@ -1,12 +1,11 @@
 """A plugin of pytest that runs tests with tensors on the device that HMP_TEST_DEVICE names: `-p device_tensors`.
 
 The device becomes torch's default, as by `with torch.device(...)` around every test: a tensor that a test makes without saying where is
-made there. What each test came to is appended to the file HMP_DEVICE_RESULTS, where .ci/device reads it.
+made there.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Generator
@@ -162,29 +161,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             print(f"{item.nodeid} left the device unusable: {error}", file=sys.stderr, flush=True)
             os._exit(70)
     return result
-
-
-class _Results:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and report.outcome == "passed":
-            return  # of a setup or a teardown that went well there is nothing to say
-        said = ""
-        if report.skipped:
-            said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")).removeprefix(
-                "Skipped: "
-            )
-        elif report.failed:
-            said = str(report.longrepr)
-        outcome = {"skipped": "not run"}.get(report.outcome, report.outcome)
-        line = {"name": report.nodeid, "outcome": outcome, "said": said, "seconds": report.duration}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    path = os.environ.get("HMP_DEVICE_RESULTS")
-    if path and not hasattr(config, "workerinput"):  # of several processes, the one that is told of all tests
-        config.pluginmanager.register(_Results(Path(path)))

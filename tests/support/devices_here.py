@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cuda", "hpu", "xla", "pretend", "cpu")
 # The pip name of what brings Gaudi's "hpu" to torch; it comes from Habana's own index, with the driver's release.
 BRIDGE, BRIDGE_PACKAGE = "habana_frameworks", "habana-torch-plugin"
@@ -53,10 +57,25 @@ def set_up(device: str) -> None:
 
 
 def environment(device: str) -> dict[str, str]:
-    """The variables that a process needs which runs on the device."""
+    """The variables of a process whose tests run on the device. hmp and the helpers come from this checkout."""
+    paths = [str(ROOT), *(str(ROOT / "tests" / folder) for folder in ("device", "support"))]
+    found = {**os.environ, "HMP_TEST_DEVICE": device, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    # Bits are compared: cuBLAS may else choose another algorithm for the same product, and hmp other kernels than torch on a processor
+    found |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HMP_LOW_KERNELS": "native"}
     if device == "cpu":  # "the device in use" is then the CPU for hmp too
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        found["CUDA_VISIBLE_DEVICES"] = ""
     if device == "xla":  # on the machine's own processor; XLA would else leave out casts to bfloat16 and back, and bits are compared
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"
-        return {"PJRT_DEVICE": "CPU", "XLA_FLAGS": flags}
-    return {}
+        found |= {"PJRT_DEVICE": "CPU", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"}
+    return found
+
+
+def rule_tests() -> list[str]:
+    """The files of tests/rules that say something of another device than the CPU: caches, FP8 and saved lists have parts of their own."""
+    return [str(file) for name in ("test_r[0-9]*.py", "test_devices.py") for file in sorted((ROOT / "tests" / "rules").glob(name))]
+
+
+def run_tests(device: str, *arguments: str, seconds: float = 550) -> None:
+    """Runs pytest in a process on the device. Fails where it fails, or where no test ran."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-warnings", *arguments]
+    run = subprocess.run(command, cwd=ROOT, env=environment(device), capture_output=True, text=True, timeout=seconds)
+    assert run.returncode == 0 and " passed" in run.stdout, run.stdout + run.stderr

@@ -8,10 +8,7 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 
 from model_zoo import MODELS, mutations
 from model_zoo.checks import assert_gradients_follow, assert_state_moves, reference
-from model_zoo.kit import converted, train
-from model_zoo.masking import alone, build_for_text, distance, padded
-from model_zoo.positions import build_long, far_logits, likeness, long_batch, rounded_positions
-from test_models_positions import KEPT, ROUNDED
+from model_zoo.kit import train
 
 POLICY = "torch-cpu"
 
@@ -43,20 +40,3 @@ def test_mutation_detached_parameter_has_no_gradient_and_does_not_move(name: str
         assert_gradients_follow(run, exact)
     with pytest.raises(AssertionError, match=f"{parameter}: did not move"):
         assert_state_moves(run, exact)
-
-
-@pytest.mark.parametrize(("name", "side"), cases(("bert", "right"), ("llama", "left")))
-def test_mutation_ignored_mask_makes_padding_count(name: str, side: str):
-    built = build_for_text(MODELS[name])
-    with converted(POLICY):
-        assert distance(padded(built, side), alone(built)) < ROUNDED
-        mutations.mask_ignored(built)
-        assert distance(padded(built, side), alone(built)) > ROUNDED
-
-
-@pytest.mark.parametrize("name", cases(("llama",), ("mixtral",)))
-def test_mutation_rounded_positions_lose_the_far_logits(name: str):
-    built, batch = build_long(MODELS[name]), long_batch(MODELS[name])
-    exact = far_logits(built, batch)
-    with converted(POLICY):
-        assert likeness(built, rounded_positions(batch), exact) < KEPT < likeness(built, batch, exact)

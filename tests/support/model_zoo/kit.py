@@ -19,44 +19,23 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded: every mod
 
 import transformers
 
+from .sizes import small
+
 transformers.logging.set_verbosity_error()
 
 Batch = dict[str, Any]
 Config = Any
 Policy = str | hmp.Policy | None  # None: plain torch
 
-# At the usual initializer_range, 0.02, layers as narrow as these compute next to nothing, and no check of them could fail.
-LOUD = {"initializer_range": 0.2}
-TEXT: dict[str, Any] = LOUD | {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-DECODER = TEXT | {"num_key_value_heads": 2, "head_dim": 8, "use_cache": False}
-VISION: dict[str, Any] = LOUD | {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
-
 
 @dataclass(frozen=True)
 class Model:
-    """One architecture: the class of transformers, its tiny configuration, and what it is fed."""
+    """One architecture: the class of transformers, what it is fed, and what its configuration has beside the small sizes."""
 
     name: str
     cls: str
-    config: Mapping[str, Any]
     batch: Callable[[Config], Batch]
+    config: Mapping[str, Any] = field(default_factory=dict)
     attention: str | None = None  # None is transformers' own choice: sdpa where the model has it
     parts: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)  # configurations inside the configuration
     # Of weights and batch. For mixtures one where rounding moves no token to another expert, which no cast could help.
@@ -84,8 +63,11 @@ def make_config(model: Model, **changes: Any) -> Config:
     """The model's configuration, without dropout. Skips the test where there is no such model."""
     if not model.available:
         pytest.skip(f"this transformers has no {model.cls}")
-    parts = {name: getattr(transformers, cls)(**arguments) for name, (cls, arguments) in model.parts.items()}
-    config = getattr(transformers, model.cls).config_class(**{**model.config, **parts, **changes})
+    classes = {name: getattr(transformers, cls) for name, (cls, _) in model.parts.items()}
+    parts = {name: cls(**small(cls) | model.parts[name][1]) for name, cls in classes.items()}
+    config_class = getattr(transformers, model.cls).config_class
+    sizes = small(config_class) if config_class.__name__ != "VisionEncoderDecoderConfig" else {}  # which is of its parts alone
+    config = config_class(**{**sizes, **model.config, **parts, **changes})
     _no_dropout(config)
     if model.attention is not None:
         config._attn_implementation = model.attention

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from . import FAMILIES, MODELS
-from .kit import Batch, Model, build, cosine, seed_all
+from .kit import Batch, Model, build, cosine, make_config, seed_all
+from .sizes import LOUD
 
 LENGTH, FAR = 1152, 1001
 ROOM = 2048
@@ -24,9 +25,11 @@ WITH_POSITIONS = (
 
 def build_long(model: Model) -> torch.nn.Module:
     """The model with room for long sequences, and attention so sharp that its output hangs on every position."""
+    config = make_config(model)
     changes: dict[str, Any] = {"max_position_embeddings": ROOM}
-    changes |= {name: ROOM for name in ("n_positions", "max_seq_len", "sliding_window") if name in model.config}
-    changes |= {name: 0.4 for name in ("initializer_range", "init_std", "initializer_std") if name in model.config}
+    changes |= {name: ROOM for name in ("n_positions", "max_seq_len") if hasattr(config, name)}
+    changes |= {name: ROOM for name in ("sliding_window",) if name in model.config}
+    changes[[name for name in LOUD if getattr(config, name, None) is not None][-1]] = 0.4  # Funnel's initializer_std, not its range
     return build(model, **changes).eval()
 
 
@@ -45,14 +48,6 @@ def far_logits(built: torch.nn.Module, batch: Batch) -> torch.Tensor:
 def likeness(built: torch.nn.Module, batch: Batch, exact: torch.Tensor) -> float:
     """The cosine of the far logits with float32's."""
     return cosine(far_logits(built, batch), exact)
-
-
-def rounded_positions(batch: Batch) -> Batch:
-    """The batch with the positions beyond 1,000 given as bfloat16 would have them."""
-    positions = torch.arange(LENGTH)
-    rounded = torch.where(positions < FAR, positions, positions.to(torch.bfloat16).long())
-    # without a mask positions that fall together would stand for several sentences in one row
-    return batch | {"position_ids": rounded[None], "attention_mask": torch.ones(1, LENGTH, dtype=torch.long)}
 
 
 assert set(WITH_POSITIONS) <= set(MODELS)

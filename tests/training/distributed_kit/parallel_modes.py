@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -137,14 +136,6 @@ def both_in_one_mesh(net: Net, sharding: int) -> Spread:
     return Spread(net, shares_batch=sharding > 1)
 
 
-def hangs(net: Net) -> Spread:
-    """What no mode may do: one rank waits for the other, which never comes."""
-    if dist.get_rank():
-        time.sleep(10**6)
-    dist.barrier()
-    return Spread(net)
-
-
 MODES: dict[str, Callable[[Net], Spread]] = {
     "ddp": ddp,
     "ddp, bucket view": lambda net: ddp(net, gradient_as_bucket_view=True),
@@ -161,7 +152,6 @@ MODES: dict[str, Callable[[Net], Spread]] = {
     "sequence parallel": sequence_parallel,
     "one mesh, sharded": lambda net: both_in_one_mesh(net, dist.get_world_size()),
     "one mesh, tensor parallel": lambda net: both_in_one_mesh(net, 1),
-    "hangs": hangs,
 }
 
 

@@ -1,0 +1,99 @@
+"""Wrong use of any command exits with 2, says on stderr what is wrong, prints nothing else, and changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from command_kit import RECIPE
+from hmp.cli import main
+from hmp.compat import habana
+
+WRONG = [
+    ("", "usage: hmp"),
+    ("nonsense", "usage: hmp"),
+    ("chek a.txt", "usage: hmp ... invalid choice: 'chek'"),
+    ("lists habana", "usage: hmp"),
+    ("demo --epochs 0", "usage: hmp demo"),
+    ("explain mul --json", "usage: hmp explain ... expected one argument"),
+    ("run", "usage: hmp run"),
+    ("run --policy bert", "usage: hmp run"),
+    ("run --opt-level O3 x.py", "usage: hmp run"),
+    ("run --polcy x.py", "usage: hmp run ... unrecognized arguments: --polcy"),
+    ("run no.py", "hmp run: no.py: no such file"),
+    ("run -m no_such", "hmp run: -m no_such: there is no such module"),
+    ("run --policy bert --bf16 a --opt-level O1 x.py", "hmp run: --policy and --bf16, --opt-level exclude each other"),
+    ("run --verbose x.py", "hmp run: --verbose logs what a policy casts, and none is given"),
+    ("run --policy nope x.py", "hmp run: unknown policy 'nope'"),
+    ("run --habana --bf16 none.txt x.py", "hmp run: none.txt: no such file"),
+    ("run --device-map gpu=cpu x.py", "hmp run: device map 'gpu=cpu': only 'hpu' can be mapped, got 'gpu'"),
+    ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),
+    ("run --report none/a.html x.py", "hmp run: --report none/a.html: there is no such folder"),
+    ("run --capture none/a x.py", "hmp run: --capture: none/a: there is no folder none"),
+    ("run --capture . x.py", "hmp run: --capture: . is a folder"),
+    ("run --capture a --capture-calls 0 x.py", "hmp run: --capture-calls 0: "),
+    ("benchmark recipe.py --seconds 0", "usage: hmp benchmark"),
+    ("benchmark no.py", "hmp benchmark: no.py: no such file"),
+    ("benchmark none.py", "hmp benchmark: none.py: lacks loss(model, batch)"),
+    ("benchmark vector.py", "hmp benchmark: vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
+    ("benchmark recipe.py --policies fp32", "hmp benchmark: unknown policy 'fp32'"),
+    ("benchmark recipe.py --json no/out.json", "hmp benchmark: --json no/out.json: there is no such folder"),
+    ("benchmark recipe.py --device gpu", "hmp benchmark: invalid device='gpu': "),
+    ("compare none.py --html a.html", "hmp compare: none.py: "),
+    ("compare recipe.py --policy nope", "hmp compare: ... unknown policy 'nope'"),
+    ("compare recipe.py --html none/c.html", "hmp compare: ... there is no such folder"),
+    ("diff habana", "usage: hmp diff"),
+    ("diff trainer.capture server.capture --row-a 1", "hmp diff: ... --row-a and --row-b"),
+    ("diff trainer.capture none.capture", "hmp diff: ... none.capture: there is no such file"),
+    ("diff trainer.capture server.capture", "hmp diff: ... trainer has dense and server has fc"),
+    ("diff trainer.capture habana", "hmp diff: ... expected two of a kind, got a capture, trainer.capture, and a policy, habana"),
+    ("diff habana bert --map a=b", "hmp diff: ... --map is for two captures; leave it out for a policy"),
+    ("diff trainer.capture server.capture --html none/c.html", "hmp diff: ... there is no such folder"),
+    ("tune recipe.py --tolerence=0.1", "usage: hmp tune ... unrecognized arguments: --tolerence=0.1"),
+    ("tune no.py", "hmp tune: no.py: no such file"),
+    ("tune recipe.py --html no/page.html", "hmp tune: --html no/page.html: there is no such folder"),
+    ("tune recipe.py --out recipe.py", "hmp tune: recipe.py: is a file"),
+    ("tune recipe.py --out mine", "hmp tune: mine: holds lists that hmp tune did not write"),
+    ("tune recipe.py --tolerance much", "usage: hmp tune"),
+    ("tune recipe.py --tolerance metric=0.1", "hmp tune: "),
+    ("tune recipe.py --steps 0", "usage: hmp tune"),
+    ("tune recipe.py --seconds 0", "hmp tune: "),
+    ("tune recipe.py --start nope", "hmp tune: "),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script, recipes, lists of one's own, and captures of the same layer under two names."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "hmp_recipe", raising=False)
+    recipes = {"recipe": RECIPE, "none": RECIPE.replace("def loss", "def lost"), "vector": RECIPE.replace(".mean()", "")}
+    for name, text in {**recipes, "x": "print('ran')\n"}.items():
+        Path(f"{name}.py").write_text(text)
+    hmp.Policy(bf16={"linear"}).save("mine")
+    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    for name, key in (("trainer", "dense"), ("server", "fc")):
+        with hmp.capture(f"{name}.capture", model := torch.nn.ModuleDict({key: layer})):
+            model[key](x)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[arguments for arguments, _ in WRONG])
+def test_wrong_use_is_two_and_says_what_is_wrong(arguments: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = list(sys.argv), sys.modules["__main__"], sorted(folder.rglob("*[!c]"))
+    path = list(sys.path)
+    assert main(arguments.split()) == 2
+    printed = capsys.readouterr()
+    begins, _, holds = said.partition(" ... ")
+    assert not printed.out
+    assert printed.err.startswith(begins) and holds in printed.err
+    assert (list(sys.argv), sys.modules["__main__"], sorted(folder.rglob("*[!c]"))) == before
+    assert not arguments.startswith("run") or sys.path == path
+    assert not hmp.is_converted()
+    assert not hasattr(torch, "hpu")
+    habana.uninstall()
