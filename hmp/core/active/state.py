@@ -164,7 +164,7 @@ class EnteredRegion:
 
     Args:
         state: The state inside the block.
-        key: The Region object, which the user may enter many times; None for hmp's own.
+        key: The `Region` object, which the user may enter many times; None for hmp's own.
 
     Attributes:
         now: `state`, or None before it began, once it has ended, and in a subclass that has to be asked.

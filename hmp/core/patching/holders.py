@@ -43,7 +43,7 @@ FUNCTION = Kind(lambda h: (), operator.setitem)  # its default arguments stay
 CLASS = Kind(lambda h: list(vars(h).items()), setattr)
 PARTIAL = Kind(lambda h: [("func", h.func)], _put_func)
 SET = Kind(lambda h: [(each, each) for each in h], _put_member)
-UNWRITTEN = Kind(lambda h: (), operator.setitem)  # another one has to be put in the place of such a holder
+UNWRITTEN = Kind(lambda h: (), operator.setitem)  # such a holder is itself replaced
 OBJECT = Kind(lambda h: list(getattr(h, "__dict__", {}).items()), lambda h, name, value: vars(h).update({name: value}))
 # The first row that fits is an object's kind. Asked of type(object), and by `is` and issubclass(), which call nothing of a user's class.
 _THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (functools.partial, PARTIAL))
@@ -63,7 +63,7 @@ def kind_of(holder: Any) -> Kind:
 def inside(holder: Any) -> list[Any]:
     """Return the objects in the holder, which may be holders themselves; not a function's globals."""
     kind = kind_of(holder)
-    if kind is CLASS or type(holder) is types.MappingProxyType:  # not the dict behind them, which is not to be written
+    if kind is CLASS or type(holder) is types.MappingProxyType:  # not the dict that they show, which is not to be written
         return [each for item in (vars(holder) if kind is CLASS else holder).items() for each in item]
     if kind is FUNCTION:
         return [*(holder.__closure__ or ()), *(holder.__defaults__ or ()), holder.__kwdefaults__, vars(holder)]
