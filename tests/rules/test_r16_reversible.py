@@ -280,3 +280,28 @@ def test_r16_a_list_of_one_op_patches_what_it_can_need_and_removing_it_gives_eve
     assert torch_differences() == []
     hmp.remove(other)
     assert model(torch.ones(1, 4)).dtype is torch.float32 and torch_differences() == []
+
+
+def test_r16_a_module_that_torch_imports_during_revert_changes_nothing():
+    run_in_another_process(
+        """
+        import sys
+        import torch._dynamo
+
+        reset, before = torch._dynamo.reset, (torch.nn.utils.clip_grad_norm_,)  # a tuple, which is not followed
+
+        def importing():
+            import torch.utils.mobile_optimizer
+
+            reset()
+
+        torch._dynamo.reset = importing
+        assert "torch.utils.mobile_optimizer" not in sys.modules
+        with hmp.convert():
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+            assert torch.nn.utils.clip_grad_norm_ is not before[0]
+            sys.modules.pop("torch.utils.mobile_optimizer", None)  # the first convert() has reset Dynamo, too
+        assert "torch.utils.mobile_optimizer" in sys.modules
+        assert torch.nn.utils.clip_grad_norm_ is before[0]
+        """
+    )

@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
+import torch
+
 from ...errors import HmpError
 from .. import torch_private
 from .state import (
@@ -81,7 +83,7 @@ def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., An
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
-        with region:
+        with region if torch.compiler.is_dynamo_compiling() else region._once():
             return function(*args, **kwargs)
 
     return wrapped

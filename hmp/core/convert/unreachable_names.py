@@ -46,9 +46,9 @@ class Unreachable(NamedTuple):
 def unreachable() -> list[Unreachable]:
     """Find references to torch's original functions that were taken before the conversion: calls through them are not cast.
 
-    They are in tuples, sets, keys of dicts, attributes of objects other than nn.Module, and closures of nested functions. Local variables
-    of running functions, references in C code and torch's own are not found. The search looks at every object, which takes a few tenths of
-    a second.
+    They are in tuples, sets, keys of dicts, default arguments, closures, and attributes of objects other than nn.Module. Local variables of
+    running functions, references in C code and torch's own are not found. The search looks at every object, which takes a few tenths of a
+    second.
 
     Returns:
         The references, sorted by module and line; [] while torch is not patched.

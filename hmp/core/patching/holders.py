@@ -37,11 +37,6 @@ def _fill(cell: types.CellType, _: int, value: Any) -> None:
     cell.cell_contents = value
 
 
-def _put_default(function: types.FunctionType, at: int, value: Any) -> None:
-    defaults = function.__defaults__ or ()
-    function.__defaults__ = (*defaults[:at], value, *defaults[at + 1 :])
-
-
 def _put_func(partial: Any, _: str, value: Any) -> None:
     _, arguments, keywords, attributes = partial.__reduce__()[2]
     partial.__setstate__((value, arguments, keywords, attributes))
@@ -50,7 +45,7 @@ def _put_func(partial: Any, _: str, value: Any) -> None:
 DICT = Kind(lambda h: list(dict.items(h)), operator.setitem)
 LIST = Kind(lambda h: list(enumerate(h)), operator.setitem)
 CELL = Kind(lambda h: list(enumerate(_contents(h))), _fill)
-FUNCTION = Kind(lambda h: list(enumerate(h.__defaults__ or ())), _put_default)
+FUNCTION = Kind(lambda h: (), operator.setitem)  # its default arguments stay
 CLASS = Kind(lambda h: list(vars(h).items()), setattr)
 PARTIAL = Kind(lambda h: [("func", h.func)], _put_func)
 SET = Kind(lambda h: [(each, each) for each in h], _put_member)
@@ -90,19 +85,18 @@ def inside(holder: Any) -> list[Any]:
     return [each for item in found for each in item]  # keys, too
 
 
-def replace(holder: Any, other: Callable[[Any], Any]) -> bool:
-    """Put `other(value)` instead of each value in `holder` for which it is another object; return True if there was one."""
-    kind, has_changed = kind_of(holder), False
+def replace(holder: Any, other: Callable[[Any], Any]) -> None:
+    """Put `other(value)` instead of each value in `holder` for which it is another object; of a dict's keys, too."""
+    kind = kind_of(holder)
     for key, value in kind.items(holder):
         new = other(value)
         if new is not value:
             kind.put(holder, key, new)
-            has_changed = True
-    return has_changed
+    if kind is DICT:
+        _replace_keys(holder, other)
 
 
-def replace_keys(holder: dict[Any, Any], other: Callable[[Any], Any]) -> None:
-    """Put `other(key)` instead of each key in `holder` for which it is another object."""
+def _replace_keys(holder: dict[Any, Any], other: Callable[[Any], Any]) -> None:
     ordered: Any = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
     keys = list(ordered.keys(holder))
     new = list(map(other, keys))

@@ -150,8 +150,9 @@ def restore() -> None:
     global _installation
     foreign: list[str] = []
     while _undo:
-        _undo[-1]()
-        _undo.pop()
+        undo = _undo[-1]
+        undo()
+        _undo.remove(undo)  # not the last: it may have imported a module of torch's, in which names were followed
     while _rebound:
         owner, name, old, value = _rebound[-1]
         found = read(owner, name)

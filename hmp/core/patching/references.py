@@ -61,8 +61,9 @@ def give_back(taken: Sequence[Any], originals: Sequence[Any]) -> None:
     """
     counts = list(map(sys.getrefcount, taken))
     held = {id(new): function for new, function, count in zip(taken, originals, counts, strict=True) if count > _UNREFERENCED}
-    for holder in _users_holders(held) if held else ():
-        holders.replace(holder, lambda value: _other(value, held))
+    if held:
+        for holder in (*_users_holders(held), *_tables(map(vars, _modules_of_torch()), _in_python(held))):
+            _replace(holder, held)
 
 
 _UNREFERENCED = next(map(sys.getrefcount, [object()]))
@@ -82,31 +83,33 @@ def _put_in(modules: Iterable[types.ModuleType], replaced: Mapping[int, Any]) ->
 
 def _put(replaced: Mapping[int, Any], searched: Iterable[Any]) -> None:
     """Put what replaces functions, by their ids, into the holders that hold them, until patches.restore()."""
-    before: dict[int, tuple[Any, Any]] = {}  # what was put, by id: with what was there before
-    changed: list[Callable[[], Any]] = []
-
-    def new(value: Any) -> Any:
-        other = _other(value, replaced)
-        if other is not value:
-            before[id(other)] = other, value
-        return other
+    changed: list[tuple[Callable[[], Any], list[tuple[Any, Any]]]] = []
 
     def undo() -> None:
-        for reference in changed:
-            holders.replace(reference(), lambda value: before.get(id(value), (None, value))[1])
+        for reference, put in changed:
+            _replace(reference(), {id(new): before for new, before in put})
 
     patches.on_restore(undo)
     for holder in searched:
-        if holders.replace(holder, new):
-            changed.append(_reference(holder))
+        if put := _replace(holder, replaced):
+            changed.append((_reference(holder), put))
 
 
-def _other(value: Any, replaced: Mapping[int, Any]) -> Any:
-    """Return what replaces a function, in a static method too; any other value itself."""
-    if type(value) is staticmethod:
-        function = replaced.get(id(value.__func__))
-        return value if function is None else staticmethod(function)
-    return replaced.get(id(value), value)
+def _replace(holder: Any, replaced: Mapping[int, Any]) -> list[tuple[Any, Any]]:
+    """Put what replaces values, by their ids, into the holder. Return what was put, with what was there before.
+
+    A function in a static method counts, too.
+    """
+    kind, put = holders.kind_of(holder), []
+    for key, value in kind.items(holder):
+        if id(value) in replaced:
+            put.append((replaced[id(value)], value))
+        elif type(value) is staticmethod and id(value.__func__) in replaced:
+            put.append((staticmethod(replaced[id(value.__func__)]), value))
+        else:
+            continue
+        kind.put(holder, key, put[-1][0])
+    return put
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
@@ -155,13 +158,15 @@ def _tables(values: Iterable[Any], replaced: Mapping[int, Any]) -> Iterator[Any]
     """Yield the lists and dicts among `values` that hold one of the functions."""
     for value in values:
         held = value if type(value) is list else dict.values(value) if issubclass(type(value), dict) else ()
-        if not replaced.keys().isdisjoint(map(id, list(held))):
+        if held and not replaced.keys().isdisjoint(map(id, list(held))):
             yield value
 
 
 def _class(cls: type, replaced: Mapping[int, Any]) -> Iterator[Any]:
-    yield cls
-    yield from _tables(list(vars(cls).values()), replaced)
+    values = list(vars(cls).values())
+    if staticmethod in map(type, values) or not replaced.keys().isdisjoint(map(id, values)):
+        yield cls
+    yield from _tables(values, replaced)
 
 
 # --- among all objects that are alive ------------------------------------------------------------------------------------------

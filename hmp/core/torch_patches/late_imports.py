@@ -113,8 +113,6 @@ def _put_back(modules: list[types.ModuleType], own: Callable[[Any], Any]) -> Non
         from_module = holder if kind in (holders.FUNCTION, holders.CLASS) else type(holder) if kind is holders.OBJECT else None
         if from_module is None or from_module.__module__ in names:
             holders.replace(holder, lambda value: _unpatched(value, own))
-            if kind is holders.DICT:
-                holders.replace_keys(holder, lambda key: _unpatched(key, own))
             todo += holders.inside(holder)
 
 

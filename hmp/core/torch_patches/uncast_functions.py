@@ -68,7 +68,7 @@ def codes() -> set[types.CodeType]:
 
     Not of data loading, in which a thread may wait for any time.
     """
-    wrapped = patches.wrapped_functions()
+    wrapped = (*patches.wrapped_functions(), getattr(*torch_private.RUN_BACKWARD))
     return {function.__code__ for function in wrapped if not str(function.__module__).startswith("torch.utils.data")}
 
 
@@ -102,10 +102,7 @@ def _patch_step(cls: type) -> None:
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # the closure runs the forward pass, under the state outside the step
-        args = tuple(UnderCapturedState(a) if callable(a) else a for a in args)
-        if callable(kwargs.get("closure")):
-            kwargs["closure"] = UnderCapturedState(kwargs["closure"])
+        args, kwargs = _with_closures(args, kwargs)
         try:
             return call_without_casts(original, self, *args, **kwargs)
         finally:
@@ -119,10 +116,15 @@ def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Turn casts off until the step returns, where they are on: a hook of an optimizer that was called past the class."""
     if not state.casts_enabled():
         return None
-    closures = {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
-    given = args[0], *(UnderCapturedState(each) if callable(each) else each for each in args[1:])
+    given, named = _with_closures(args[1:], kwargs)
     UntilReturn(sys._getframe(1)).begin()
-    return given, closures
+    return (args[0], *given), named
+
+
+def _with_closures(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a step. A closure among them runs the forward pass, under the state outside the step."""
+    given = tuple(UnderCapturedState(each) if callable(each) else each for each in args)
+    return given, {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
 
 
 def _free_copies(optimizer: Any) -> None:
