@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from process_kit import run_in_another_process
 from trap_kit import policy
 
 LOW = torch.bfloat16
@@ -26,23 +25,6 @@ def in_force() -> str:
 
 
 RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
-
-
-def test_r16_a_second_conversion_wraps_nothing_twice():
-    def depth(function) -> int:
-        found = 0
-        while (function := getattr(function, "__wrapped__", None)) is not None:
-            found += 1
-        return found
-
-    def standing():
-        return [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, torch.optim.SGD.step]
-
-    hmp.convert()
-    once, depths = standing(), [depth(each) for each in standing()]
-    for each in ("bert", "habana-o2", "habana") * 2:
-        hmp.convert(policy=each)
-    assert standing() == once and [depth(each) for each in standing()] == depths
 
 
 def test_r16_a_handle_restores_the_policy_before_it(torch_differences):
@@ -232,40 +214,6 @@ def test_r16_a_tensor_never_becomes_a_sequence():
             assert not is_sequence(ctypes.py_object(scalar))
             assert torch.tensor([scalar, scalar]).tolist() == [1.0, 1.0]
     assert not is_sequence(ctypes.py_object(scalar))
-
-
-TABLES = """
-from torch import overrides
-
-def tables():
-    functions, names = overrides._get_overridable_functions()
-    return list(overrides.get_testing_overrides()), list(functions.items()), list(names.items())
-
-def empty():
-    overrides.get_testing_overrides.cache_clear()
-    overrides._get_overridable_functions.cache_clear()
-
-plain = tables()
-empty()
-"""
-
-
-@pytest.mark.slow
-def test_r16_tables_that_are_filled_while_converted_or_after_revert_hold_torchs_own_functions() -> None:
-    run_in_another_process(
-        f"""
-{TABLES}
-for lists in ("habana", "torch-cpu"):
-    with hmp.convert(policy=lists):
-        assert tables() == plain
-        assert torch.overrides.get_testing_overrides()[torch.Tensor.add_.__wrapped__]
-    assert tables() == plain
-    empty()
-    hmp.revert()
-    assert tables() == plain
-    empty()
-"""
-    )
 
 
 def test_r16_a_list_of_one_op_patches_what_it_can_need_and_removing_it_gives_everything_back(torch_differences):
