@@ -80,14 +80,6 @@ def test_a_move_that_cannot_be_says_what_was_expected() -> None:
         policy.move({"gelu"}, "fp32")  # type: ignore[arg-type]
 
 
-def test_dtype_txt_names_the_low_dtype(tmp_path: Path) -> None:
-    (tmp_path / "bf16.txt").write_text("mm\n")
-    assert hmp.Policy.load(tmp_path).dtype is torch.bfloat16
-    (tmp_path / "dtype.txt").write_text("# the low dtype\r\n\nfloat16  # half\n")
-    with hmp.casts(hmp.Policy.load(tmp_path)):
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
-
-
 def test_diff_says_on_which_lists_a_name_is() -> None:
     one = hmp.Policy(bf16={"mm", "mul"}, fp32={"log"}, promote={"add"})
     other = hmp.Policy(bf16={"mm"}, fp32={"log", "mul"})

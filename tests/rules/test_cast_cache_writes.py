@@ -11,7 +11,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import hmp
-from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from low_kernels_kit import as_computed
 
 
@@ -121,51 +121,6 @@ def _by_hand(model, x):
 
 
 # --- optimizers. SparseAdam takes sparse gradients alone, which no product with a cast weight gives; LBFGS takes a closure.
-PLAIN = sorted(
-    name
-    for name, cls in vars(torch.optim).items()
-    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in ("Optimizer", "SparseAdam", "LBFGS", "Muon")
-)
-
-
-def _takes(name, options):
-    p = torch.nn.Parameter(torch.ones(2, 2))
-    p.grad = torch.ones(2, 2)
-    try:
-        getattr(torch.optim, name)([p], lr=0.01, **options).step()
-    except (RuntimeError, TypeError, ValueError, AssertionError):
-        return False
-    return True
-
-
-def _trained(forward, name, options):
-    """Two steps with two micro-batches each, and what the model gives between them: by `forward`, which casts."""
-    model, seen = net(), []
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05, **options)
-    for _ in range(2):
-        with torch.no_grad():
-            seen += [forward(model, X).float() for _ in range(2)]
-        optimizer.zero_grad()
-        for _ in range(2):
-            (forward(model, X).float() - Y).pow(2).mean().backward()
-        seen += grads(model)
-        optimizer.step()
-    return [*seen, *params(model), forward(model, X).detach().float()]
-
-
-def test_training_with_any_optimizer_is_what_explicit_casts_give():
-    candidates = [(name, {option: True}) for name in PLAIN for option in ("foreach", "fused", "capturable")]
-    variants = [(name, {}) for name in PLAIN] + [each for each in candidates if _takes(*each)]
-    assert {"SGD", "Adam", "AdamW", "Adagrad"} <= {name for name, options in variants if "fused" in options}
-
-    def check(variant):
-        want = _trained(_by_hand, *variant)
-        with caches(True):
-            got = _trained(lambda model, x: model(x), *variant)
-            assert hmp.cache_info().hits > 0
-        assert_same_bits(got, want)
-
-    each(variants, check)
 
 
 def test_a_graph_held_over_fused_steps_keeps_its_own_numbers():

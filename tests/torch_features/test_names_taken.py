@@ -197,14 +197,6 @@ def test_r15_a_function_that_is_no_op_is_followed_by_name(users):
         assert users.clip_grad_norm_ is plain
 
 
-@pytest.mark.slow
-def test_a_second_policy_reaches_names_that_the_first_left_alone(users):
-    with hmp.convert(policy=policy(bf16=["matmul"])):
-        assert users.matmul(X, X).dtype is BF16 and users.ACT2FN["tanh"](X).dtype is F32
-        hmp.convert(policy=LISTS)
-        assert users.matmul(X, X).dtype is BF16 and users.ACT2FN["tanh"](X).dtype is BF16
-
-
 def test_what_is_no_longer_ours_is_left_standing(users):
     def mine(x):
         return x
@@ -364,13 +356,6 @@ def test_a_partial_made_before_convert_follows_the_policy() -> None:
     assert product.func is builtin
     assert product.args == () and product.keywords["mat2"] is X and product.note == "kept"  # type: ignore[attr-defined]
     assert product(X).dtype is torch.float32
-
-
-def test_a_partial_of_something_else_is_left_alone() -> None:
-    other = functools.partial(sorted, reverse=True)
-    state = other.__reduce__()
-    with hmp.convert():
-        assert other.__reduce__() == state
 
 
 @pytest.mark.slow
