@@ -57,10 +57,23 @@ class World:
     def __init__(self) -> None:
         self.process = "none"
         self.models: list[tuple[torch.nn.Module, str]] = []
+        self.handles: list[tuple[Any, str]] = []  # the `with`s that are open, and what each brings back
 
     def convert(self, name: str) -> None:
         hmp.convert(policy=POLICIES[name][0])
         self.process = name
+
+    def enter(self, name: str) -> None:
+        before = self.process
+        self.handles.append((hmp.convert(policy=POLICIES[name][0]).__enter__(), before))
+        self.process = name
+
+    def leave(self, name: str) -> None:
+        """What was converted inside ends with it, and a handle that is used again does nothing."""
+        if self.handles:
+            handle, self.process = self.handles.pop()
+            handle.__exit__(None, None, None)
+            handle.revert()
 
     def casts(self, name: str) -> None:
         with hmp.casts(POLICIES[name][0]):
@@ -82,9 +95,12 @@ class World:
         hmp.revert()
         self.process = "none"
         self.models.clear()
+        self.handles = [(handle, "none") for handle, _ in self.handles]
 
 
-STEPS = st.tuples(st.sampled_from(["convert", "casts", "apply", "remove", "revert"]), st.sampled_from(sorted(POLICIES)))
+STEPS = st.tuples(
+    st.sampled_from(["convert", "enter", "leave", "leave", "casts", "apply", "remove", "revert"]), st.sampled_from(sorted(POLICIES))
+)
 
 
 @settings(max_examples=max(3, settings.default.max_examples // 4))

@@ -194,6 +194,11 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = 
     "vmap": lambda f, x, w: torch.func.vmap(f, (0, None))(x[:, None], w),
     "vmap of grad": lambda f, x, w: torch.func.vmap(torch.func.grad(lambda x, w: f(x, w).float().sum()), (0, None))(x[:, None], w),
     "double backward": lambda f, x, w: twice(f, x, w),
+    "vmap around": lambda f, x, w: torch.func.vmap(lambda scale: f(x, w).float() * scale)(torch.arange(3.0)),
+    "stacked weights": lambda f, x, w: torch.func.vmap(f, (None, 0))(x, torch.stack([w.detach(), -w.detach()])),
+    "a batch of gradients": lambda f, x, w: torch.autograd.grad(
+        f(leaf := x.clone().requires_grad_(), w).float(), leaf, torch.eye(6).view(6, 2, 3), is_grads_batched=True
+    ),
 }
 
 
@@ -211,7 +216,7 @@ ONCE = st.lists(st.sampled_from(["softmax", "tanh", "log"]), max_size=2)
 def test_p9_transforms_give_what_they_give_with_explicit_casts(before: list[str], after: list[str], product: str, name: str) -> None:
     layers = [*(Layer(op, 0) for op in before), Layer(product, 0), *(Layer(op, 0) for op in after)]
     generator = torch.Generator().manual_seed(5)
-    x, w = torch.randn(2, 3, generator=generator), torch.randn(3, 3, generator=generator)
+    x, w = torch.randn(2, 3, generator=generator), torch.nn.Parameter(torch.randn(3, 3, generator=generator))
 
     def result(cast: bool) -> list[Tensor]:
         found = TRANSFORMS[name](lambda x, w: forward(layers, x, [w], cast), x, w)
@@ -220,8 +225,16 @@ def test_p9_transforms_give_what_they_give_with_explicit_casts(before: list[str]
     hmp.revert()
     with products_as_computed():
         wanted = result(True)
+    hmp.set_sharing(0)
     with hmp.casts(POLICY):
+        before = hmp.cache_info().hits
+        for _ in range(3):  # there are copies, which no transform may be given
+            forward(layers, x, [w], False).float().sum().backward()
+        saved = hmp.cache_info().hits
         got = result(False)
+        forward(layers, x, [w], False)
+    hmp.set_sharing(None)
+    assert saved > before or product == "matmul", "no cast was shared: this says nothing about copies"
     for one, other in zip(got, wanted, strict=True):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one.float(), other.float(), rtol=0 if name != "jvp" else 1e-2, atol=0 if name != "jvp" else 1e-2)

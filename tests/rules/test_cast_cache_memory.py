@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import hmp
 from cast_cache_kit import LOW, X, Y, caches, look, loss, net
 from low_kernels_kit import computes_in_float32
+from oracle import kept_for_backward
 
 
 @pytest.fixture(autouse=True)
@@ -71,20 +72,6 @@ def test_accumulation_casts_big_weights_once_from_the_second_micro_batch_on():
     assert casts(3, 4 * 16 * 32) == [(0, 0), (0, 1), (1, 0)] + [(0, 1), (1, 0), (1, 0)] * 2
 
 
-def _saved_bytes(forward):
-    """Bytes of the storages that are saved for backward, each counted once."""
-    found = {}
-
-    def pack(tensor):
-        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = forward()
-    del result
-    return sum(found.values())
-
-
 def test_products_of_one_activation_save_it_once():
     layers = [torch.nn.Linear(1024, 8) for _ in range(3)]
     x = torch.randn(128, 1024, requires_grad=True)  # 512 KiB, which is shared beside threads too
@@ -94,9 +81,9 @@ def test_products_of_one_activation_save_it_once():
         return [layer(h) for layer in layers]
 
     with caches(False):
-        apart = _saved_bytes(forward)
+        apart = kept_for_backward(forward, itself=True)[0]
     with caches(True, share_above=2**19):
-        together = _saved_bytes(forward)
+        together = kept_for_backward(forward, itself=True)[0]
     assert apart - together == 2 * x.numel() * 2
 
 

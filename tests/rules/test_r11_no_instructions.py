@@ -36,7 +36,7 @@ from no_instructions_kit import (
     recurrent,
     weights_of,
 )
-from oracle import BF16, F16, F32
+from oracle import BF16, F16, F32, kept_for_backward
 from saved_oracle import packs
 from thread_kit import in_threads
 from trap_kit import refused, same
@@ -285,21 +285,7 @@ def _stop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kept_by_hooks(call: Call, args: list[torch.Tensor]) -> int:
-    """The bytes of the memory that the ops of a call keep for backward, as hooks for saved tensors see it."""
-    found: dict[int, int] = {}
-    alive: list[torch.Tensor] = []
-    given = {t.untyped_storage().data_ptr() for t in args}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in given:
-            found[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        alive.append(call(*args))
-    return sum(found.values())
+    return kept_for_backward(lambda: call(*args), besides=args)[0]
 
 
 def kept_by_graph(call: Call, args: list[torch.Tensor]) -> int:

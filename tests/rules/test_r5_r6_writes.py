@@ -72,6 +72,15 @@ def test_r5_a_leaf_that_needs_a_gradient_gets_torchs_own_error() -> None:
             op(torch.ones(3, requires_grad=True))
 
 
+def test_r5_a_product_in_place_is_rounded_once() -> None:
+    """Casting y first would round twice."""
+    x, y = torch.rand(1000).to(BF16) + 1, torch.rand(1000) + 1
+    once = (x.float() * y).to(BF16)
+    assert not torch.equal(once, x * y.to(BF16))
+    with hmp.casts("habana"):
+        assert torch.equal(x.clone().mul_(y), once)
+
+
 ADDED_IN_PLACE = {
     "add_(other=, alpha=)": lambda x, y: x.add_(other=y, alpha=2),
     "subtract_": lambda x, y: x.subtract_(y),
@@ -158,6 +167,20 @@ def test_r6_errors_are_torchs_and_out_is_untouched() -> None:
             out = MISUSES[misuse]()
             assert run(name, out) is error, (name, misuse)
             assert not isinstance(out, torch.Tensor) or not out.any()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (0,)], ids=["", "empty"])
+def test_r6_several_outs_come_back_in_torchs_tuple(shape: tuple[int, ...]) -> None:
+    for dtype in (F32, BF16, F16):
+        x = torch.randn(2, 5).to(dtype)
+        values, indices = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=torch.int64)
+        want = torch.topk(x.float(), 2)
+        kind = type(torch.topk(x, 2, out=(values.clone(), indices.clone())))
+        with hmp.casts("habana"):
+            got = torch.topk(x, 2, out=(values, indices))
+        assert type(got) is kind and got[0] is values and got[1] is indices
+        assert_identical(values, want.values.to(dtype), "values")
+        assert_identical(indices, want.indices, "indices")
 
 
 def test_r6_out_none_is_no_out_and_what_is_left_to_torch_keeps_torchs_out() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 # The release of torch that the table was made with: on others an entry may have nothing to except.
 TORCH = "2.13"
 
-# By op and what differs: differences that are no defects of hmp.
+# By op and what differs: differences that are no defects of hmp, in mixtures of dtypes, and of what no patch reaches.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("diff", "dtype"): "with n=0 torch hands the input back and looks at nothing else, and its promotion is left to torch",
     (

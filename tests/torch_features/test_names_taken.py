@@ -332,6 +332,35 @@ def test_frozen_objects_are_found():
 
 
 @pytest.mark.slow
+def test_a_proxy_is_not_asked_for_its_class_and_a_class_for_no_hash():
+    run_in_another_process(
+        """
+        import functools
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.act = torch.tanh
+        class Unhashable(type):  # a metaclass that says which classes are equal, and no more
+            def __eq__(cls, other):
+                return cls is other
+        class OddModel(Model, metaclass=Unhashable):
+            pass
+        class Asked(metaclass=Unhashable):
+            @property
+            def __class__(self):
+                raise AssertionError("asked for its class")
+        class Claims:
+            __class__ = property(lambda self: torch.nn.Module)
+        proxies = Asked(), Claims()
+        model, odd, held, x = Model(), OddModel(), functools.partial(torch.tanh), torch.ones(2)
+        with hmp.convert(policy=hmp.Policy(name="low", bf16=frozenset(["tanh"]))):
+            assert model.act(x).dtype is odd.act(x).dtype is held(x).dtype is torch.bfloat16
+        assert model.act is odd.act is held.func is torch.tanh
+        """
+    )
+
+
+@pytest.mark.slow
 def test_attributes_that_are_no_tables_are_not_asked_what_they_are_worth():
     model = torch.nn.Linear(2, 2)
     model.cached, model.array, model.tables = torch.ones(3), numpy.ones(3), [torch.ones(2), {"f": torch.tanh}]
