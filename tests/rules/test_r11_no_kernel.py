@@ -63,6 +63,18 @@ def test_r11_op_without_a_low_kernel_runs_in_float32(policy: str | hmp.Policy) -
                 torch.testing.assert_close(again, result, rtol=0, atol=0)
 
 
+def test_r11_out_gets_the_float32_result_in_its_own_dtype() -> None:
+    spectrum = torch.empty(4, 4, dtype=torch.complex64)
+    with hmp.convert():
+        for dtype in (torch.float32, torch.bfloat16):
+            out = torch.empty(0, dtype=dtype)
+            assert torch.linalg.inv(low(), out=out) is out and out.dtype is dtype
+            with hmp.disable_casts():
+                torch.testing.assert_close(out, torch.linalg.inv(low().float()).to(dtype), rtol=0, atol=0)
+        assert torch.fft.fft(low(), out=spectrum) is spectrum
+    torch.testing.assert_close(spectrum, torch.fft.fft(low().float()), rtol=0, atol=0)
+
+
 def test_r11_in_place_writes_into_the_tensor_that_it_is_given() -> None:
     x = X.half()
     base = torch.stack([x, x])

@@ -191,3 +191,11 @@ def test_r6_out_none_is_no_out_and_what_is_left_to_torch_keeps_torchs_out() -> N
         for dtype in (F64, torch.complex64, torch.int64):
             got, two = torch.zeros(3, dtype=dtype), torch.full((3,), 2, dtype=dtype)
             assert torch.mul(two, two, out=got) is got and got.tolist() == [4] * 3
+
+
+def test_r6_an_unlisted_op_takes_an_out_of_one_of_its_inputs_dtypes() -> None:
+    a, b = torch.randn(2, 3, dtype=BF16), torch.randn(3, 4)
+    with hmp.casts(hmp.Policy("none")):
+        assert_identical(torch.mm(a, b, out=torch.empty(0)), (a @ b.to(BF16)).float(), "out")
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.mm(b.t(), a.t().float(), out=torch.empty(0, dtype=BF16))
