@@ -281,3 +281,15 @@ def test_no_python_code_runs_where_a_weight_is_freed() -> None:
         finally:
             sys.setprofile(None)
     assert called == []
+
+
+def test_r21_parameters_that_share_memory_and_a_copy_have_gradients_of_their_own() -> None:
+    one, x = nn.Parameter(torch.ones(16, 16)), torch.ones(2, 16, requires_grad=True)  # so that graphs keep the weight
+    with hmp.casts(POLICY):
+        values = [nn.functional.linear(x, one) for _ in range(3)]
+        other = nn.Parameter(one.data)  # marked memory stays so
+        before = hmp.cache_info().hits
+        values.append(nn.functional.linear(3 * x, other))
+        assert hmp.cache_info().hits == before + 1
+    sum(value.float().sum() for value in values).backward()
+    assert torch.equal(one.grad, torch.full((16, 16), 6.0)) and torch.equal(other.grad, torch.full((16, 16), 6.0))
