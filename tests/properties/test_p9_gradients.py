@@ -146,7 +146,15 @@ def uses(layers: list[Layer], number: int) -> int:
 TWICE = [Layer("linear", 0)] * 5
 
 
+def in_each_way(test: Callable[..., None]) -> Callable[..., None]:
+    """One graph in each of the ways, products computed in float32, whatever else is drawn."""
+    for way in WAYS:
+        test = example([Layer("linear", 0), Layer("softmax", 0), Layer("matmul", 1)], way, False, None, "float32")(test)
+    return test
+
+
 @settings(max_examples=2 * settings.default.max_examples)
+@in_each_way
 @example(TWICE, "plain", False, None, "")
 @example(TWICE, "retain_graph", False, 0, "float32")
 @example([Layer("linear", 0), Layer("linear", 0), Layer("linear", 1), Layer("linear", 0)], "plain", True, None, "")

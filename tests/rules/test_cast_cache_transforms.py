@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch.func import functional_call
+from torch.func import functional_call, grad, hessian, jvp, vmap
 
 import hmp
-from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.jit")
 
@@ -20,6 +20,51 @@ def _trained():
     for _ in range(3):
         loss(model).backward()
     return model
+
+
+def _around(transform):
+    """The transform before, between and after plain forwards of the same weights and inputs."""
+
+    def scenario():
+        model, seen = _trained(), []
+        for _ in range(2):
+            seen.append(transform(model))
+            loss(model).backward()
+            seen += [look(model), transform(model), grads(model)]
+        return seen
+
+    return scenario
+
+
+def _value(model):
+    return lambda x: model(x).float().pow(2).sum()
+
+
+@torch.enable_grad()
+def _batched_grad(model, x):
+    return torch.autograd.grad(model(x).float() + model(x), x, torch.eye(32).view(32, 4, 8), is_grads_batched=True)
+
+
+# One of each kind; what they give by themselves, tests/properties/test_p9_gradients.py asks.
+TRANSFORMS = {
+    "grad": lambda m: grad(_value(m))(X),
+    "vmap": lambda m: vmap(m)(X),
+    "jvp": lambda m: jvp(lambda x: m(x).float(), (X,), (X,)),
+    "hessian": lambda m: hessian(_value(m))(X[0]),
+    "grad of functional_call": lambda m: grad(lambda p: functional_call(m, p, (X,)).float().pow(2).sum())(dict(m.named_parameters())),
+    "per-sample gradients": lambda m: vmap(
+        grad(lambda p, x: functional_call(m, p, (x,)).float().pow(2).sum()), in_dims=(None, 0)
+    )({k: v.detach() for k, v in m.named_parameters()}, X),
+    "ensembles": lambda m: vmap(lambda p: functional_call(m, p, (X,)))(
+        {k: torch.stack([v.detach(), v.detach() * 2]) for k, v in m.named_parameters()}
+    ),
+    "a closed-over activation": lambda m: vmap(lambda s: m(X).float() * s)(torch.arange(3.0)),
+    "batched grad": lambda m: _batched_grad(m, X.clone().requires_grad_()),
+}  # fmt: skip
+
+
+def test_a_function_transform_is_the_same_with_caches():
+    each(TRANSFORMS, lambda name: assert_caches_change_nothing(_around(TRANSFORMS[name])))
 
 
 @pytest.mark.parametrize("grad_on", [False, True])

@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from autocast_kit import BF16, F16, F32, HERE
+from autocast_kit import BF16, F16, F32, HERE, OFF, real_state
 from innermost_kit import FULL, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
 from trap_kit import policy
 
@@ -24,6 +24,17 @@ from trap_kit import policy
 @pytest.fixture
 def lists(tmp_path):
     return write_lists(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_r17_a_call_of_an_applied_model_and_casts_switch_the_region_off(lists, dtype):
+    model = hmp.apply(Head(), lists)
+    with autocast(dtype):
+        assert_by_the_lists(model, enabled=True)
+        with hmp.casts(FULL):
+            assert (matmuls(), real_state()[0]) == (F32, (False, dtype))
+        assert matmuls() is dtype
+    assert real_state() == OFF
 
 
 def test_r17_the_same_policy_inside_a_region_comes_into_force_again():
