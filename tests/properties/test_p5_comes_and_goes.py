@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import wrapt
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import hmp
@@ -73,6 +73,7 @@ class World:
         if self.handles:
             handle, self.process = self.handles.pop()
             handle.__exit__(None, None, None)
+            assert dtypes() == POLICIES[self.process][1]
             handle.revert()
 
     def casts(self, name: str) -> None:
@@ -104,6 +105,8 @@ STEPS = st.tuples(
 
 
 @settings(max_examples=max(3, settings.default.max_examples // 4))
+@example(steps=[("enter", "products"), ("enter", "half"), ("convert", "star"), ("leave", ""), ("leave", "")])
+@example(steps=[("enter", "products"), ("enter", "half"), ("revert", ""), ("leave", ""), ("leave", "")])
 @given(steps=st.lists(STEPS, max_size=10))
 def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]], torch_differences: Any) -> None:
     hmp.revert()
