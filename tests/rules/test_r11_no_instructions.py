@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import random as random_numbers
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,12 +18,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hmp
-import ops
-from attempt import Attempt, accepted, differences, expect, expect_out
 from autocast_kit import needs_autocasts_lstm
 from no_instructions_kit import (
     AGAIN,
-    ALL_NAMES,
     Call,
     all_same,
     attention,
@@ -40,66 +36,15 @@ from no_instructions_kit import (
     recurrent,
     weights_of,
 )
-from oracle import BF16, F16, F32, castable, distinct
+from oracle import BF16, F16, F32, kept_for_backward
 from saved_oracle import packs
 from thread_kit import in_threads
-from trap_kit import policy, refused, same
+from trap_kit import refused, same
 
 pytestmark = pytest.mark.usefixtures("no_instructions")
 
 
 # --- every op, every spelling
-
-
-def complaints(pairs: Iterable[tuple[ops.Call, ops.Sample]], kind: str | None, low: torch.dtype, lists: hmp.Policy) -> list[str]:
-    """How these calls, in two mixtures of dtypes and kinds, differ from what the rules allow, products computed in float32."""
-    found = []
-    for (call, sample), number in itertools.product(pairs, range(2)):
-        chosen = random_numbers.Random(f"{call.op}{call.variant}{number}")
-        count = len(distinct(castable(sample.tree)))
-        dtypes = tuple(chosen.choice((F32, low, low) if kind != "bf16" else (F32, F32, BF16, F16)) for _ in range(count))
-        kinds = tuple(chosen.choice(("plain", *ops.KINDS)) for _ in range(count))
-        if call.out:
-            expected, out = expect_out(call, sample, dtypes, kind, low, how=chosen.choice(("full", "empty", "view")), low=low)
-            attempt = Attempt(call, sample, dtypes, grad=False, out=out)
-        else:
-            kinds = tuple("plain" if each == "subclass" and call.in_place else each for each in kinds)
-            expected = expect(call, sample, dtypes, kind, kinds, low)
-            attempt = Attempt(call, sample, dtypes, grad=expected.grad, kinds=kinds)
-        if expected.allowed:
-            found.append((call, dtypes, expected, attempt))
-    with hmp.casts(lists):
-        for *_, attempt in found:
-            attempt.run(hmp.disable_casts)
-    hmp.revert()
-    lines = []
-    for call, dtypes, expected, attempt in found:
-        got = attempt.outcome()
-        wrong = min((differences(call, got, want, call.out) for want in expected.allowed), key=len)
-        lines += [f"{call.op} | {call.variant} | {dtypes}: {what}: {detail}" for what, detail in wrong]
-    return lines
-
-
-KINDS = {"bf16": listed, "promote": lambda low: policy(promote=ALL_NAMES, dtype=low), None: lambda low: policy(dtype=low)}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_r11_a_product_is_the_rounded_float32_product_of_rounded_inputs(kind: str | None) -> None:
-    """Listed to be low, to be promoted (one float32 input: the float32 product), or not listed (R7)."""
-    pairs = [pair for pair in ops.odd_calls() if pair[0].name.rstrip("_") in ALL_NAMES]
-    if kind is None:  # R21: the steps' gradients of float32 weights are summed in float32 there
-        pairs = [pair for pair in pairs if not pair[0].name.startswith(("lstm", "gru", "rnn"))]
-    assert len(pairs) > 15
-    for low in (BF16, F16):
-        assert not complaints(pairs, kind, low, KINDS[kind](low))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_r11_each_product_of_op_db_in_each_form() -> None:
-    infos = [info for info in ops.op_db() if ops.list_name(info.name) in ALL_NAMES]
-    pairs = [(call, s) for info in infos for call in ops.calls(info) for s in [s for s in ops.samples(info) if accepted(call, s)][:3]]
-    assert not complaints(pairs, "bf16", BF16, listed())
 
 
 def test_r11_float16_overflows_to_infinity_where_it_is_rounded() -> None:
@@ -340,21 +285,7 @@ def _stop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kept_by_hooks(call: Call, args: list[torch.Tensor]) -> int:
-    """The bytes of the memory that the ops of a call keep for backward, as hooks for saved tensors see it."""
-    found: dict[int, int] = {}
-    alive: list[torch.Tensor] = []
-    given = {t.untyped_storage().data_ptr() for t in args}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in given:
-            found[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        alive.append(call(*args))
-    return sum(found.values())
+    return kept_for_backward(lambda: call(*args), besides=args)[0]
 
 
 def kept_by_graph(call: Call, args: list[torch.Tensor]) -> int:

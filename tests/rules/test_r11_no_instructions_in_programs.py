@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint as checkpoints
-from torch.overrides import TorchFunctionMode
 
 import hmp
 from autocast_kit import needs_autocasts_lstm
-from no_instructions_kit import Call, all_same, attention, by_hand, gradients, linear, listed, random
-from oracle import BF16, F32, assert_identical
+from no_instructions_kit import Call, all_same, attention, by_hand, gradients, listed, random
+from oracle import BF16, assert_identical
 from saved_oracle import packs
 from trap_kit import same
 
@@ -24,74 +21,6 @@ pytestmark = pytest.mark.usefixtures("no_instructions")
 
 
 # --- weights that are used again
-
-
-def writes(layer: torch.nn.Linear) -> Iterator[str]:
-    """Ways to change a weight that differ in kind (P3 has all of them), each done when its name is asked for."""
-    with torch.no_grad():
-        layer.weight.mul_(1.25)
-        yield "mul_"
-        layer.weight.data.add_(0.5)
-        yield ".data"
-        layer.weight.data = random(24, 24, seed=5, grad=False)
-        yield "another .data"
-        layer.weight.data = layer.weight.data.t()
-        yield "the same memory transposed"
-        layer.weight.detach().numpy()[3:7] = 2
-        yield "numpy"
-        torch.utils.swap_tensors(layer.weight, torch.nn.Parameter(random(24, 24, seed=9, grad=False)))
-        yield "swap_tensors"
-        layer.weight = torch.nn.Parameter(layer.weight.detach()[:, :])
-        yield "another Parameter of that memory"
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
-def test_r11_a_weight_used_again_is_never_stale(mode: Any) -> None:
-    """In inference its rounded copy is kept in float32; any write in between is seen."""
-    layer, x = torch.nn.Linear(24, 24), random(8, 24, grad=False)
-    for _ in writes(layer):
-        with mode():
-            expected = by_hand(F.linear)(x, layer.weight, layer.bias)
-            for _ in range(3):
-                with hmp.casts(listed()):
-                    same(layer(x), expected)
-
-
-def tied(linear: Call, mm: Call, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    hidden = torch.tanh(linear(torch.tanh(linear(x, w, b)), w, b))
-    return mm(torch.tanh(mm(hidden, w)), w.t())
-
-
-def test_r11_a_weight_used_several_times_in_training_has_the_gradients_of_a_cast_for_each_use() -> None:
-    """R21: also a large one, whose copy in float32 is shared, tied to its own transpose, and written between two uses."""
-    for width in (24, 136):
-        w, b, x = torch.nn.Parameter(random(width, width, grad=False, scale=0.1)), torch.nn.Parameter(torch.ones(width)), random(5, width)
-
-        for turn in range(4):
-            expected = tied(by_hand(F.linear), by_hand(torch.mm), x, w, b)
-            with hmp.casts(listed()):
-                found = tied(linear, lambda *m: torch.mm(*m), x, w, b)
-            same(found, expected)
-            for _ in range(2):
-                all_same(gradients(found, [x, w, b], retain_graph=True), gradients(expected, [x, w, b], retain_graph=True))
-            if turn == 1:
-                w.data[3:7] = 0.25
-            elif turn == 2:
-                torch.optim.SGD([w], 0.1).step()
-
-
-def test_r11_the_caches_limit_holds_for_copies_in_float32() -> None:
-    layers, x = [torch.nn.Linear(16, 16, bias=False) for _ in range(4)], random(2, 16, grad=False)
-    limit = 2 * 16 * 16 * 6  # of two weights: 2 bytes and 4 for each element
-    hmp.set_cache_limit(limit)
-    try:
-        with torch.no_grad(), hmp.casts(listed()):
-            for layer in layers * 2:
-                same(layer(x), by_hand(F.linear)(x, layer.weight))
-                assert hmp.cache_info().bytes <= limit
-            assert hmp.cache_info().entries == 2
-    finally:
-        hmp.set_cache_limit(None)
 
 
 def test_r11_a_view_of_the_copy_that_is_kept_is_not_taken_for_it() -> None:
@@ -111,87 +40,6 @@ def test_r11_a_view_of_the_copy_that_is_kept_is_not_taken_for_it() -> None:
 
 
 # --- hooks, checkpoints, transforms, modes
-
-
-def block(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """Four products, attention with dropout among them, of which several are large."""
-    q, k, v = (F.linear(x, w) for w in weights[:3])
-    found = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], dropout_p=0.2)[:, 0]
-    return torch.matmul(found, weights[3])
-
-
-def block_by_hand(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    linear = by_hand(F.linear)
-    q, k, v = (linear(x, w) for w in weights[:3])
-    found = by_hand(F.scaled_dot_product_attention)(q[:, None], k[:, None], v[:, None], dropout_p=0.2)[:, 0]
-    return by_hand(torch.matmul)(found, weights[3])
-
-
-def block_args(dtype: torch.dtype = F32) -> list[torch.Tensor]:
-    return [random(2, 36, 64, dtype=dtype), *(random(64, 64, dtype=dtype, seed=i, scale=0.2) for i in range(4))]
-
-
-def trained(call: Call, args: list[torch.Tensor]) -> list[torch.Tensor]:
-    torch.default_generator.manual_seed(5)
-    end = call(*args)
-    end.float().square().sum().backward()
-    return [end.detach(), *(a.grad for a in args)]
-
-
-def without_hooks(*args: torch.Tensor) -> torch.Tensor:
-    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
-        return block(*args)
-
-
-def selective(*args: torch.Tensor) -> torch.Tensor:
-    contexts = functools.partial(checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    return checkpoints.checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
-
-
-class Mode(TorchFunctionMode):
-    """A mode of the user's that changes nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def in_mode(*args: torch.Tensor) -> torch.Tensor:
-    with Mode():
-        return block(*args)
-
-
-def on_device(*args: torch.Tensor) -> torch.Tensor:
-    with torch.device("cpu"):
-        return block(*args)
-
-
-def anomaly(*args: torch.Tensor) -> torch.Tensor:
-    with torch.autograd.set_detect_anomaly(True, check_nan=True):
-        return block(*args)
-
-
-# Checkpoints and hooks for saved tensors: tests/training/test_checkpointing_hooks.py and P9.
-AROUND: dict[str, Call] = {
-    "nothing": block,
-    "a selective checkpoint": selective,
-    "disabled hooks": without_hooks,
-    "a device, before any mode": on_device,
-    "a function mode": in_mode,
-    "a device, after a mode": on_device,
-    "anomaly mode": anomaly,
-}
-
-
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_r11_what_stands_around_the_products_changes_no_bit(dtype: torch.dtype) -> None:
-    """Checkpoints, hooks for saved tensors, modes: in the order above, for a mode of the user's changes how torch's functions are found."""
-    expected = trained(block_by_hand, block_args(dtype))
-    for name, call in AROUND.items():
-        with hmp.casts(listed()):
-            found = trained(call, block_args(dtype))
-        for one, other in zip(found, expected, strict=True):
-            assert_identical(one, other, name)
 
 
 @packs

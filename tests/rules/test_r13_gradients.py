@@ -16,40 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import hmp
 from oracle import BF16, F16, F32, saturated
-from thread_kit import in_thread
 from trap_kit import policy, same
 
 pytestmark = pytest.mark.native_kernels  # second derivatives are compared bit for bit
-
-
-def _inside_disabled(loss: torch.Tensor) -> None:
-    with hmp.disable_casts():
-        loss.backward()
-
-
-def _under_another_policy(loss: torch.Tensor) -> None:
-    with hmp.casts(policy(fp32=["mm"], bf16=["softmax"])):
-        loss.backward()
-
-
-def _after_revert(loss: torch.Tensor) -> None:
-    hmp.revert()
-    loss.backward()
-
-
-def test_r13_gradients_are_the_same_wherever_backward_is_called() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-
-    def loss() -> torch.Tensor:
-        with hmp.casts("habana"):
-            return torch.softmax(torch.mm(x, x), -1).square().sum()
-
-    loss().backward()
-    expected, x.grad = x.grad, None
-    for where in (lambda loss: in_thread(loss.backward), _inside_disabled, _under_another_policy, _after_revert):
-        where(loss())
-        same(x.grad, expected)
-        x.grad = None
 
 
 def test_r13_anomaly_mode_names_the_op_and_changes_nothing() -> None:

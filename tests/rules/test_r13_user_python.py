@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from backward_kit import Seen
 from oracle import BF16, F32
 from thread_kit import in_threads
 from trap_kit import policy, same
@@ -25,6 +24,23 @@ from trap_kit import policy, same
 OTHER = policy(fp32=["matmul"], bf16=["softmax", "log"])
 SCOPES = {"convert": hmp.convert, "casts": lambda: hmp.casts("habana"), "another policy": lambda: hmp.casts(OTHER)}
 AROUND_BACKWARD = (nullcontext, hmp.disable_casts, hmp.enable_casts, lambda: hmp.casts("habana"), lambda: hmp.casts(OTHER))
+
+
+class Seen:
+    """What user Python finds: whether casts are on, and what listed ops give, a method, an operator and a function among them."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[Any, ...]] = []
+
+    def note(self, *_: object) -> None:
+        wide, low = torch.ones(2, 2), torch.ones(2, 2, dtype=BF16)
+        made = torch.matmul(wide, wide), wide * 2, F.softmax(low, -1), low.log(), F.linear(wide, wide)
+        self.notes.append((hmp.casts_enabled(), *(t.dtype for t in made)))
+
+    def assert_without_lists(self, times: int) -> None:
+        assert self.notes == [(False, F32, F32, BF16, BF16, F32)] * times, self.notes
+
+
 SEEN = Seen()
 
 

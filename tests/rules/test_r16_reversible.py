@@ -28,58 +28,12 @@ def in_force() -> str:
 RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
 
 
-def test_r16_a_second_conversion_wraps_nothing_twice():
-    def depth(function) -> int:
-        found = 0
-        while (function := getattr(function, "__wrapped__", None)) is not None:
-            found += 1
-        return found
-
-    def standing():
-        return [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, torch.optim.SGD.step]
-
-    hmp.convert()
-    once, depths = standing(), [depth(each) for each in standing()]
-    for each in ("bert", "habana-o2", "habana") * 2:
-        hmp.convert(policy=each)
-    assert standing() == once and [depth(each) for each in standing()] == depths
-
-
-def test_r16_a_handle_restores_the_policy_before_it(torch_differences):
-    with hmp.convert(policy=policy(**RELU)):
-        with hmp.convert(policy=policy(**SIN)):
-            assert in_force() == "sin"
-            with hmp.casts(policy(**RELU)):
-                assert in_force() == "relu"
-            assert in_force() == "sin"
-        assert in_force() == "relu"
-        with pytest.raises(KeyError), hmp.convert(policy=policy(**SIN)):
-            raise KeyError
-        assert in_force() == "relu"
-        handle = hmp.convert(policy=policy(**SIN))
-        handle.revert()
-        handle.revert()
-        assert in_force() == "relu"
-    assert in_force() == "none"
-    hmp.revert()  # the region's patches stayed, doing nothing
-    assert torch_differences() == []
-
-
 def test_r16_handles_taken_back_in_any_order_leave_nothing_in_force():
     first = hmp.convert(policy="habana")
     second = hmp.convert(policy="bert")
     first.revert()  # restores what was in force before it: nothing
     assert not hmp.is_converted()
     second.revert()
-    assert not hmp.is_converted()
-
-
-def test_r16_a_conversion_inside_a_handles_with_ends_with_it():
-    with hmp.convert(policy="autocast"):
-        with hmp.convert(policy="habana"):
-            hmp.convert(policy="bert")
-        assert (torch.ones(2, 2) * 2).dtype == torch.float32  # mul is on habana's list alone
-        assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype == hmp.Policy.load("autocast").dtype  # float16 on CUDA
     assert not hmp.is_converted()
 
 
@@ -232,40 +186,6 @@ def test_r16_a_tensor_never_becomes_a_sequence():
             assert not is_sequence(ctypes.py_object(scalar))
             assert torch.tensor([scalar, scalar]).tolist() == [1.0, 1.0]
     assert not is_sequence(ctypes.py_object(scalar))
-
-
-TABLES = """
-from torch import overrides
-
-def tables():
-    functions, names = overrides._get_overridable_functions()
-    return list(overrides.get_testing_overrides()), list(functions.items()), list(names.items())
-
-def empty():
-    overrides.get_testing_overrides.cache_clear()
-    overrides._get_overridable_functions.cache_clear()
-
-plain = tables()
-empty()
-"""
-
-
-@pytest.mark.slow
-def test_r16_tables_that_are_filled_while_converted_or_after_revert_hold_torchs_own_functions() -> None:
-    run_in_another_process(
-        f"""
-{TABLES}
-for lists in ("habana", "torch-cpu"):
-    with hmp.convert(policy=lists):
-        assert tables() == plain
-        assert torch.overrides.get_testing_overrides()[torch.Tensor.add_.__wrapped__]
-    assert tables() == plain
-    empty()
-    hmp.revert()
-    assert tables() == plain
-    empty()
-"""
-    )
 
 
 def test_r16_a_list_of_one_op_patches_what_it_can_need_and_removing_it_gives_everything_back(torch_differences):

@@ -34,28 +34,6 @@ def test_r17_torchs_questions_are_answered_by_the_policy_and_by_real_autocast_on
                 assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, low)
 
 
-def _ask() -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-
-
-TORCHS_OWN = (False, F16)
-
-
-def test_r17_answers_follow_convert_and_apply():
-    class Asks(torch.nn.Module):
-        def forward(self):
-            return _ask()
-
-    applied = hmp.apply(Asks(), LOW)
-    assert (applied(), _ask()) == ((True, BF16), TORCHS_OWN)
-    with torch.autocast("cpu", enabled=False):
-        assert applied() == TORCHS_OWN  # as disable_casts() around the call
-    with hmp.convert(policy=HALF):
-        assert _ask() == (True, F16)
-        assert applied() == (True, BF16)
-    assert _ask() == TORCHS_OWN
-
-
 def test_r17_errors_of_the_questions_are_torchs_own():
     def errors():
         for ask in (

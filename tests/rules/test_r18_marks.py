@@ -135,31 +135,6 @@ def test_r18_a_mark_is_of_whoever_set_it_last(weight_first: bool) -> None:
                 assert torch.equal(got, torch.mm(x.bfloat16(), weight.detach().bfloat16().t()))
 
 
-OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "another part": lambda t: t.as_strided((SIDE, SIDE // 2), (SIDE, 1), SIDE // 2),
-    "transposed": torch.t,
-    "another sign": torch._neg_view,
-    "another dtype": lambda t: t.view(-1).view(torch.float16)[: SIDE * SIDE].view(SIDE, SIDE),
-}
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-@pytest.mark.parametrize("kind", ["weight", "activation"])
-def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(kind: str, name: str) -> None:
-    data = torch.ones(SIDE, SIDE) if name == "another dtype" else torch.randn(SIDE, SIDE)
-    first = torch.nn.Parameter(data) if kind == "weight" else data
-    del data
-    with hmp.casts("torch-cpu"), torch.no_grad():
-        for _ in range(2):
-            torch.mm(ONES, first)
-        if kind == "weight":
-            first.data = other = OTHERWISE[name](first.data)
-        else:
-            other = OTHERWISE[name](first)
-        got = torch.mm(ONES.to(other.dtype), first if kind == "weight" else other)
-    assert torch.equal(got, torch.mm(ONES.bfloat16(), other.clone().bfloat16()))
-
-
 SIZE = 64
 
 

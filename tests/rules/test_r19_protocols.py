@@ -5,15 +5,13 @@ Methods are looked up, replaced and compared as without hmp, and no table of tor
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
@@ -26,33 +24,6 @@ A, B = torch.randn(4, 4), torch.randn(4, 4)
 Function = Callable[..., Any]
 
 
-def _set(x: torch.Tensor) -> None:
-    x[0] = 1
-
-
-def _add(x: torch.Tensor) -> None:
-    x += 1
-
-
-# how it is called, under which name plain torch hands it out
-CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[], Function]]] = {
-    "torch.matmul": (lambda x: torch.matmul(x, x), lambda: torch.matmul),
-    "torch.mm(out)": (lambda x: torch.mm(x, x, out=torch.empty(4, 4)), lambda: torch.mm),
-    "torch.conv2d as F's": (lambda x: F.conv2d(x[None, None], x[None, None]), lambda: F.conv2d),
-    "F.linear": (lambda x: F.linear(x, x), lambda: F.linear),
-    "F.scaled_dot_product_attention": (lambda x: F.scaled_dot_product_attention(x, x, x), lambda: F.scaled_dot_product_attention),
-    "F.layer_norm": (lambda x: F.layer_norm(x, (4,)), lambda: F.layer_norm),
-    "torch._C._nn.linear": (lambda x: torch._C._nn.linear(x, x), lambda: torch._C._nn.linear),
-    "torch.special.expit": (lambda x: torch.special.expit(x), lambda: torch.special.expit),
-    "x.mul": (lambda x: x.mul(x), lambda: torch.Tensor.mul),
-    "x * x": (lambda x: x * x, lambda: torch.Tensor.mul),
-    "2 - x": (lambda x: 2 - x, lambda: torch.Tensor.__rsub__),
-    "x == x": (lambda x: x == x, lambda: torch.Tensor.__eq__),
-    "x += 1": (_add, lambda: torch.Tensor.add_),
-    "x[0] = 1": (_set, lambda: torch.Tensor.__setitem__),
-    "x[0]": (lambda x: x[0], lambda: torch.Tensor.__getitem__),
-}
-# What is called by hand in C only, and by nobody's name: dunders and attributes that hmp and the calls ask on their way.
 HANDED: list[Function] = []
 
 
@@ -67,60 +38,6 @@ class Subclass(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         HANDED.append(func)
         return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def _in_mode(call: Callable[[Any], Any]) -> None:
-    x = A.clone()
-    with Mode():
-        call(x)
-
-
-def _in_subclass(call: Callable[[Any], Any]) -> None:
-    call(A.clone().as_subclass(Subclass))
-
-
-WHO = {"mode": _in_mode, "subclass": _in_subclass}
-
-
-@contextlib.contextmanager
-def _off() -> Iterator[None]:
-    with hmp.convert(policy="habana"), hmp.disable_casts():
-        yield
-
-
-WHERE: dict[str, Callable[[], Any]] = {
-    "converted": lambda: hmp.convert(policy="habana-o2"),
-    "by lists": lambda: hmp.convert(policy=policy(bf16=["matmul", "linear", "gelu", "mul", "expit"], fp32=["softmax", "add", "setitem"])),
-    "disabled": _off,
-}
-
-# Taken when this module was imported, as libraries do: a table's keys, and names of which hmp cannot know.
-TABLE = {take(): name for name, (_, take) in CALLS.items()}
-TAKEN = tuple((take(), name) for name, (_, take) in CALLS.items())
-
-
-@pytest.mark.parametrize(("where", "who"), [("converted", "mode"), ("by lists", "subclass"), ("disabled", "mode")])
-def test_r19_what_is_handed_out_is_what_the_user_holds(where: str, who: str) -> None:
-    names = [overrides.resolve_name(take()) for _, take in CALLS.values()]
-    taken_before = tuple(function for function, _ in TAKEN)
-    with WHERE[where]():
-        table = {take(): name for name, (_, take) in CALLS.items()}  # taken while patched, and before anything was handed out
-        for (name, (call, take)), plain, resolved in zip(CALLS.items(), taken_before, names, strict=True):
-            HANDED.clear()
-            WHO[who](call)
-            (func,) = {id(f): f for f in HANDED if f == plain}.values()  # it equals the one taken before
-            is_on = where not in ("disabled", "applied elsewhere")
-            assert func is take() or not is_on, name  # `if func is torch.matmul`; where nothing is cast torch hands out its own
-            assert func == take() and take() == func, name
-            assert func in TABLE and func in table and func in taken_before and func in [take()] and func in {take()}, name
-            assert overrides.resolve_name(func) == overrides.resolve_name(take()) == overrides.resolve_name(plain) == resolved, name
-            assert func in dict.fromkeys(overrides.get_testing_overrides()) or not hasattr(plain, "__name__"), name
-            is_method = name[0] == "x" or (" " in name and "F's" not in name)
-            assert overrides.is_tensor_method_or_property(func) is is_method, name
-    hmp.revert()
-    for plain, (_, take) in zip(taken_before, CALLS.values(), strict=True):
-        assert take() is plain
-        assert plain in table and plain in TABLE
 
 
 class Handled(torch.Tensor):
@@ -245,16 +162,6 @@ def test_r19_graphs_of_fx_hold_torchs_own() -> None:
     assert all(a is b or (isinstance(a, str) and a == b) for a, b in zip(traced, plain, strict=True))
     graph.recompile()
     same(graph(A), Net()(A))
-
-
-def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:
-    with hmp.convert(policy="habana"):
-        for call, _take in CALLS.values():
-            _in_mode(call)
-            _in_subclass(call)
-    assert torch_differences() == []
-    assert type(torch._C._nn) is type(torch)
-    assert "mul" not in vars(type(torch.Tensor)) and type(vars(type(torch._C._VariableFunctions))["matmul"]) is staticmethod
 
 
 # --- methods of torch.Tensor and its subclasses are looked up, replaced and compared as without hmp

@@ -169,17 +169,6 @@ def test_r6_errors_are_torchs_and_out_is_untouched() -> None:
             assert not isinstance(out, torch.Tensor) or not out.any()
 
 
-@pytest.mark.parametrize("who", ["an input", "out"])
-def test_r6_out_has_no_gradient_as_in_torch(who: str) -> None:
-    for name in ("mul", "mm", "div", "add"):
-        call, out = OUT[name][0], torch.zeros(2, 4 if name == "mm" else 3, requires_grad=who == "out")
-        with pytest.raises(RuntimeError) as plain:
-            call(*args_of(name, who == "an input"), out=out)
-        with hmp.casts("habana"), pytest.raises(RuntimeError) as cast:
-            call(*args_of(name, who == "an input"), out=out)
-        assert str(cast.value) == str(plain.value)
-
-
 @pytest.mark.parametrize("shape", [(2, 2), (0,)], ids=["", "empty"])
 def test_r6_several_outs_come_back_in_torchs_tuple(shape: tuple[int, ...]) -> None:
     for dtype in (F32, BF16, F16):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import hmp
 from low_kernels_kit import products_as_computed
-from oracle import BF16, F16, F32, F64, Outcome, outcome
+from oracle import BF16, F16, F32, Outcome, outcome
 from strategies import Leaf
 
 NOTHING = hmp.Policy(name="nothing listed")
@@ -94,15 +94,6 @@ def test_r7_recurrent_nets_cast_a_float32_state_along_and_take_packed_sequences(
     with hmp.casts("habana"):
         found, _ = module(packed)
     assert found.data.dtype is BF16 and torch.equal(found.data, want.data)
-
-
-def test_r7_a_recurrent_net_with_matching_dtypes_is_plain_torch() -> None:
-    module, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
-    expected, _ = module(x)
-    with hmp.casts("habana"):
-        got, _ = module(x)
-        assert got.dtype is F32 and torch.equal(got, expected)
-        assert module.double()(x.double())[0].dtype is F64
 
 
 def test_r7_a_product_of_nothing_has_the_dtype_of_a_product_of_something() -> None:

@@ -148,16 +148,10 @@ UTILITIES: dict[str, Callable[[], Any]] = {
     "stateless.functional_call": lambda: [stateless.functional_call(linear(), {"weight": W}, x()).detach()],
     "swap_tensors": lambda: torch.utils.swap_tensors(a := linear().weight, b := linear().weight) or [a.detach(), b.detach()],
     "AveragedModel": averaged,
-    "func.grad": lambda: [torch.func.grad(squared)(W)],
-    "func.hessian": lambda: [torch.func.hessian(squared)(W)],
-    "func.jacfwd": lambda: [torch.func.jacfwd(squared)(W)],
     "func.linearize": lambda: [torch.func.linearize(squared, W)[1](W)],
     "func.functionalize": lambda: [torch.func.functionalize(squared)(W)],
-    "func.vmap of grad": lambda: [torch.func.vmap(torch.func.grad(squared))(torch.stack([W, -W]))],
     "func.stack_module_state": ensemble,
     "checkpoint_wrapper": lambda: trained(checkpoint_wrapper(linear())),
-    "fx.symbolic_trace": lambda: trained(torch.fx.symbolic_trace(linear())),
-    "jit.trace": lambda: [torch.jit.trace(linear(), x())(x()).detach()],
     "DataParallel": lambda: trained(nn.DataParallel(linear())),
     "DistributedDataParallel": distributed(nn.parallel.DistributedDataParallel),
     "fully_shard": distributed(sharded),
@@ -165,8 +159,8 @@ UTILITIES: dict[str, Callable[[], Any]] = {
 }
 
 
-# These raise under torch.autocast: it mixes dtypes inside of one, and the other finds its copies of weights. Plain torch is the oracle.
-REFUSED = {"parametrizations.orthogonal", "parametrizations.orthogonal by cayley", "jit.trace"}
+# These raise under torch.autocast, which mixes dtypes inside of them. Plain torch is the oracle.
+REFUSED = {"parametrizations.orthogonal", "parametrizations.orthogonal by cayley"}
 # In a vmap over weights torch.autocast adds the bias in float32 behind the product.
 WIDER = {"func.stack_module_state"}
 

@@ -248,15 +248,6 @@ def lacks_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], ex
     return [] if found.error else [found]
 
 
-def also_without_kernel(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], expected: Expectation) -> list[Outcome]:
-    """The float32 run of R11, for a call that plain torch takes in the low-precision dtype, without a kernel for other samples."""
-    low = any(d is BF16 for o in expected.allowed for d in o.plan) or (BF16 in dtypes and any(None in o.plan for o in expected.allowed))
-    if expected.no_kernel or call.out or not low:
-        return []
-    found = _plain(call, sample, dtypes, (F32,) * len(dtypes), expected.grad)
-    return [] if found.error else [found]
-
-
 def accepted(call: Call, sample: Sample) -> bool:
     """Whether plain torch takes this call at all, its float32 tensors as they are; with out= one of the results' own dtypes."""
     dtypes = (F32,) * len(distinct(castable(sample.tree)))

@@ -41,7 +41,6 @@ NOT_ON_A_DEVICE = {
     "test_p3_caches.py": _HOST,
     "test_r18_marks.py": _HOST,
     "test_r18_threads.py": _HOST,
-    "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
     "test_r17_checkpoint_recomputes_under_the_autocast_of_its_forward_and_in_its_regions": _CPU_S_AUTOCAST,
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     **dict.fromkeys(
@@ -88,7 +87,6 @@ NOT_ON = {
             f"test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves[{padding}]": _LAYOUTS
             for padding in ("left", "as scores", "right")
         },
-        "test_r11_gradients_arrive_in_the_leafs_own_dtype": _LACKS,
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
         "test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off": _LACKS,
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
@@ -104,7 +102,6 @@ NOT_ON = {
         "test_r10_real_copies_of_the_copy_and_results_that_are_no_views_may_be_written": "contiguous() is the tensor itself there",
         "test_r10_views_under_other_names_refuse_and_what_is_no_view_does_not": "einsum never is a view there",
         "test_r11_op_without_a_low_kernel_runs_in_float32": "XLA has one of those kernels",
-        "test_r11_gradients_arrive_in_the_leafs_own_dtype": _LACKS,
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
         "test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off": _LACKS,
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,

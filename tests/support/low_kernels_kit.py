@@ -8,6 +8,7 @@ import platform
 import types as types_
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -33,6 +34,13 @@ def computes_in_float32(dtype: torch.dtype) -> bool:
     # true for any AVX512, which alone multiplies no bfloat16
     multiplies = platform.machine() != "x86_64" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return not (torch.ops.mkldnn._is_mkldnn_bf16_supported() and multiplies)
+
+
+@contextlib.contextmanager
+def processor(kernels: str) -> Iterator[None]:
+    """As on a processor without instructions for low dtypes for "float32", with them for "native", and as here for ""."""
+    with mock.patch.dict(os.environ, {"HMP_LOW_KERNELS": kernels} if kernels else {}):
+        yield
 
 
 def in_float32(op: Callable[..., Any]) -> Callable[..., Any]:

@@ -199,17 +199,17 @@ def _float32(sample: Sample) -> list[torch.Tensor]:
     return list({id(t): t for t in castable(sample.tree)}.values())
 
 
-def mixtures(sample: Sample, *, float64: bool) -> Iterator[tuple[str, tuple[torch.dtype, ...]]]:
-    """The dtypes that the sample's float32 tensors are given, by the mixture's name."""
+def mixtures(sample: Sample, *, float64: bool) -> Iterator[tuple[torch.dtype, ...]]:
+    """The dtypes that the sample's float32 tensors are given: all of one, the first of another than the others."""
     count = len(_float32(sample))
-    yield "fp32", (F32,) * count
+    yield (F32,) * count
     if count:
-        yield "bf16", (BF16,) * count
+        yield (BF16,) * count
     if count > 1:
-        yield "first fp32", (F32, *(BF16,) * (count - 1))
-        yield "first bf16", (BF16, *(F32,) * (count - 1))
+        yield (F32, *(BF16,) * (count - 1))
+        yield (BF16, *(F32,) * (count - 1))
     if count and float64:
-        yield "first fp64", (F64, *(F32,) * (count - 1))
+        yield (F64, *(F32,) * (count - 1))
 
 
 def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool, kinds: Kinds = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -149,6 +149,23 @@ def by_explicit_casts(
     return outcome(cast_first, args, kwargs, seed=seed)
 
 
+def kept_for_backward(call: Callable[[], Any], besides: Iterable[torch.Tensor] = (), *, itself: bool = False) -> tuple[int, Any]:
+    """The bytes of the memory that the ops of a call keep for backward, each once and that of `besides` left out, and the call's result.
+
+    The graph keeps another tensor of that memory, or `itself`: then an output that its own node keeps is never freed.
+    """
+    known = {t.untyped_storage()._cdata for t in besides}
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor if itself else tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    return sum(storage.nbytes() for at, storage in found.items() if at not in known), result
+
+
 def kind_of(tensor: torch.Tensor) -> type:
     # R10 may mark the copy that a view became with a class of its own: what it derives from counts
     return next(kind for kind in type(tensor).__mro__ if not kind.__module__.startswith("hmp"))

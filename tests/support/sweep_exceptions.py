@@ -1,96 +1,28 @@
-"""Where the sweep's oracle and hmp may differ, named one by one, each with its reason."""
+"""Where the oracle of single calls and hmp may differ, named one by one, each with its reason."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 # The release of torch that the table was made with: on others an entry may have nothing to except.
 TORCH = "2.13"
 
-
-@dataclass(frozen=True)
-class Exempt:
-    """Findings of one op that are no defects of hmp; the fields name all that it covers, separated by commas."""
-
-    op: str
-    what: str
-    variants: str
-    policies: str
-    mixtures: str
-    reason: str
-
-    def covers(self, finding: Any) -> bool:
-        return (
-            self.op == finding.op
-            and finding.what in _words(self.what)
-            and finding.variant in _words(self.variants)
-            and finding.policy in _words(self.policies)
-            and finding.mixture in _words(self.mixtures)
-        )
-
-    def __str__(self) -> str:
-        return f"{self.op} [{self.variants}] under {self.policies}, {self.mixtures}: {self.what}. {self.reason}"
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
-
-
-EXCEPTIONS: tuple[Exempt, ...] = (
-    Exempt(
-        "diff",
-        "dtype",
-        "function, keywords, method",
-        "habana",
-        "first bf16",
-        "With n=0 torch hands the input back and looks at nothing else; diff is one of the ops whose promotion is left to torch.",
-    ),
-    Exempt(
+# By op and what differs: differences that are no defects of hmp, in mixtures of dtypes, and of what no patch reaches.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("diff", "dtype"): "with n=0 torch hands the input back and looks at nothing else, and its promotion is left to torch",
+    (
         "diff",
         "raises",
-        "out",
-        "habana, torch-cpu",
-        "first bf16 into fp32",
-        "With n=0 torch copies the input into out and wants its dtype: torch's own semantics for a mixture that it accepts (R7).",
-    ),
-    Exempt(
+    ): "with n=0 torch copies the input into out and wants its dtype: its own semantics for a mixture (R7)",
+    (
         "slice_scatter",
         "raises",
-        "out",
-        "habana, torch-cpu",
-        "first bf16 into fp32",
-        "Unlisted, and torch accepts the mixture without out=: what it says of an out of another dtype stands (R7).",
-    ),
-    Exempt(
-        "where",
-        "raises",
-        "out",
-        "habana, torch-cpu",
-        "first fp32 into fp32",
-        "A float32 number of no dimensions beside bfloat16: torch accepts the mixture, and what it says of a float32 out stands (R7).",
-    ),
-    Exempt(
-        "native_layer_norm",
-        "dtype, values, gradient",
-        "function, keywords",
-        "habana, torch-cpu, random A, random B",
-        "first bf16",
-        "A float32 bias without a weight has no kernel in backward; hmp adds a weight of ones: mean and rstd are float32.",
-    ),
-    *(
-        Exempt(
-            "max_pool2d_with_indices_backward",
-            "raises",
-            "function",
-            policy,
-            mixture,
-            "op_db's function calls ones_like and max_pool2d, which the lists cast, and then torch.ops.aten, which no patch sees.",
-        )
-        for policy, mixture in (("random A", "fp32"), ("random B", "bf16"))
-    ),
-)
+    ): "unlisted, and torch accepts the mixture: what it says of an out of another dtype stands (R7)",
+    ("where", "raises"): "a float32 number of no dimensions beside bfloat16: what torch says of a float32 out stands (R7)",
+    **{
+        ("native_layer_norm", what): "a float32 bias without a weight has no kernel in backward; hmp adds a weight of ones, as float32"
+        for what in ("dtype", "values", "gradient")
+    },
+    ("max_pool2d_with_indices_backward", "raises"): "op_db's function calls ops that lists cast, and then torch.ops.aten, out of reach",
+}
 
 # Entries of op_db that plain torch runs on no CPU, whatever the dtype.
 NOT_ON_CPU = frozenset(
@@ -110,8 +42,3 @@ UNINITIALISED = frozenset("empty empty_like empty_strided empty_permuted new_emp
 STRUCTURE = frozenset({"nn.functional.multi_head_attention_forward"})
 # Ops whose last bits hang on where in memory LAPACK finds its arguments: the difference that is allowed, of the largest value.
 ROUGH = {"linalg.lstsq": 1e-5}
-
-
-def unexplained(findings: Iterable[Any]) -> list[Any]:
-    """The findings that no entry covers."""
-    return [f for f in findings if not any(entry.covers(f) for entry in EXCEPTIONS)]

@@ -102,16 +102,6 @@ def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
         gc.enable()
 
 
-@pytest.mark.slow
-def test_partials_that_are_made_between_conversions() -> None:
-    assert dtypes(functools.partial(torch.matmul, X)) == [torch.bfloat16]
-    for collect in (gc.collect, lambda: None):
-        held = functools.partial(torch.matmul, X)
-        collect()
-        assert dtypes(held) == [torch.bfloat16]
-        assert held.func is torch.matmul
-
-
 # --- what somebody else put in torch's place before hmp came: the rules hold through it
 
 

@@ -290,25 +290,6 @@ def test_compiled_dynamic_shapes():
         same_results(compiled(x), (low(x) @ low(x).t()).float().softmax(-1).to(BF16) * rows)
 
 
-@pytest.mark.slow
-def test_compiled_gradients_are_those_of_the_casts():
-    def loss(x, w):
-        return F.relu(F.linear(x, w)).softmax(-1).pow(2).sum()
-
-    def by_hand(x, w):
-        return F.relu(F.linear(low(x), low(w))).float().softmax(-1).pow(2).sum()
-
-    grads = []
-    for function, lists in ((by_hand, None), (loss, LOW)):
-        x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
-        if lists is not None:
-            hmp.convert(policy=lists)
-            function = torch.compile(function, backend="aot_eager", fullgraph=True)
-        function(x, w).backward()
-        grads.append((x.grad, w.grad))
-    same_results(grads[1], grads[0])
-
-
 class Square(torch.autograd.Function):
     """A function of the user's, whose backward uses a listed op."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 import hmp
 from compile_kit import BF16, BRIDGED, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
-from thread_kit import in_threads
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
@@ -50,20 +48,6 @@ def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
     assert len(graphs) == 4
     hmp.revert()
     assert dtypes(compiled(X)) == OFF
-
-
-@pytest.mark.slow
-def test_threads_have_their_own_state():
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(ops, backend="eager", fullgraph=True)
-    found = {}
-
-    def call(number):
-        with hmp.disable_casts() if number % 2 else contextlib.nullcontext():
-            found[number] = dtypes(compiled(X))
-
-    in_threads(call, range(4))
-    assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
 
 
 def test_tasks_that_compiled_code_runs_have_their_own_state():

@@ -93,31 +93,6 @@ def test_a_default_device_is_followed_whether_it_or_the_casts_came_first(first: 
     assert made()["full"] == ("cpu", WIDE)
 
 
-def test_inference_mode_gives_what_training_gives_and_leaves_weights_that_train() -> None:
-    model, x = net(), torch.randn(3, 4)
-    with torch.inference_mode():
-        with hmp.convert(policy=PRODUCTS):  # torch is patched inside
-            first, second = model(x), model(x)
-        plain = model(x)
-    with hmp.convert(policy=PRODUCTS):
-        with torch.inference_mode():
-            third = model(x)
-        trained = model(x)
-        trained.sum().backward()
-        with torch.no_grad():
-            model[0].weight.mul_(2)
-        with torch.inference_mode():
-            after = model(x)
-    assert first.is_inference() and not trained.is_inference()
-    assert plain.dtype is WIDE
-    with torch.no_grad():
-        same(after, explicit(model, x))
-        model[0].weight.mul_(0.5)
-        for each in (first, second, third, trained):
-            same(each.clone(), explicit(model, x))
-    assert all(p.grad is not None and p.grad.dtype is WIDE for p in model.parameters())
-
-
 # --- other people's objects
 
 
@@ -133,70 +108,6 @@ def test_a_tensor_subclass_with_torch_dispatch_is_cast_as_a_whole() -> None:
 
 
 # --- other people's patches
-
-
-def _counting(count: list[str], name: str) -> Callable[..., Any]:
-    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        count.append(name)
-        return wrapped(*args, **kwargs)
-
-    return wrapper
-
-
-PATCHED = {"matmul": (torch, "matmul"), "linear": (F, "linear"), "softmax": (F, "softmax"), "forward": (torch.nn.Softmax, "forward")}
-
-
-def _use() -> list[torch.Tensor]:
-    return [torch.matmul(A, B), F.linear(A, B), F.softmax(A, 0), torch.nn.Softmax(0)(A)]
-
-
-def _expected() -> list[torch.Tensor]:
-    a, b = A.to(LOW), B.to(LOW)
-    return [torch.matmul(a, b), F.linear(a, b), torch.softmax(A, 0), torch.softmax(A, 0)]
-
-
-@pytest.mark.parametrize("order", ["they first, hmp inside", "they first, hmp outlives", "hmp first, they inside"])
-def test_wrapt_and_hmp_on_the_same_ops(order: str, torch_differences: Callable[[], list[str]]) -> None:
-    wrapt = pytest.importorskip("wrapt")
-    count: list[str] = []
-    originals = {name: vars(owner)[attribute] for name, (owner, attribute) in PATCHED.items()}
-
-    def wrap() -> None:
-        for name, (owner, attribute) in PATCHED.items():
-            wrapt.wrap_function_wrapper(owner, attribute, _counting(count, name))
-
-    def unwrap(to: dict[str, Any]) -> None:
-        for name, (owner, attribute) in PATCHED.items():
-            setattr(owner, attribute, to[name])
-
-    def check() -> None:
-        count.clear()
-        for got, want in zip(_use(), expected, strict=True):
-            same(got, want)
-        assert {*PATCHED} <= {*count}
-
-    expected = _expected()
-    if order.startswith("they"):
-        wrap()
-        try:
-            hmp.convert(policy=PRODUCTS)
-            check()
-            if order.endswith("inside"):
-                hmp.revert()
-                expected = _use()
-                check()  # theirs are still there
-        finally:
-            unwrap(originals)
-    else:
-        hmp.convert(policy=PRODUCTS)
-        before = {name: vars(owner)[attribute] for name, (owner, attribute) in PATCHED.items()}
-        wrap()
-        check()
-        unwrap(before)
-    outlived = order.endswith("outlives")
-    with pytest.warns(RuntimeWarning, match="on top of hmp") if outlived else contextlib.nullcontext():
-        hmp.revert()
-    assert torch_differences() == []
 
 
 # --- what somebody else puts in the place of torch's functions while hmp casts

@@ -70,28 +70,6 @@ def test_scope_a_region_decorates_and_ends_with_its_thread():
     assert seen == [LOW] and plain() == WIDE
 
 
-def test_apply_casts_inside_the_calls_of_the_model_only():
-    model = Seen()
-    assert hmp.apply(model, "habana") is model
-    assert not hmp.is_converted() and not hmp.casts_enabled()
-    y = model(X)
-    assert y.dtype == LOW and plain() == WIDE
-    same(y * 32, y * 32.0)
-    y.float().sum().backward()
-    assert model.linear.weight.grad.dtype == WIDE
-    assert model.linear(X).dtype == WIDE  # a part that is called by itself is not the model's call
-
-
-def test_apply_is_replaced_by_another_and_undone_by_remove():
-    model = hmp.apply(hmp.apply(Seen()), HALF_LINEAR)
-    assert model(X).dtype == HALF
-    assert hmp.remove(model) is model
-    assert model(X).dtype == WIDE
-    hmp.remove(model)
-    hmp.apply(model, HALF_LINEAR)
-    assert model(X).dtype == HALF
-
-
 def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_back():
     class Broken(torch.nn.Module):
         def forward(self, x):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -134,20 +135,6 @@ def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_dif
 # --- what began before
 
 
-def _in_thread(function: Callable[[], None]) -> tuple[threading.Thread, list[BaseException]]:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, errors
-
-
 def test_r13_a_backward_that_began_before_convert_runs_user_python_without_casts() -> None:
     began, seen = threading.Event(), []
 
@@ -169,12 +156,11 @@ def test_r13_a_backward_that_began_before_convert_runs_user_python_without_casts
         z.register_hook(slowly)
         z.sum().backward()
 
-    thread, errors = _in_thread(run)
+    running = ThreadPoolExecutor(1).submit(run)
     assert began.wait(60)
     hmp.convert()
     assert torch.relu(ONES).dtype is torch.bfloat16
-    thread.join()
-    assert not errors
+    running.result()
     assert seen == [(False, torch.float32)]
 
 
@@ -188,12 +174,11 @@ def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
             seen.append((torch.ones(1) * 2.0).dtype)
 
     optimizer = Slow([torch.nn.Parameter(torch.ones(1))])
-    thread, errors = _in_thread(optimizer.step)
+    running = ThreadPoolExecutor(1).submit(optimizer.step)
     assert began.wait(60)
     hmp.convert()
     assert (torch.ones(1) * 2.0).dtype is torch.bfloat16
-    thread.join()
-    assert not errors
+    running.result()
     assert seen == [torch.float32]
 
 
@@ -208,11 +193,10 @@ def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it() -> None:
             assert converted.wait(60)
             return super().__torch_function__(function, types, args, kwargs or {})
 
-    thread, errors = _in_thread(lambda: F.normalize(torch.ones(2, 2).as_subclass(Waits)))
+    running = ThreadPoolExecutor(1).submit(lambda: F.normalize(torch.ones(2, 2).as_subclass(Waits)))
     assert began.wait(60)
     start = time.monotonic()
     hmp.convert()
     assert 1 < time.monotonic() - start < 30
     converted.set()
-    thread.join()
-    assert not errors
+    running.result()
