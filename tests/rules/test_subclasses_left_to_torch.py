@@ -70,7 +70,7 @@ def test_a_masked_tensor_works_wherever_it_works_in_torch(policy: hmp.Policy) ->
             wrong += [f"{name}, {dtype}: torch refuses it"] if not isinstance(result, Exception) else []
         elif isinstance(result, Exception):
             wrong.append(f"{name}, {dtype}: {type(result).__name__}: {result}")
-        elif type(result) is not type(plain) or result.dtype not in (F32, F16) or not _alike(result, plain):
+        elif not isinstance(result, type(plain)) or result.dtype not in (F32, F16) or not _alike(result, plain):
             wrong.append(f"{name}, {dtype}: {result}, torch gives {plain}")
     assert not wrong, "\n".join(wrong)
 

@@ -114,7 +114,7 @@ def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_hmps(kind: type) -> bool:
-    return str(kind.__module__).partition(".")[0] == "hmp"
+    return str(kind.__module__).partition(".")[0] == "hmp" or hasattr(kind, "_hmp_cast")  # a CopiedView of a user's class
 
 
 def _flat(value: Any) -> Iterator[Any]:

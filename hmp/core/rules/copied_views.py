@@ -41,7 +41,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _is_inference = torch.Tensor.is_inference
 _set = torch.Tensor.set_
 _dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
+_alias = torch.ops.aten.alias.default
 _get_base = _base.__get__
+_dispatch, _default_handler = Tensor.__torch_dispatch__, Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
@@ -60,11 +62,13 @@ _OF_CLASS = frozenset({Tensor.__format__, Tensor.__repr__})
 class CopiedView(Tensor):
     """The result of a view op on a cast copy. Reads like any tensor; a write that the real input would miss raises HmpError.
 
-    What is computed from it is a plain tensor; a view of it is a CopiedView again. Views of subclasses of Tensor are not cast.
+    What is computed from it is a plain tensor; a view of it is a CopiedView again. Of a subclass of Tensor it is a subclass, made by
+    `_class_for`.
     """
 
     _hmp_op: str = "view"
     _hmp_cast: Cast | None = None
+    _hmp_kind: type[Tensor] = Tensor  # the class that it had as a view
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -76,7 +80,7 @@ class CopiedView(Tensor):
                 view._hmp_refuse(func)
         if known.kind == "exports":
             return _exported(func, args, kwargs)
-        if known.kind == "of class":
+        if known.kind == "of class" and cls is CopiedView:
             args = tuple(_bare(a) if type(a) is CopiedView else a for a in args)
         sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
         versions = _versions(sources) if known.kind == "" else None
@@ -101,12 +105,12 @@ class CopiedView(Tensor):
         return self._hmp_cast is None or self._hmp_cast.is_missed()
 
     def as_subclass(self, cls: Any) -> Any:
-        """Return the same copy as a plain tensor, which refuses writes too: torch asks no `__torch_function__` for this."""
-        if cls is not Tensor:
-            self._hmp_refuse("as_subclass")
+        """Return the same copy as a tensor of class `cls`, which refuses writes too: torch asks no `__torch_function__` for this."""
         with _plainly():
             result = _as_subclass(self, cls)
-            return _refusing_like(result, [self])
+        if self._hmp_cast is not None:
+            _mark(result, self._hmp_op, self._hmp_cast)
+        return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _bare(self).__reduce_ex__(protocol)
@@ -116,17 +120,43 @@ class CopiedView(Tensor):
         return copied
 
 
+_UNWRAPPED = frozenset({Tensor, torch.nn.Parameter, CopiedView})
+
+
+def _class_for(kind: type[Tensor]) -> type[CopiedView]:
+    """Return the class of CopiedViews of tensors of class `kind`."""
+    return CopiedView if kind is Tensor else _subclass_for(kind)
+
+
+@functools.cache
+def _subclass_for(kind: type[Tensor]) -> type[CopiedView]:
+    names = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__, "_hmp_kind": kind}
+    metaclass: Any = type(kind)
+    made: type[CopiedView] = metaclass(kind.__name__, (CopiedView, kind), names)
+    return made
+
+
 def _bare(view: CopiedView) -> Tensor:
-    """Return the same copy as a plain tensor."""
+    """Return the same copy as a tensor of the class that it had as a view."""
+    kind = view._hmp_kind
     with _plainly():
-        return _as_subclass(view, Tensor)
+        if kind.__torch_dispatch__ is not _dispatch:
+            return _alias(view)  # type: ignore[no-any-return]  # of a class that wraps tensors, which as_subclass() would lose
+        bare = _as_subclass(view, kind)
+    if kind is not Tensor:
+        vars(bare).update({name: value for name, value in vars(view).items() if not name.startswith("_hmp_")})
+    return bare
 
 
 def _call(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of the call by the `__torch_function__` that it would have if its CopiedViews were plain tensors."""
-    theirs = tuple(k for k in types if k not in (CopiedView, Tensor) and k.__torch_function__ is not no_torch_function)  # type: ignore[attr-defined]
+    """Return the result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
+    if len(types) == 1 and types[0] is CopiedView:  # most calls
+        with _plainly():
+            return func(*args, **kwargs)
+    kinds: dict[Any, None] = dict.fromkeys(t._hmp_kind if issubclass(t, CopiedView) else t for t in types)
+    theirs = tuple(k for k in kinds if k is not Tensor and k.__torch_function__ is not no_torch_function)
     for kind in theirs:
-        result = kind.__torch_function__(func, theirs, args, kwargs)  # type: ignore[attr-defined]
+        result = kind.__torch_function__(func, theirs, args, kwargs)
         if result is not NotImplemented:
             return result
     if theirs:
@@ -165,7 +195,7 @@ class Cast:
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._before = [tensor._hmp_cast for tensor in inputs if isinstance(tensor, CopiedView)]
-        self._memories = [_memory(tensor) for tensor in inputs]
+        self._memories = [_memory(part) for tensor in inputs for part in _parts(tensor)]
         for memory in self._memories:
             if memory is not None:
                 memory.add(self)
@@ -193,7 +223,7 @@ def _memory(tensor: Tensor) -> _Memory | None:
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
+    flatten = None if type(tensor) in _UNWRAPPED else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
     else:
@@ -216,10 +246,13 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
 
 
 def refuse_writes(result: Any, op: str, copies: Sequence[Tensor], cast: Cast) -> None:
-    """Make a CopiedView of each plain tensor in `result`, of the op `op`, that shares memory with one of its cast inputs `copies`."""
+    """Make a CopiedView of each tensor in `result`, of the op `op`, that shares memory with one of its cast inputs `copies`.
+
+    Raise TypeError where a tensor's class can have no such subclass.
+    """
     if not _in_make_fx():  # it raises on subclasses that it does not know
         for tensor in list(_held_in(result, {})):
-            if type(tensor) is Tensor and shares_memory(tensor, copies):
+            if not isinstance(tensor, CopiedView) and shares_memory(tensor, copies):
                 _mark(tensor, op, cast)
 
 
@@ -242,8 +275,12 @@ def _held_in(value: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
 
 
 def _mark(tensor: Tensor, op: str, cast: Cast) -> None:
-    """Make the plain tensor a CopiedView."""
-    tensor.__class__ = CopiedView
+    """Make the tensor, and those inside it, which to_local() of a DTensor gives, CopiedViews."""
+    with _plainly():
+        for part in _parts(tensor):
+            if part is not tensor:
+                _mark(part, op, cast)
+    tensor.__class__ = _class_for(type(tensor))
     tensor._hmp_op, tensor._hmp_cast = op, cast  # type: ignore[attr-defined]
 
 
@@ -378,7 +415,7 @@ def _refusing_like(result: Any, sources: list[CopiedView]) -> Any:
         source = next((source for source in sources if _same_memory(result, source)), None)
         if source is None:
             return _as_subclass(result, Tensor) if type(result) is CopiedView else result
-        if type(result) is Tensor and source._hmp_cast is not None:
+        if not isinstance(result, CopiedView) and source._hmp_cast is not None:
             _mark(result, source._hmp_op, source._hmp_cast)
         return result
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ def call(op: Callable[..., Any], name: str, cast_call: _Call, given: _Call, orde
     kept = [low for low, references in zip(lows, map(_references, copies), strict=True) if references > _REFERENCES]
     if not kept and (not lows or not shares_memory(result, lows)):
         return result
-    refuse_writes([*kept, result], name, lows, Cast([each.given for each in copies]))
+    with contextlib.suppress(TypeError):  # a class that can have no subclass refuses nothing
+        refuse_writes([*kept, result], name, lows, Cast([each.given for each in copies]))
     return result
 
 

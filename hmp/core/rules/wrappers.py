@@ -14,12 +14,11 @@ from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, 
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
 from . import jit_trace, lost_writes, refusals, saturation
-from .copied_views import Cast, CopiedView, refuse_writes, shares_memory
+from .copied_views import Cast, refuse_writes, shares_memory
 from .kernel_fallback import GIVEN_UP, Kernels
 from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
 
 _Parameter = torch.nn.Parameter
-_PLAIN = frozenset({Tensor, _Parameter, CopiedView})
 _dtype = torch.dtype
 _MKLDNN = casting.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
@@ -149,9 +148,10 @@ class RuledOp:
         copies = [new for new, _ in copied]
         if not copies or not shares_memory(result, copies):
             return result
-        if any(type(old) not in _PLAIN for _, old in copied):
-            return self.op(*call[0], **call[1])  # of a subclass it stays the view, which is not cast
-        refuse_writes(result, self.rule.op, copies, Cast([old for _, old in copied]))
+        try:
+            refuse_writes(result, self.rule.op, copies, Cast([old for _, old in copied]))
+        except TypeError:  # its class can have no subclass: it stays a view, which is not cast
+            return self.op(*call[0], **call[1])
         return result
 
     # --- a call that writes into its first input --------------------------------------------------------------------------
