@@ -103,7 +103,6 @@ hmp = sys.modules[__name__]
 # The module of each public name. None is imported before a name is used, so that `hmp -h` and pytest need not wait for torch. The first
 # name of _TOGETHER imports all of _TOGETHER; a name of _ALONE imports its own module only.
 _TOGETHER = {
-    ".tools.benchmark.runner": "benchmark",
     ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
     ".core.active": "casts_enabled disable_casts enable_casts",
     ".core.rules": "fallbacks",
@@ -116,6 +115,7 @@ _TOGETHER = {
     ".tools.tune": "tune",
 }
 _ALONE = {
+    ".tools.benchmark.runner": "benchmark",
     ".compat.memory_statistics": "memory_stats",
     ".tools.traces.trace": "Capture",
     ".tools.traces.compare": "compare_captures",

@@ -273,16 +273,10 @@ class Lists:
         return cls(*lists)
 
     def of(self, name: str | None) -> str | None:
-        """The list that the op is on: under its own name, the one it follows, or a synonym; BF16 and FP32 before promote."""
+        """The list that the op is on: under its own name, else the one it follows, or a synonym; of a name BF16 and FP32 before promote."""
         if name is None or name in _UNTOUCHED:
             return None
-        line = list(_follows(name))
-        for kinds in (("bf16", "fp32"), ("promote",)):
-            for spelled in line:
-                for kind in kinds:
-                    if spelled in getattr(self, kind):
-                        return kind
-        return None
+        return next((kind for spelled in _follows(name) for kind in KINDS if spelled in getattr(self, kind)), None)
 
 
 def _follows(name: str) -> Iterator[str]:

@@ -38,8 +38,9 @@ class CalledModules:
         self.classes: set[str] = set()  # of the modules that were found
         self._policy, self._verbose = policy, is_verbose
         self._unmatched = dict.fromkeys(scopes.of_user(policy))
-        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # what they contain
+        # by id: what a WeakSet does for a look is Python code, which torch.compile would compile
+        self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
         self._by_policy: dict[Policy, PolicyTable] = {}
         self.outside = policy_tables.scoped_table(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
 
@@ -50,9 +51,9 @@ class CalledModules:
 
     def look_at(self, module: torch.nn.Module, is_traced: bool) -> bool:
         """Resolve the entries for `module`; return False where there is nothing to do."""
-        if module in self._outermost or PROCESS.scope_id != self.outside.scope_id:  # the script has converted, or reverted, itself
+        if id(module) in self._outermost or PROCESS.scope_id != self.outside.scope_id:  # the script has converted, or reverted, itself
             return False
-        if is_traced and module in self._inside:  # the call around it is in no frame
+        if is_traced and id(module) in self._inside:  # the call around it is in no frame
             return False
         if model_wrappers.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
             return False
@@ -68,10 +69,19 @@ class CalledModules:
             policies = scopes.resolve(self._policy, module, may_match_nothing=True)
             for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
                 module_calls.mark_scoped(each, self._table(own))
-            self._inside.update(module.modules())
-            self._outermost.add(module)
+            for each in module.modules():
+                _remember(self._inside, each)
+            _remember(self._outermost, module)
 
     def _table(self, own: Policy) -> PolicyTable:
         if own not in self._by_policy:
             self._by_policy[own] = policy_tables.scoped_table(self._policy, own, self.outside.scope_id, self._verbose)
         return self._by_policy[own]
+
+
+def _remember(numbers: dict[int, weakref.ref[torch.nn.Module]], module: torch.nn.Module) -> None:
+    def forget(reference: object, number: int = id(module)) -> None:
+        if numbers.get(number) is reference:
+            del numbers[number]
+
+    numbers[id(module)] = weakref.ref(module, forget)

@@ -54,6 +54,7 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
+    patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
@@ -64,6 +65,16 @@ def install() -> None:
     _install_checkpoint()
 
 
+def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    # around torch's own function, which notes the caller of the new backward for the threads of autograd before it calls the engine
+    @functools.wraps(run_backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state.keep_callers()
+        return run_backward(*args, **kwargs)
+
+    return run
+
+
 class _Engine:
     """Autograd's engine, with a `run_backward`, which backward() and autograd.grad() call, that runs under `InBackward`."""
 
@@ -71,7 +82,6 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        state.keep_callers()
         weight_cache.backward_begins()
         return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
 

@@ -68,7 +68,7 @@ def codes() -> set[types.CodeType]:
 
     Not of data loading, in which a thread may wait for any time.
     """
-    wrapped = (*patches.wrapped_functions(), getattr(*torch_private.RUN_BACKWARD))
+    wrapped = patches.wrapped_functions()
     return {function.__code__ for function in wrapped if not str(function.__module__).startswith("torch.utils.data")}
 
 
