@@ -11,7 +11,7 @@ SOURCES = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 # What a reader is to see in each: without it the cells ran, and taught nothing.
 SEEN = {
     "from_an_hmp_script": ("No module named 'habana_frameworks'", "did you mean 'relu'", "tensor(22.3750, dtype=torch.bfloat16)"),
-    "lists_of_your_own": ("yes, chosen", "lists: tuned", "linear            # "),
+    "lists_of_your_own": (" (chosen) ", "lists: tuned", "linear            # "),
     "nan_to_repaired_list": (
         "`matmul` (bmm) made Inf out of finite inputs: in likeness",
         "{'matmul': ('bf16', 'fp32')}",

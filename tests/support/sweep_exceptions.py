@@ -21,6 +21,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         ("native_layer_norm", what): "a float32 bias without a weight has no kernel in backward; hmp adds a weight of ones, as float32"
         for what in ("dtype", "values", "gradient")
     },
+    ("torch._scaled_mm", "raises"): "op_db's function makes the scales by ops that lists cast",
     ("max_pool2d_with_indices_backward", "raises"): "op_db's function calls ops that lists cast, and then torch.ops.aten, out of reach",
 }
 
