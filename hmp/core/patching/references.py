@@ -63,7 +63,7 @@ def give_back(taken: Sequence[Any], originals: Sequence[Any]) -> None:
     held = {id(new): function for new, function, count in zip(taken, originals, counts, strict=True) if count > _UNREFERENCED}
     if held:
         for holder in (*_users_holders(held), *_tables(map(vars, _modules_of_torch()), _in_python(held))):
-            _replace(holder, held)
+            _replace(holder, held, [])
 
 
 _UNREFERENCED = next(map(sys.getrefcount, [object()]))
@@ -87,20 +87,23 @@ def _put(replaced: Mapping[int, Any], searched: Iterable[Any]) -> None:
 
     def undo() -> None:
         for reference, put in changed:
-            _replace(reference(), {id(new): before for new, before in put})
+            _replace(reference(), {id(new): before for new, before in put}, [])
 
     patches.on_restore(undo)
     for holder in searched:
-        if put := _replace(holder, replaced):
-            changed.append((_reference(holder), put))
+        put: list[tuple[Any, Any]] = []
+        changed.append((_reference(holder), put))  # first: an interrupt may come right after something was put
+        _replace(holder, replaced, put)
+        if not put:
+            changed.pop()
 
 
-def _replace(holder: Any, replaced: Mapping[int, Any]) -> list[tuple[Any, Any]]:
-    """Put what replaces values, by their ids, into the holder. Return what was put, with what was there before.
+def _replace(holder: Any, replaced: Mapping[int, Any], put: list[tuple[Any, Any]]) -> None:
+    """Put what replaces values, by their ids, into the holder. Adds each to `put`, with what was there before.
 
     A function in a static method counts, too.
     """
-    kind, put = holders.kind_of(holder), []
+    kind = holders.kind_of(holder)
     for key, value in kind.items(holder):
         if id(value) in replaced:
             put.append((replaced[id(value)], value))
@@ -109,7 +112,6 @@ def _replace(holder: Any, replaced: Mapping[int, Any]) -> list[tuple[Any, Any]]:
         else:
             continue
         kind.put(holder, key, put[-1][0])
-    return put
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
