@@ -135,9 +135,10 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
         return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
     rule = rules.rule_for(op, source, policy.dtype)
     if source is None:
-        if rule is not rules.FIRST_INPUT:
+        if rule is None or not rule.label or (rule.choose is None and rule.dtype is None):  # it changes no dtype
             return "unlisted: it is left to torch" + _without_kernel(op)
-        return _done(op, rule) + _without_kernel(op) + _without_instructions(op, *low_kernels.LOW)
+        done = _done(op, rule) + _without_kernel(op) + _without_instructions(op, *low_kernels.LOW)
+        return f"unlisted: {done}" if rule.is_list else done
     own = sites.sites_of(op)  # none, for a function of the user's
     if own and sites.writes_first(op):
         return rules.IN_PLACE.sentence

@@ -29,7 +29,7 @@ _detach = Tensor.detach
 
 # In bytes. To set a mark takes ten times as long in a process with other Python threads.
 WORTH_A_SLOW_MARK = 2**19
-# Copies made in a row and not used again after which activations of the same origin are cast only; of those, one in _LOOK_AGAIN is marked.
+# After this many copies of one origin that nobody used again, its activations are cast without the cache, but for one in _LOOK_AGAIN.
 _SEEN_ENOUGH = 32
 _MOST_ORIGINS = 4096
 _LOOK_AGAIN = 31  # a prime: queries, keys and values come in turns of three, and a mark must be set for the first of them

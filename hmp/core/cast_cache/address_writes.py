@@ -1,8 +1,8 @@
 """Kernels that write by address: on some devices the copy-on-write mark (write_marks, R18) stays where they wrote. Here they clear it.
 
 torch's kernels for lists of tensors, `_foreach_` and `_fused_` ones, hand the addresses of a list on to the device without asking for write
-access, on CUDA for one; and `record_stream` finds no allocator of marked memory and does nothing. So a kernel of Python's is put before
-them, in torch's dispatcher, which calls from C++ pass too: it clears the marks of what they will write.
+access, on CUDA for one; and `record_stream` finds no allocator of marked memory and does nothing. So hmp registers a
+Python kernel for them in torch's dispatcher, which calls from C++ reach too: it clears the marks of what they will write.
 """
 
 from __future__ import annotations

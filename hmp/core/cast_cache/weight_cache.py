@@ -52,7 +52,7 @@ misses = 0
 refused: Counter[tuple[str, str]] = Counter()  # by device and reason
 _limit: int | None = None
 _lock = locks.RLock()
-_at_most: dict[torch.device, int] = {}  # the bytes of all copies when they were added up last, and of those made since, freed or not
+_at_most: dict[torch.device, int] = {}  # an upper bound: the last exact sum of all copies, and all made since
 _epoch = 0  # entries of an earlier epoch are never used
 
 
@@ -94,7 +94,7 @@ class _Entry:
         self.period = -1
 
     def note_one_use(self, weight: Tensor) -> None:
-        """Note a use with a gradient after a write. Where the last in this period was the only one until the write, so will this be."""
+        """Note a use with a gradient. If an earlier use in this period was the only one before a write, the weight counts as used once."""
         period = _backwards // _PERIOD
         if self.period == period:
             key = id(weight)
@@ -117,8 +117,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `weight` in `dtype`: the copy that is kept where it still has the right values, else a new cast."""
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
-    # A trace must contain the cast, not its result. It also compares lines of source, so all that arrive here are made in this line;
-    # those of small weights are made in the wrapper, in every trace.
+    # A trace must contain the cast, not its result. torch.jit's check of a trace compares source lines: every cast is made on this one.
     if _compiling() or _tracing() is not None:
         return cast(weight, dtype)
     try:

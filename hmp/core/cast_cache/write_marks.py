@@ -112,9 +112,9 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
 
 
 def period_of(tensor: Tensor) -> object:
-    """Return what is the same object for as long as nobody asks for write access to the memory of `tensor`.
+    """Return an object that stays the same until somebody asks for write access to the memory of `tensor`.
 
-    None where nobody watches it.
+    None if the memory is not marked.
     """
     storage = storage_of(tensor)
     return getattr(storage, "_hmp_period", None) if is_marked(tensor) else None

@@ -82,7 +82,7 @@ class Region:
 
 
 def region(device: str, dtype: torch.dtype) -> Any:
-    """Make a context for one op: where this thread traces for torch.compile one that is recorded in the graph."""
+    """Return the autocast context for one op. While this thread traces for torch.compile, the graph records it."""
     return (_here.make_traced or Region)(device, dtype)
 
 

@@ -149,7 +149,7 @@ def _bare(view: CopiedView) -> Tensor:
 
 
 def _call(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
+    """Call `func` through the `__torch_function__` that torch would use if each CopiedView still had its original class."""
     if len(types) == 1 and types[0] is CopiedView:  # most calls
         with _plainly():
             return func(*args, **kwargs)
@@ -333,7 +333,7 @@ def _to_dlpack(tensor: Tensor) -> Any:
 
 
 class _Known(NamedTuple):
-    """What a function does to its arguments: which it writes, by position and by name, and by which flag. "told" as `kind`: no others."""
+    """Which arguments a function writes: by position, by name, and the first by a flag. With the kind "told" the list is complete."""
 
     kind: str = ""
     positions: frozenset[int] = frozenset()

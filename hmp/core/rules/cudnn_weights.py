@@ -1,7 +1,7 @@
 """Weights of a recurrent layer in one buffer, as cuDNN takes them.
 
-Casts are tensors of their own, which it would copy together at each call, with a warning that advises what cannot help:
-flatten_parameters().
+Each cast weight is a tensor of its own. cuDNN would copy them into one buffer at each call, and warn to call flatten_parameters(),
+which cannot help here.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _written(call: _Call, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
-    """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a context of the user's."""
+    """Return True if hmp computes a call in float32 and enables no torch.autocast for it: on the CPU, outside of the user's contexts."""
     if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
     return rule.facts.needs_instructions and rule.low_dtype in low_kernels.computed_in_float32()
@@ -307,7 +307,7 @@ class _Packed(NamedTuple):
 def _hooks_around() -> Any:
     """Return the pack and unpack hooks active around an op, None without any.
 
-    Where a function mode or a tensor's class hands a call on, its op is decided a second time: those of the first time are passed over.
+    If a function mode or a tensor subclass calls the op again, it is wrapped a second time: the hooks of the first time are skipped.
     """
     assert saved_tensors_hooks is not None
     found = saved_tensors_hooks(True)

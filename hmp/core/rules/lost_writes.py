@@ -94,7 +94,7 @@ def _copies(cast_call: _Call, given: _Call, order: Sequence[str]) -> Iterator[_C
 
 
 def _mark(low: Tensor) -> bool:
-    """Mark a tensor that nobody else has yet, so that `is_marked` is true until somebody asks for write access; whether that could be."""
+    """Set the copy-on-write mark on a tensor that nothing else holds yet. Return True if it could be set."""
     if copy_on_write is None or type(low) is not Tensor or not low.is_cpu or low.layout is not torch.strided or is_functorchs(low):
         return False
     try:

@@ -87,7 +87,7 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
 
 
 def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], clock: Clock | None) -> Op:
-    """Return `wrapper` with its calls reported to the listeners. One inside another is hmp's own, on the way to an op."""
+    """Return `wrapper` with its calls reported to the listeners. A call inside a reported one is hmp's own and is not reported."""
     begins = begins_of(told)
     first = next((each for each in told if each.measures), told[0])
 
@@ -97,7 +97,7 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
         mode = here.functions
         if mode is None or mode.inside or not (modes := function_modes()) or function_mode_at(modes - 1) is not mode:
             return tell(args, kwargs)
-        # the mode reports nothing of what is inside, and active it makes four microseconds of each reading of a tensor's dtype
+        # the mode reports no inner calls, and while it is active each reading of a tensor's dtype takes four microseconds
         try:  # an interrupt may come right after the call
             pop_function_mode()
             return tell(args, kwargs)

@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
     op: str
     base: str  # the op that it follows, see `sites.base_of`
-    line: tuple[str, ...]  # it and all that it follows
+    line: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
     in_place: bool  # every call writes into the first input
     list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts (R5)
     low_dtype: torch.dtype
@@ -44,18 +44,18 @@ class CastRule:
     """
 
     name: str
-    number: str  # in rules.md, and in reports where no list asks for it
+    number: str  # on the page of the rules, and in reports of an op that no list names
     label: str  # in tables and logs: its list, or a word for what it does; "" where torch's own function runs
     sentence: str  # what is done, as explain(), reports and messages print it
     make: Callable[..., Op]
     calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: False  # whether it is the op's rule, where none before it in the table is
-    ops: frozenset[str] = frozenset()  # ops that it may hold for while no list names them
+    ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
     is_list: bool = False  # an entry of a list asks for it
-    dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the low one, where the list says it
+    dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
     choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
     leaves_dtypes: bool = False  # nothing is cast unless a kernel is missing (R11)
-    repairs: bool = False  # torch would raise without it: it counts in backward and for optimizers too, where no list does
+    repairs: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
 
     def __str__(self) -> str:
         return self.label or self.number

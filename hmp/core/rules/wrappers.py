@@ -357,7 +357,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
 
 
 def _usual_wrapper(ruled: RuledOp) -> Op:
-    """Return a function that casts the tensors of a call where the list says the dtype, else looks whether they have one."""
+    """Return the wrapper for usual calls: it casts where the list says the dtype, else checks that all tensors have the same dtype."""
     # local variables: a call reads them faster than attributes
     op, rule, caster, call, retry, failed = ruled.op, ruled.rule, ruled.caster, ruled.wrapper(), ruled.retry, ruled.kernels.failed
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then

@@ -49,8 +49,8 @@ def compare(
 ) -> Comparison:
     """Compare each op of the model's forward and backward under a policy with float32: alone, and with all that came before.
 
-    First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
-    one there, which the float32 run of each op follows. Where it raises, its error has a note of what was compared until then.
+    First the model runs once in float32 without hmp, forward and loss. If it picks a constant or a branch by the dtype, it may take another
+    path there; the float32 run of each op follows the path under the policy. An error of the compared run has a note of the last ops.
 
     Every op runs as it does without the comparison, on the model itself; in addition it runs in float32 on the same inputs, and in
     float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor that is alive
@@ -358,7 +358,7 @@ def _leaves(model: torch.nn.Module, batch: Any) -> list[Tensor]:
 
 @contextmanager
 def _knowing_views() -> Iterator[None]:
-    """Make a context without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
+    """Disable inference mode, under which views have no `_base`, and leave the grad mode as it was."""
     enabled = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield

@@ -28,9 +28,9 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Return the distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask.
+    """Return the distance over all elements, without masks: what is NaN in both, or infinite or beyond 2**100 with the same sign in both.
 
-    Next to such a reference half of that is enough, or half of the largest number of a dtype with less range.
+    If the reference is such a value, half of 2**100, or half of the largest number of a dtype with less range, is enough in `got`.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
@@ -102,7 +102,7 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    """Return Summed in float64; in float32 within blocks, three times as fast, where that rounds no more than float32 does."""
+    """Return the 2-norm, summed in float64. Contiguous float32 is first summed in blocks in float32, three times as fast."""
     norm = torch.linalg.vector_norm
     if tensor.dtype is torch.float32 and tensor.numel() % _BLOCK == 0 and tensor.is_contiguous():
         found = float(norm(norm(tensor.view(-1, _BLOCK), dim=1), dtype=torch.float64))

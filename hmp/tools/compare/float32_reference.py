@@ -76,7 +76,7 @@ class Float32Reference(OpOwners):
             self._casts.pop(tensor, None)
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the op's own result, once it was computed three times."""
+        """Run the op and return its result; also compute it in float32, on the reference inputs and on the same inputs."""
         flat = _flat(args, kwargs)
         known = facts(func)
         call = self.owned(known.name)
@@ -210,7 +210,10 @@ class Float32Reference(OpOwners):
                     store[tensor] = exact
 
     def _known(self, tensor: Tensor) -> Tensor | None:
-        """Return the reference of `tensor`, and of a view that was made unseen, as a CopiedView is, that of its base in its place."""
+        """Return the reference of `tensor`, or None.
+
+        For a view that was made unobserved, such as a CopiedView, it is the same view of the reference of its base.
+        """
         found: Tensor | None = self._references.get(tensor)
         if found is None and tensor._base is not None:
             found = self._in_base(tensor, tensor._base)

@@ -95,7 +95,8 @@ def _of_whole(comparison: Comparison) -> list[str]:
     return lines
 
 
-_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it isn't a trifle
+# The model took another path if it is farther than this many times its errors, of at least _LEAST, from the run without hmp.
+_OTHER_WAY, _LEAST = 3, 1e-3
 
 
 def _cards(comparison: Comparison, low: str) -> list[tuple[str, str, str]]:
