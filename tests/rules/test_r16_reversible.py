@@ -226,3 +226,17 @@ def test_r16_a_module_that_torch_imports_during_revert_changes_nothing():
         assert torch.nn.utils.clip_grad_norm_ is before[0]
         """
     )
+
+
+@pytest.mark.slow
+def test_r16_a_default_argument_of_a_module_that_torch_imports_late_is_torchs_own():
+    """Inductor, which the first compilation imports, has `op=torch.stack`."""
+    run_in_another_process(
+        """
+        own = (torch.stack,)  # a tuple, which is not followed
+        with hmp.convert(policy=hmp.Policy("low", bf16={"stack"})):
+            assert torch.stack is not own[0]
+            from torch._inductor.fx_passes import group_batch_fusion
+        assert group_batch_fusion.update_stack_example_value.__defaults__[-1] is own[0]
+        """
+    )

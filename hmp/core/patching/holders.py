@@ -19,6 +19,7 @@ class Kind(NamedTuple):
 
     items: Callable[[Any], Iterable[tuple[Any, Any]]]  # each key, with what is there now
     put: Callable[[Any, Any, Any], None]
+    inside: Callable[[Any], list[Any]]  # what it holds, in other places too
 
 
 def _put_member(holder: set[Any], key: Any, value: Any) -> None:
@@ -37,25 +38,49 @@ def _fill(cell: types.CellType, _: int, value: Any) -> None:
     cell.cell_contents = value
 
 
+def _put_default(function: types.FunctionType, at: int, value: Any) -> None:
+    defaults = function.__defaults__ or ()
+    function.__defaults__ = (*defaults[:at], value, *defaults[at + 1 :])
+
+
 def _put_func(partial: Any, _: str, value: Any) -> None:
     _, arguments, keywords, attributes = partial.__reduce__()[2]
     partial.__setstate__((value, arguments, keywords, attributes))
 
 
-DICT = Kind(lambda h: list(dict.items(h)), operator.setitem)
-LIST = Kind(lambda h: list(enumerate(h)), operator.setitem)
-CELL = Kind(lambda h: list(enumerate(_contents(h))), _fill)
-FUNCTION = Kind(lambda h: (), operator.setitem)  # its default arguments stay
-CLASS = Kind(lambda h: list(vars(h).items()), setattr)
-PARTIAL = Kind(lambda h: [("func", h.func)], _put_func)
-SET = Kind(lambda h: [(each, each) for each in h], _put_member)
-UNWRITTEN = Kind(lambda h: (), operator.setitem)  # such a holder is replaced as a whole
-OBJECT = Kind(lambda h: list(getattr(h, "__dict__", {}).items()), lambda h, name, value: vars(h).update({name: value}))
+def _flat(items: Iterable[tuple[Any, Any]]) -> list[Any]:
+    return [each for item in items for each in item]
+
+
+def _in_object(holder: Any) -> list[Any]:
+    return [holder.__func__, holder.__self__] if type(holder) is types.MethodType else [getattr(holder, "__dict__", {})]
+
+
+def _unwritten(inside: Callable[[Any], list[Any]]) -> Kind:
+    """Return the kind of a holder without places that could be written: another one has to replace it."""
+    return Kind(lambda h: (), operator.setitem, inside)
+
+
+DICT = Kind(lambda h: list(dict.items(h)), operator.setitem, lambda h: _flat(dict.items(h)))
+LIST = Kind(lambda h: list(enumerate(h)), operator.setitem, list)
+CELL = Kind(lambda h: list(enumerate(_contents(h))), _fill, _contents)
+FUNCTION = Kind(  # its default arguments; the other places of a function are those of what is inside
+    lambda h: list(enumerate(h.__defaults__ or ())),
+    _put_default,
+    lambda h: [*(h.__closure__ or ()), *(h.__defaults__ or ()), h.__kwdefaults__, vars(h)],
+)
+CLASS = Kind(lambda h: list(vars(h).items()), setattr, lambda h: list(vars(h).values()))
+PARTIAL = Kind(lambda h: [("func", h.func)], _put_func, lambda h: [h.func, *h.args, h.keywords])
+SET = Kind(lambda h: [(each, each) for each in h], _put_member, list)
+TUPLE, METHOD, VIEW = _unwritten(list), _unwritten(lambda h: [h.__func__]), _unwritten(lambda h: _flat(h.items()))
+OBJECT = Kind(
+    lambda h: list(getattr(h, "__dict__", {}).items()), lambda h, name, value: vars(h).update({name: value}), _in_object
+)  # fmt: skip
 # The first row that fits is an object's kind. Asked of type(object), and by `is` and issubclass(), which call nothing of a user's class.
 _THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (functools.partial, PARTIAL))
 _SUBCLASSES_TOO: tuple[tuple[type, Kind], ...] = (
-    (dict, DICT), (list, LIST), (set, SET), (tuple, UNWRITTEN), (frozenset, UNWRITTEN), (type, CLASS),
-    (staticmethod, UNWRITTEN), (classmethod, UNWRITTEN), (collections.deque, LIST), (types.MappingProxyType, UNWRITTEN),
+    (dict, DICT), (list, LIST), (set, SET), (tuple, TUPLE), (frozenset, TUPLE), (type, CLASS),
+    (staticmethod, METHOD), (classmethod, METHOD), (collections.deque, LIST), (types.MappingProxyType, VIEW),
 )  # fmt: skip
 
 
@@ -68,21 +93,7 @@ def kind_of(holder: Any) -> Kind:
 
 def inside(holder: Any) -> list[Any]:
     """Return the objects in the holder, which may be holders themselves; not a function's globals."""
-    kind, cls = kind_of(holder), type(holder)
-    if kind is FUNCTION:
-        return [*(holder.__closure__ or ()), *(holder.__defaults__ or ()), holder.__kwdefaults__, vars(holder)]
-    if kind is PARTIAL:
-        return [holder.func, *holder.args, holder.keywords]
-    if issubclass(cls, (staticmethod, classmethod)):
-        return [holder.__func__]
-    if cls is types.MethodType:
-        return [holder.__func__, holder.__self__]
-    if kind is OBJECT:
-        return [getattr(holder, "__dict__", {})]
-    if kind is UNWRITTEN and cls is not types.MappingProxyType:
-        return list(holder)
-    found = kind.items(holder) if cls is not types.MappingProxyType else holder.items()
-    return [each for item in found for each in item]  # keys, too
+    return kind_of(holder).inside(holder)
 
 
 def replace(holder: Any, other: Callable[[Any], Any]) -> None:
