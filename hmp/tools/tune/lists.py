@@ -102,7 +102,7 @@ def _why_float32(units: Sequence[Unit], gained: float, change: float, result: Tu
 
 
 def reason_packed(name: str, result: TuneResult) -> Reason:
-    """Return what packing what is kept by the ops of this entry brings, and what it changes."""
+    """Return what packing the saved activations of the ops of this entry brings, and what it changes."""
     if not result.best.saved:
         return Reason(why=f"as in {Path(result.start).name}")
     units = [unit for unit in result.packed if name in (unit.op, unit.name) and unit.name in result.best.saved]
