@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hmp
 from hmp.core.fp8 import RECIPES
-from hmp.core.fp8.kernels import kernel_for
+from hmp.core.fp8.kernels import is_real
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp
@@ -44,7 +44,7 @@ class Layer(nn.Module):
 def run(rounds: int, device: str) -> Found:
     """Return the rows about FP8, with "not measured" if the device would emulate it."""
     found = Found("fp8")
-    real = [name for name in TESTED if kernel_for(torch.device(device), RECIPES[name]) == "real"]
+    real = [name for name in TESTED if is_real("auto", torch.device(device), RECIPES[name])]
     for name in TESTED:
         if name not in real:
             said = f"not measured: torch has no such kernel for {device} here, and emulated products say nothing about time"

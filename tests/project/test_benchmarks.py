@@ -18,7 +18,7 @@ from command_kit import ROOT, python
 from torch_has import SAVED_TENSORS
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     done = python("-m", "benchmarks", "--smallest", "--threads", "1", "--write", tmp_path, cwd=ROOT)

@@ -12,6 +12,7 @@ import torch.fx
 
 from ..patching import PatchedOp, patches, unpatched_op
 from ..torch_ops import Site
+from ..torch_ops.sites import as_held
 from ..torch_patches import autocast, late_imports
 from ..torch_private import BUILTIN_FINDER, SCRIPT_COMPILERS, builtin_table, reset_dynamo
 from .active_ops import kind_for
@@ -32,7 +33,7 @@ def install(sites: Iterable[Site]) -> None:
         op = _ops.get(id(site.original))
         if op is None:
             op = _ops[id(site.original)] = _made(site)
-            patches.replaces(op, site.original)
+            patches.replaces(op, as_held(site.original))
         patches.rebind(site.owner, site.attribute, _as_held(site, op), over=site.original)
 
 

@@ -162,7 +162,34 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
-    return None if found is None or not callable(found) or isinstance(found, type) else unpatched_op(layered_patches.inside(found))
+    if found is None or not callable(found) or isinstance(found, type):
+        return None
+    return _told_apart(unpatched_op(layered_patches.inside(found)))
+
+
+def _told_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `function`, if that equals another, as a proxy of wrapt's equals what it wraps: a table holds both."""
+    kind: Any = type(function)
+    if kind.__module__ == "builtins" or kind.__eq__ is object.__eq__:
+        return function
+    if id(function) not in _equal_to_others:
+
+        @functools.wraps(function)
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        _equal_to_others[id(function)] = calling
+    return _equal_to_others[id(function)]
+
+
+def as_held(function: Any) -> Any:
+    """Return the object that names hold for the `original` of a site: the function itself, or the one that equals another."""
+    inner = getattr(function, "__wrapped__", None)
+    return inner if _equal_to_others.get(id(inner)) is function else function
+
+
+_equal_to_others: dict[int, Callable[..., Any]] = {}
+_clears.append(_equal_to_others.clear)
 
 
 @functools.cache
@@ -296,6 +323,7 @@ def starred() -> Iterator[str]:
 def op_of(function: Any) -> str | None:
     """Return the id of the op that `function` is, torch's own or hmp's replacement of it; None for any other function."""
     function = unpatched_op(function)
+    function = _equal_to_others.get(id(function), function)
     name = str(getattr(function, "__name__", ""))
     prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
     ids = (name, *(prefix + name.removeprefix(prefix.replace(".", "_")) for prefix in prefixes))  # linalg.norm is called linalg_norm
