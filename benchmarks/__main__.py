@@ -28,6 +28,7 @@ PARTS = (
     "inference",
     "optimizers",
     "memory",
+    "narrow",
     "reused",
     "gradients",
     "startup",
@@ -39,7 +40,7 @@ PARTS = (
     "saved",
     "low_kernels",
 )
-WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8", "saved", "low_kernels")
+WITHOUT_MODELS = ("calls", "optimizers", "narrow", "reused", "startup", "depth", "compiled", "recording", "fp8", "saved", "low_kernels")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -89,6 +90,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             rounds=rounds,
             seeds=count,
             optimizer_rounds=count,
+            narrow_rounds=count,
             reused_rounds=count,
             processes=count,
             depth_rounds=count,
@@ -131,6 +133,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         interleaved,
         low_kernels,
         memory,
+        narrow,
         optimizers,
         recording,
         reused,
@@ -151,6 +154,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "steps": lambda: steps.run(names, tasks, much, device),
         "optimizers": lambda: optimizers.run(much.optimizer_rounds, much.seconds, device),
         "memory": lambda: memory.run(names, sizes, device),
+        "narrow": lambda: narrow.run(much.narrow_rounds, much.seconds, options.smallest),
         "reused": lambda: reused.run(much.reused_rounds, much.seconds, device, options.smallest),
         "gradients": lambda: gradients.run(names, list(much.gradient_sizes), much.seeds, device),
         "startup": lambda: startup.run(much.processes),

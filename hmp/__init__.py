@@ -100,61 +100,42 @@ __all__ = [
 # Habana's scripts write `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` works in the same way
 hmp = sys.modules[__name__]
 
-# The module of each public name. None is imported before a name is used, so that `hmp -h` and pytest need not wait for torch. The first
-# name of _TOGETHER imports all of _TOGETHER; a name of _ALONE imports its own module only.
-_TOGETHER = {
-    ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
+# The module of each public name, imported when one of its names is used: `hmp -h` and pytest need not wait for torch.
+_NAMES = {
     ".core.active": "casts_enabled disable_casts enable_casts",
-    ".core.rules": "fallbacks",
-    ".tools.explain": "Rule explain",
+    ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
+    ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",
+    ".core.rules": "fallbacks",
+    ".errors": "HmpError NonFiniteError OpListError ViolationError",
+    ".compat.memory_statistics": "memory_stats",
+    ".tools.benchmark.runner": "benchmark",
+    ".tools.cast_weights": "cast_weights",
+    ".tools.compare.compare": "compare",
+    ".tools.explain": "Rule explain",
+    ".tools.nonfinite.detect": "detect_nonfinite",
     ".tools.record.recorder": "record",
     ".tools.record.report": "Report",
-    ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
-    ".tools.tune": "tune",
-}
-_ALONE = {
-    ".tools.benchmark.runner": "benchmark",
-    ".compat.memory_statistics": "memory_stats",
-    ".tools.traces.trace": "Capture",
-    ".tools.traces.compare": "compare_captures",
-    ".tools.traces.capture": "capture",
-    ".errors": "HmpError NonFiniteError OpListError ViolationError",
-    ".tools.compare.compare": "compare",
-    ".tools.nonfinite.detect": "detect_nonfinite",
     ".tools.summary": "summary",
+    ".tools.traces.capture": "capture",
+    ".tools.traces.compare": "compare_captures",
+    ".tools.traces.trace": "Capture",
+    ".tools.tune": "tune",
     ".tools.verify": "verify",
-    ".tools.cast_weights": "cast_weights",
 }
-_MODULE_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
-
-
-_names_are_bound = False
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    global _names_are_bound
     module = _MODULE_OF.get(name)
-    if module is None:  # a subpackage: `from .. import core`
-        if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module(f".{name}", __name__)
-    if module in _ALONE:
-        _import(module)
-    elif _names_are_bound:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r} any more")
-    else:
-        for each in _TOGETHER:
-            _import(each)
-        _names_are_bound = True
-    return getattr(hmp, name)
-
-
-def _import(module: str) -> None:
-    """Import the module and bind its public names here."""
-    found = importlib.import_module(module, __name__)
-    globals().update({name: getattr(found, name) for name in (_TOGETHER | _ALONE)[module].split()})
+    if module is not None:
+        found = importlib.import_module(module, __name__)
+        globals().update({each: getattr(found, each) for each in _NAMES[module].split()})
+        return globals()[name]
+    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f".{name}", __name__)  # a subpackage: `from .. import core`
 
 
 def __dir__() -> list[str]:

@@ -12,19 +12,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import hmp
 from hmp.core.low_kernels import has_instructions
 from hmp.core.torch_ops import op_facts, sites
-from hmp.tools.saved_activations import saved_by
 
 from ..harness.results import Found, Row, at_most
-from ..harness.sides import Side, rotated
+from ..harness.sides import Side
 from ..harness.stats import Estimate, estimate, paired_ratio
 from ..harness.timing import OWN, one_thread, step_seconds, steps_for
-from ..workloads import by_op
+from ..workloads import by_op, small
 
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TRAINING, OF_AUTOCAST, INFERENCE, ERROR, BYTES = 1.8, 1 / 3, 1.3, 1.1, 1.05
@@ -88,55 +86,13 @@ def of_ops(rounds: int, smallest: bool) -> Found:
 # --- models ---------------------------------------------------------------------------------------------------------------
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class _First(nn.Module):
-    """The output sequence of a recurrent net."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)[0]
-
-
-def _attention(width: int) -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*(_Attention(width) for _ in range(2))), torch.randn(8, 64, width)
-
-
-def _mlp() -> tuple[nn.Module, Tensor]:
-    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]
-    return nn.Sequential(*layers), torch.randn(256, 256)
-
-
-def _convolutions() -> tuple[nn.Module, Tensor]:
-    layers = [layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())]
-    return nn.Sequential(*layers), torch.randn(8, 32, 16, 16)
-
-
-def _recurrent(kind: str) -> tuple[nn.Module, Tensor]:
-    return _First(getattr(nn, kind)(128, 128)), torch.randn(32, 16, 128)
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "attention d 128": partial(_attention, 128),
-    "attention d 384": partial(_attention, 384),
-    "mlp, 6 x 256": _mlp,
-    "convolutions, 32 channels": _convolutions,
-    "LSTM 128": partial(_recurrent, "LSTM"),
-    "GRU 128": partial(_recurrent, "GRU"),
+MODELS: dict[str, small.Make] = {
+    "attention d 128": partial(small.attention, 128),
+    "attention d 384": partial(small.attention, 384),
+    "mlp, 6 x 256": partial(small.mlp, 256),
+    "convolutions, 32 channels": partial(small.convolutions, 32),
+    "LSTM 128": partial(small.recurrent, "LSTM", 128),
+    "GRU 128": partial(small.recurrent, "GRU", 128),
 }
 
 
@@ -160,53 +116,6 @@ def sides(low: torch.dtype) -> dict[str, Side]:
     }
 
 
-class _Task:
-    def __init__(self, make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
-        torch.manual_seed(0)
-        self.model, self.batch = make()
-        self.weights = torch.randn_like(self.batch)
-
-    def loss(self) -> Tensor:
-        return (self.model(self.batch).float() * self.weights).mean()
-
-    def train(self, side: Side) -> None:
-        side.run(self.loss).backward()
-        with torch.no_grad():  # in place, as an optimizer writes: the next step's copies are new ones
-            torch._foreach_mul_(list(self.model.parameters()), 1.0)
-        self.model.zero_grad(set_to_none=True)
-
-    def infer(self, side: Side) -> None:
-        with torch.no_grad():
-            side.run(lambda: self.model(self.batch))
-
-    def gradients(self, side: Side) -> Tensor:
-        with side.visit():
-            side.run(self.loss).backward()
-        found = torch.cat([p.grad.double().flatten() for p in self.model.parameters() if p.grad is not None])
-        self.model.zero_grad(set_to_none=True)
-        return found
-
-    def kept(self, side: Side) -> int:
-        with side.visit():
-            self.train(side)
-            return saved_by(lambda: side.run(self.loss), [*self.model.parameters(), *self.model.buffers()])
-
-
-def _measure(step: Callable[[Side], None], among: dict[str, Side], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Return the seconds of a step by side, the sides in turns; without torch.autocast where it refuses the model."""
-    samples: dict[str, list[float]] = {name: [] for name in among}
-    steps = {}
-    for number in range(rounds):
-        for name in rotated(list(among), number):
-            side = among[name]
-            with side.visit():
-                run = partial(step, side)
-                run()
-                steps[name] = steps.get(name) or steps_for(seconds, run, "cpu", 3)
-                samples[name].append(step_seconds(run, steps[name], "cpu", OWN))
-    return samples
-
-
 def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
     """Return rows and table of whole steps."""
     found = Found("low_kernels")
@@ -218,19 +127,19 @@ def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
     ]
     for title, make in MODELS.items():
         for name, low in LOW.items():
-            _of_model(found, title, name, _Task(make), sides(low), rounds, seconds)
+            _of_model(found, title, name, small.Task(make), sides(low), rounds, seconds)
         if smallest:
             break
     return found
 
 
-def _of_model(found: Found, title: str, dtype: str, task: _Task, among: dict[str, Side], rounds: int, seconds: float) -> None:
+def _of_model(found: Found, title: str, dtype: str, task: small.Task, among: dict[str, Side], rounds: int, seconds: float) -> None:
     try:
         task.train(among["autocast"])
     except RuntimeError as error:  # oneDNN's restricted kernels have no recurrent op in low precision
         del among["autocast"]
         found.details.append(f"{title}, {dtype}: torch.autocast raises {str(error).splitlines()[0][:90]}")
-    trained, inferred = (_measure(step, among, rounds, seconds) for step in (task.train, task.infer))
+    trained, inferred = (small.seconds_of(step, among, rounds, seconds) for step in (task.train, task.infer))
     to_float32 = {
         (name, side): paired_ratio(samples[side], samples["float32"])
         for name, samples in (("training", trained), ("inference", inferred))

@@ -23,6 +23,7 @@ class Scale:
     choice_of: int  # lists at most
     loss_steps: int
     optimizer_rounds: int
+    narrow_rounds: int
     reused_rounds: int
     cache_steps: int
     processes: int
@@ -51,6 +52,7 @@ SMALLEST = Scale(
     choice_of=4,
     loss_steps=2,
     optimizer_rounds=1,
+    narrow_rounds=1,
     reused_rounds=1,
     cache_steps=20,
     processes=1,
@@ -78,6 +80,7 @@ QUICK = Scale(
     choice_of=100,
     loss_steps=4,
     optimizer_rounds=7,
+    narrow_rounds=9,
     reused_rounds=7,
     cache_steps=200,
     processes=5,
@@ -105,6 +108,7 @@ FULL = Scale(
     choice_of=100,
     loss_steps=20,
     optimizer_rounds=21,
+    narrow_rounds=31,
     reused_rounds=15,
     cache_steps=5000,
     processes=15,
