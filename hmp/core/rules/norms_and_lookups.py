@@ -50,19 +50,23 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in casting.CASTABLE:
-            # the common call: everything but the input is float32 or absent
-            tensors = [x]
+            # the common call: everything but the input is float32, or in the input's dtype, or absent
+            tensors: list[Tensor] = [x]
+            given = torch.float32
             for i in others_at:
                 other = args[i]
-                if other is not None:
-                    if not isinstance(other, Tensor) or other.dtype is not torch.float32:
-                        return general(*args, **kwargs)
-                    tensors.append(other)
+                if other is None:
+                    continue
+                if isinstance(other, Tensor) and other.dtype is x.dtype and len(tensors) == 1:
+                    given = x.dtype
+                if not isinstance(other, Tensor) or other.dtype is not given:
+                    return general(*args, **kwargs)
+                tensors.append(other)
             if args[bias_at] is None or args[weight_at] is not None:
                 dtype = x.dtype if is_unlisted else choose(tensors)
-                if dtype is x.dtype and x.is_cpu and not is_functorchs(x):
+                if dtype is x.dtype and (given is dtype or (x.is_cpu and not is_functorchs(x))):
                     return op(*args)
-                if dtype is torch.float32 or x.device.type not in op_facts.MIXED_NORM_KERNELS:
+                if given is torch.float32 and (dtype is given or x.device.type not in op_facts.MIXED_NORM_KERNELS):
                     return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(*args, **kwargs)
 
