@@ -66,12 +66,12 @@ def after_import(name: str, then: Callable[[types.ModuleType], None]) -> Callabl
     if name in sys.modules:
         then(sys.modules[name])
         return lambda: None
-    finder = _Finder(name, then)
+    finder = _WaitingFinder(name, then)
     sys.meta_path.insert(0, finder)
     return finder.leave
 
 
-class _Finder(MetaPathFinder):
+class _WaitingFinder(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
         self._name = name
         self._then = then

@@ -84,27 +84,27 @@ def _missing(name: str) -> HmpError:
     )
 
 
-class Place(NamedTuple):
+class PatchedAttribute(NamedTuple):
     """An attribute of torch's that hmp patches: `owner.attribute`, whose value is looked up when it is patched, not before."""
 
     owner: Any
     attribute: str
 
 
-def _place(name: str) -> Place:
+def _place(name: str) -> PatchedAttribute:
     """Return the place `name`; raise HmpError where torch has nothing there."""
     _required(name)
     return _place_of(name)
 
 
-def _places(*names: str) -> tuple[Place, ...]:
+def _places(*names: str) -> tuple[PatchedAttribute, ...]:
     """Return those of the places where this torch has something."""
     return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
 
 
-def _place_of(name: str) -> Place:
+def _place_of(name: str) -> PatchedAttribute:
     owner, _, attribute = name.rpartition(".")
-    return Place(_found(owner), attribute)
+    return PatchedAttribute(_found(owner), attribute)
 
 
 # --- the namespaces of torch's functions -----------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ AROUND_A_MODEL = (
 STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
 
 
-def checkpoint_generator() -> Place:
+def checkpoint_generator() -> PatchedAttribute:
     """Return the place of the generator that checkpoint(use_reentrant=False) runs its function in.
 
     Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.

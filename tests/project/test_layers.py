@@ -28,6 +28,11 @@ def test_no_file_is_longer_than_what_is_read_at_once() -> None:
     assert not too_long, f"no file is longer than {LONGEST_FILE} lines: move an idea to a place of its own"
 
 
+def test_no_two_classes_have_one_name() -> None:
+    names = Counter(name for path in MODULES for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_two_modules_of_tests_have_one_name() -> None:
     """pytest puts each folder on sys.path: of two helpers with one name, the wrong one might be imported."""
     names = Counter(path.stem for path in (ROOT / "tests").glob("*/*") if path.suffix == ".py" or (path / "__init__.py").exists())

@@ -13,7 +13,7 @@ import torch.distributed
 
 from ..import_finders import after_import
 from .device_map import actual_device, mapped
-from .replacements import IN_PLACE, Replacements
+from .replacements import IN_PLACE, AttributeReplacements
 
 __all__ = ["initialize_distributed_hpu"]
 
@@ -84,12 +84,12 @@ def initialize_distributed_hpu(
     return values[0], values[1], values[2]
 
 
-def install_compiler(replaced: Replacements) -> None:
+def install_compiler(replaced: AttributeReplacements) -> None:
     """Register "hpu_backend" as soon as a program has imported torch's compiler, until `replaced.undo()`."""
     replaced.on_undo(after_import(_COMPILER_REGISTRY, functools.partial(_register_compiler, replaced)))
 
 
-def _register_compiler(replaced: Replacements, registry: types.ModuleType) -> None:
+def _register_compiler(replaced: AttributeReplacements, registry: types.ModuleType) -> None:
     if _COMPILER in registry._BACKENDS:
         return
     registry.register_backend(compile_graph, name=_COMPILER)

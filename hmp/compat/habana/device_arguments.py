@@ -19,12 +19,12 @@ from torch.amp import autocast_mode
 from torch.jit import _builtins
 
 from .device_map import SOURCE, actual_device, mapped
-from .replacements import Replacements
+from .replacements import AttributeReplacements
 
 _Function = Callable[..., Any]
 
 
-def install(replaced: Replacements) -> None:
+def install(replaced: AttributeReplacements) -> None:
     """Accept "hpu" until `replaced.undo()`."""
     _register_factories(replaced)
     # a set of torch's own functions, filled at its first use
@@ -46,7 +46,7 @@ def install(replaced: Replacements) -> None:
     _install_loading(replaced)
 
 
-def _register_factories(replaced: Replacements) -> None:
+def _register_factories(replaced: AttributeReplacements) -> None:
     # the overloads, not torch.empty and its like: under some policies those are patched
     aten = torch.ops.aten
     library = torch.library.Library("aten", "IMPL")
@@ -92,7 +92,7 @@ _PATCHED: tuple[tuple[Any, str, int | None], ...] = (
 )
 
 
-def scripted_as(original: Any, patch: Any, replaced: Replacements) -> Any:
+def scripted_as(original: Any, patch: Any, replaced: AttributeReplacements) -> Any:
     """Have torch.jit.script compile `patch` to the op of `original`, and return it: it knows ops by their functions."""
     ops: dict[int, str] = _builtins._get_builtin_table()
     op = ops.get(id(original))
@@ -190,7 +190,7 @@ def _for_device_type(original: _Function) -> _Function:
     return decorator
 
 
-def _install_loading(replaced: Replacements) -> None:
+def _install_loading(replaced: AttributeReplacements) -> None:
     """Have torch.load map "hpu", in map_location and in checkpoints that were saved on Gaudi."""
     registry: list[Any] = serialization._package_registry
     before = list(registry)

@@ -22,8 +22,8 @@ from ... import HmpError
 from ...core.casting import each_tensor
 from ...core.compiler_stance import running_uncompiled
 from .device_map import actual_device
-from .graph_replay import Call, Captured, OptimizerSteps, Tensors, place, same_memory
-from .replacements import Replacements
+from .graph_replay import Captured, OptimizerSteps, RecordedKernel, Tensors, place, same_memory
+from .replacements import AttributeReplacements
 
 _aten = torch.ops.aten
 # their results have no values yet
@@ -37,12 +37,12 @@ _READERS: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
 )
 
 
-class Capture(TorchDispatchMode):
+class GraphCapture(TorchDispatchMode):
     """Records the calls between `open()` and `close()`, in this thread and in that of backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: list[Call] = []
+        self._calls: list[RecordedKernel] = []
         self._made: set[int] = set()
         self._tensors = Tensors()
         self._optimizers = OptimizerSteps()
@@ -108,14 +108,14 @@ class Capture(TorchDispatchMode):
             self._tensors.write(tensor)
         changes_nothing = func.is_view and not any(tensor is not None for tensor in new)
         if not (changes_nothing or func.overloadpacket in _UNFILLED or torch.Tag.inplace_view in func.tags):
-            self._calls.append(Call(func, *taken, tuple(same_memory(new)), torch.is_inference_mode_enabled()))
+            self._calls.append(RecordedKernel(func, *taken, tuple(same_memory(new)), torch.is_inference_mode_enabled()))
 
     def _note_constant(self, tensor: torch.Tensor) -> None:
         if tensor.untyped_storage().resizable():  # memory of NumPy's is not resizable
             self._made.add(place(tensor))
             # a later call may write to it: a replay begins with these numbers
             numbers = (tensor.clone(),)
-            self._calls.append(Call(_aten.alias.default, numbers, {}, (same_memory(tensor),), torch.is_inference_mode_enabled()))
+            self._calls.append(RecordedKernel(_aten.alias.default, numbers, {}, (same_memory(tensor),), torch.is_inference_mode_enabled()))
 
 
 class _Random:
@@ -183,7 +183,7 @@ def _refuse_reading(func: Any) -> NoReturn:
 @contextlib.contextmanager
 def _no_readers() -> Iterator[None]:
     """Raise for functions of this thread that read a tensor without the dispatcher, inside the context."""
-    thread, replaced = threading.get_ident(), Replacements()
+    thread, replaced = threading.get_ident(), AttributeReplacements()
 
     def refusing(name: str, original: Callable[..., Any], reads: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -23,7 +23,7 @@ def same_memory(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RecordedKernel:
     """A kernel, its arguments, and the memory of its results: None for a result in the memory of an argument."""
 
     kernel: Callable[..., Any]
@@ -177,7 +177,7 @@ def _comparable(value: Any) -> Any:
 class Captured:
     """A captured step."""
 
-    calls: list[Call]
+    calls: list[RecordedKernel]
     tensors: Tensors
     optimizers: OptimizerSteps
 

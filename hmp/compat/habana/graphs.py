@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import HmpError
 from . import streams
-from .graph_capture import Capture
+from .graph_capture import GraphCapture
 from .graph_replay import Captured
 from .no_ops import DOES_NOTHING, no_op
 
@@ -61,7 +61,7 @@ class HPUGraph:
     """
 
     def __init__(self) -> None:
-        self._capture: Capture | None = None
+        self._capture: GraphCapture | None = None
         self._captured: Captured | None = None
 
     def capture_begin(self, dry_run: bool = False) -> None:
@@ -79,7 +79,7 @@ class HPUGraph:
             )
         if self._capture is not None:
             raise HmpError("HPUGraph.capture_begin(): the capture of this graph has already begun; call capture_end() first")
-        capture = Capture()
+        capture = GraphCapture()
         capture.open()
         self._capture, self._captured = capture, None
 
@@ -111,7 +111,7 @@ class HPUGraph:
         """Delete the captured step."""
         self._captured = None
 
-    def _abandon(self) -> Capture | None:
+    def _abandon(self) -> GraphCapture | None:
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.close()

@@ -17,7 +17,7 @@ from ...core.torch_ops import Site, sites_of
 from ...core.torch_private import reset_dynamo
 from .device_arguments import scripted_as
 from .device_map import target
-from .replacements import Replacements
+from .replacements import AttributeReplacements
 
 
 class Wide(NamedTuple):
@@ -58,7 +58,7 @@ def active_rows() -> tuple[Wide, ...]:
     return WIDE
 
 
-def install(replaced: Replacements) -> None:
+def install(replaced: AttributeReplacements) -> None:
     """Accept int32 until `replaced.undo()`."""
     replaced.on_undo(_forget_compiled)  # first, so that it is undone last
     wrappers: dict[int, Any] = {}

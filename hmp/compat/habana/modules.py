@@ -79,7 +79,7 @@ def _children(module: str) -> list[str]:
     return [name for name in TREE if name.rpartition(".")[0] == module]
 
 
-class _Finder(MetaPathFinder):
+class _HabanaFinder(MetaPathFinder):
     names: frozenset[str] = frozenset()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
@@ -125,4 +125,4 @@ def _missing_name(module: str, sources: list[types.ModuleType]) -> Any:
     return __getattr__
 
 
-_finder = _Finder()
+_finder = _HabanaFinder()

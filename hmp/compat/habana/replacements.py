@@ -12,7 +12,7 @@ from ...core import layered_patches
 from ...core.layered_patches import MISSING
 
 
-class Replacements:
+class AttributeReplacements:
     """Replaced attributes, and other changes to undo."""
 
     def __init__(self) -> None:
@@ -65,4 +65,4 @@ class Replacements:
 
 
 # those of the shim
-IN_PLACE = Replacements()
+IN_PLACE = AttributeReplacements()

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any
 
-from ..habana.replacements import Replacements
+from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
 from ..lightning_packages import PACKAGES, SHIM, has_gaudi, preferred
@@ -41,7 +41,7 @@ _CONNECTOR = "trainer.connectors.accelerator_connector"
 _shim = ImportShim(_TREE, _REMEDY)
 
 
-def install(replaced: Replacements) -> None:
+def install(replaced: AttributeReplacements) -> None:
     """Make `lightning_habana` importable and "hpu" an accelerator of Lightning's Trainer, until `replaced.undo()`."""
     _shim.install(functools.partial(_register, replaced))
     replaced.on_undo(_shim.uninstall)
@@ -50,14 +50,14 @@ def install(replaced: Replacements) -> None:
     patch_old_releases(replaced)
 
 
-def _register(replaced: Replacements) -> None:
+def _register(replaced: AttributeReplacements) -> None:
     for package in PACKAGES:
         connector = sys.modules.get(f"{package}.{_CONNECTOR}")
         if connector is not None and not has_gaudi(package):
             register(connector, replaced)
 
 
-def _accept_hpu(replaced: Replacements, package: str, connector: types.ModuleType) -> None:
+def _accept_hpu(replaced: AttributeReplacements, package: str, connector: types.ModuleType) -> None:
     if not has_gaudi(package):
         accept_hpu(connector, is_ours=_shim.is_used, replaced=replaced)
 

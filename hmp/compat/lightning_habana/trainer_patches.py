@@ -12,14 +12,14 @@ import torch.distributed
 
 from ... import HmpError
 from ..habana import hpu
-from ..habana.replacements import Replacements
+from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
 from ..lightning_packages import PACKAGES, release
 
 _STRATEGIES = ("hpu_single", "hpu_parallel", "hpu_ddp")
 
 
-def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: Replacements) -> None:
+def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: AttributeReplacements) -> None:
     """Have the Trainer with that `accelerator_connector` take "hpu", until `replaced.undo()`.
 
     Arguments are translated if `is_ours()` is True when a Trainer is created: `lightning_habana` is hmp's.
@@ -48,7 +48,7 @@ def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: 
     replaced.put(connector, "__init__", init)
 
 
-def register(module: types.ModuleType, replaced: Replacements) -> None:
+def register(module: types.ModuleType, replaced: AttributeReplacements) -> None:
     """Register "hpu" and its strategies in the package of that module, until `replaced.undo()`."""
     from .trainer_classes import HPUAccelerator, strategies_of
 
@@ -100,20 +100,20 @@ def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
         given["plugins"], given["precision"] = [*plugins, HPUPrecisionPlugin(precision)], None
 
 
-def patch_old_releases(replaced: Replacements) -> None:
+def patch_old_releases(replaced: AttributeReplacements) -> None:
     """Patch Lightning 1.6 to 2.0 as soon as a program has imported it, until `replaced.undo()`."""
     for package in PACKAGES:
         replaced.on_undo(after_import(f"{package}.strategies.hpu_parallel", functools.partial(_patch_broadcast, replaced)))
     replaced.on_undo(after_import("pytorch_lightning.accelerators.hpu", functools.partial(_patch_count, replaced)))
 
 
-def _patch_broadcast(replaced: Replacements, strategies: types.ModuleType) -> None:
+def _patch_broadcast(replaced: AttributeReplacements, strategies: types.ModuleType) -> None:
     """Replace the copy of torch's function in 1.9 and 2.0, which calls private functions that have another argument now."""
     if hasattr(strategies, "_hpu_broadcast_object_list"):
         replaced.put(strategies, "_hpu_broadcast_object_list", torch.distributed.broadcast_object_list)
 
 
-def _patch_count(replaced: Replacements, accelerators: types.ModuleType) -> None:
+def _patch_count(replaced: AttributeReplacements, accelerators: types.ModuleType) -> None:
     """Replace the count of `devices="auto"` in 1.6, which is always eight."""
     if release("pytorch_lightning") == (1, 6):
         replaced.put(accelerators.HPUAccelerator, "auto_device_count", staticmethod(hpu.device_count))

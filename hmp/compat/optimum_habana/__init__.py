@@ -10,7 +10,7 @@ import types
 
 import torch
 
-from ..habana.replacements import Replacements
+from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
 
@@ -33,7 +33,7 @@ _REMEDY = "Use transformers' own, or install optimum-habana and the transformers
 _shim = ImportShim(_TREE, _REMEDY)
 
 
-def install(replaced: Replacements) -> None:
+def install(replaced: AttributeReplacements) -> None:
     """Make `optimum.habana` importable until `replaced.undo()`."""
     _shim.install()
     replaced.on_undo(_shim.uninstall)
@@ -43,7 +43,7 @@ _IMPORT_UTILS = "transformers.utils.import_utils"
 _IS_AVAILABLE = "is_torch_hpu_available"
 
 
-def keep_torch_unpatched(replaced: Replacements) -> None:
+def keep_torch_unpatched(replaced: AttributeReplacements) -> None:
     """Keep transformers from patching torch for Gaudi, until `replaced.undo()`. Called before torch has an "hpu".
 
     transformers patches torch when its is_torch_hpu_available() first finds an "hpu", which importing transformers does. These patches

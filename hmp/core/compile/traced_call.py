@@ -1,4 +1,4 @@
-"""Call, one call of an op while Dynamo traces. It runs the wrapper that eager code has for the op: there is no second set of rules."""
+"""One call of an op while Dynamo traces: it runs the wrapper that eager code has for the op, so there is no second set of rules."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Wrapper = Callable[..., Any] | None
 
 
 def op(*args: Any, **kwargs: Any) -> Any:
-    """Return what wrappers made for compiled code call in place of torch's function: the active Call adds the op to the graph."""
+    """Return what wrappers made for compiled code call in place of torch's function: the active call adds the op to the graph."""
     return handle_torch_function(op, (), *args, **kwargs)
 
 
 def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
-    """Return what such wrappers call in place of a Python function of hmp's: the active Call has the compiler trace it like user code."""
+    """Return what such wrappers call in place of a Python function of hmp's: the active call has the compiler trace it like user code."""
     return handle_torch_function(inlined, (), function, *args, **kwargs)
 
 
@@ -60,7 +60,7 @@ def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwar
     """
     if found is None:
         return function.call_function(tx, args, kwargs)
-    return Call(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
+    return TracedCall(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
 
 
 class Aborted(BaseException):
@@ -81,7 +81,7 @@ class OfOtherClass(dict[Any, Any]):
     variable: Any
 
 
-class Call(TorchFunctionMode):
+class TracedCall(TorchFunctionMode):
     """One call of an op in traced code: a torch function mode, under which the op's wrapper runs as it does in eager code.
 
     The wrapper gets placeholders for Dynamo's variables: fake tensors for tensors, the value for a constant. What the wrapper calls is

@@ -126,7 +126,7 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
             return args[0].call_method(tx, name, args[1:], kwargs)  # one node of the graph, as without a mode
         return fn.call_function(tx, args, kwargs)
 
-    return emit(args, kwargs) if found is None else traced_call.Call(tx, emit).run(found, args, kwargs)
+    return emit(args, kwargs) if found is None else traced_call.TracedCall(tx, emit).run(found, args, kwargs)
 
 
 def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:

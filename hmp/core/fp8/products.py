@@ -24,7 +24,7 @@ _expand = Tensor.expand
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-class Call(NamedTuple):
+class ProductCall(NamedTuple):
     """A call's arguments, whatever the op calls them: the operands, how many dimensions they must have, what is added, and the rest."""
 
     left: Any
@@ -38,40 +38,40 @@ class Call(NamedTuple):
     out_dtype: Any = None
 
 
-def _linear(input: Any, weight: Any, bias: Any = None) -> Call:
-    return Call(input, weight, (1, 2), exactly=False, added=bias)
+def _linear(input: Any, weight: Any, bias: Any = None) -> ProductCall:
+    return ProductCall(input, weight, (1, 2), exactly=False, added=bias)
 
 
-def _matmul(input: Any, other: Any, *, out: Any = None) -> Call:
-    return Call(input, other, exactly=False, out=out)
+def _matmul(input: Any, other: Any, *, out: Any = None) -> ProductCall:
+    return ProductCall(input, other, exactly=False, out=out)
 
 
-def _rmatmul(input: Any, other: Any) -> Call:
+def _rmatmul(input: Any, other: Any) -> ProductCall:
     return _matmul(other, input)
 
 
-def _mm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> Call:
-    return Call(input, mat2, out=out, out_dtype=out_dtype)
+def _mm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> ProductCall:
+    return ProductCall(input, mat2, out=out, out_dtype=out_dtype)
 
 
-def _bmm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> Call:
-    return Call(input, mat2, (3, 3), out=out, out_dtype=out_dtype)
+def _bmm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> ProductCall:
+    return ProductCall(input, mat2, (3, 3), out=out, out_dtype=out_dtype)
 
 
-def _addmm(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
-    return Call(mat1, mat2, (2, 2), True, input, beta, alpha, out, out_dtype)
+def _addmm(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> ProductCall:
+    return ProductCall(mat1, mat2, (2, 2), True, input, beta, alpha, out, out_dtype)
 
 
-def _baddbmm(input: Any, batch1: Any, batch2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
-    return Call(batch1, batch2, (3, 3), True, input, beta, alpha, out, out_dtype)
+def _baddbmm(input: Any, batch1: Any, batch2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> ProductCall:
+    return ProductCall(batch1, batch2, (3, 3), True, input, beta, alpha, out, out_dtype)
 
 
-def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Call:
-    return Call(batch1, batch2, (3, 3), True, input, beta, alpha, out)
+def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> ProductCall:
+    return ProductCall(batch1, batch2, (3, 3), True, input, beta, alpha, out)
 
 
 # By op: a function with the op's parameters. It raises TypeError for arguments that products in FP8 do not take.
-CALLS: dict[str, Callable[..., Call]] = {
+CALLS: dict[str, Callable[..., ProductCall]] = {
     "linear": _linear,
     "matmul": _matmul,
     "linalg.matmul": _matmul,

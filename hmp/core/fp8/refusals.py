@@ -9,7 +9,7 @@ import torch
 
 from ..casting import Tensor, castable
 from ..torch_private import in_plain_autograd, is_traced
-from .products import BROADCAST, CALLS, Call
+from .products import BROADCAST, CALLS, ProductCall
 from .quantization import Recipe
 
 # torch's own, taken before anything is patched
@@ -52,7 +52,7 @@ def _of_tensors(tensors: list[Any]) -> str:
     return ""
 
 
-def _of_shapes(op: str, call: Call, recipe: Recipe) -> str:
+def _of_shapes(op: str, call: ProductCall, recipe: Recipe) -> str:
     """Return why the operands' shapes do not do, those included that torch will refuse."""
     left, right = call.left, call.right
     if (left.dim() < call.dims[0] or right.dim() < call.dims[1]) and min(left.dim(), right.dim()) < 2:
@@ -78,7 +78,7 @@ def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
     return all(one == other or one == 1 or other == 1 for one, other in pairs)
 
 
-def _can_be_added(op: str, call: Call, outer: int) -> bool:
+def _can_be_added(op: str, call: ProductCall, outer: int) -> bool:
     """Return True if what is added has a shape that broadcasts to the product's."""
     if call.added is None:
         return True
@@ -90,7 +90,7 @@ def _can_be_added(op: str, call: Call, outer: int) -> bool:
     return len(given) <= len(shape) and all(size in (1, needed) for size, needed in zip(reversed(given), reversed(shape), strict=False))
 
 
-def _of_the_rest(call: Call, tensors: list[Tensor], low_dtype: torch.dtype) -> str:
+def _of_the_rest(call: ProductCall, tensors: list[Tensor], low_dtype: torch.dtype) -> str:
     if call.out_dtype is not None:
         return "out_dtype is given"
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):

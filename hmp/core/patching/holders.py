@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 
-class Kind(NamedTuple):
+class HolderKind(NamedTuple):
     """How one kind of holder is read and written: by keys, each of which is a place in it."""
 
     items: Callable[[Any], Iterable[tuple[Any, Any]]]  # each key, with what is there now
@@ -56,35 +56,35 @@ def _in_object(holder: Any) -> list[Any]:
     return [holder.__func__, holder.__self__] if type(holder) is types.MethodType else [getattr(holder, "__dict__", {})]
 
 
-def _unwritten(inside: Callable[[Any], list[Any]]) -> Kind:
+def _unwritten(inside: Callable[[Any], list[Any]]) -> HolderKind:
     """Return the kind of a holder without places that could be written: another one has to replace it."""
-    return Kind(lambda h: (), operator.setitem, inside)
+    return HolderKind(lambda h: (), operator.setitem, inside)
 
 
-DICT = Kind(lambda h: list(dict.items(h)), operator.setitem, lambda h: _flat(dict.items(h)))
-LIST = Kind(lambda h: list(enumerate(h)), operator.setitem, list)
-CELL = Kind(lambda h: list(enumerate(_contents(h))), _fill, _contents)
-FUNCTION = Kind(  # its default arguments; the other places of a function are those of what is inside
+DICT = HolderKind(lambda h: list(dict.items(h)), operator.setitem, lambda h: _flat(dict.items(h)))
+LIST = HolderKind(lambda h: list(enumerate(h)), operator.setitem, list)
+CELL = HolderKind(lambda h: list(enumerate(_contents(h))), _fill, _contents)
+FUNCTION = HolderKind(  # its default arguments; the other places of a function are those of what is inside
     lambda h: list(enumerate(h.__defaults__ or ())),
     _put_default,
     lambda h: [*(h.__closure__ or ()), *(h.__defaults__ or ()), h.__kwdefaults__, vars(h)],
 )
-CLASS = Kind(lambda h: list(vars(h).items()), setattr, lambda h: list(vars(h).values()))
-PARTIAL = Kind(lambda h: [("func", h.func)], _put_func, lambda h: [h.func, *h.args, h.keywords])
-SET = Kind(lambda h: [(each, each) for each in h], _put_member, list)
+CLASS = HolderKind(lambda h: list(vars(h).items()), setattr, lambda h: list(vars(h).values()))
+PARTIAL = HolderKind(lambda h: [("func", h.func)], _put_func, lambda h: [h.func, *h.args, h.keywords])
+SET = HolderKind(lambda h: [(each, each) for each in h], _put_member, list)
 TUPLE, METHOD, VIEW = _unwritten(list), _unwritten(lambda h: [h.__func__]), _unwritten(lambda h: _flat(h.items()))
-OBJECT = Kind(
+OBJECT = HolderKind(
     lambda h: list(getattr(h, "__dict__", {}).items()), lambda h, name, value: vars(h).update({name: value}), _in_object
 )  # fmt: skip
 # The first row that fits is an object's kind. Asked of type(object), and by `is` and issubclass(), which call nothing of a user's class.
 _THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (functools.partial, PARTIAL))
-_SUBCLASSES_TOO: tuple[tuple[type, Kind], ...] = (
+_SUBCLASSES_TOO: tuple[tuple[type, HolderKind], ...] = (
     (dict, DICT), (list, LIST), (set, SET), (tuple, TUPLE), (frozenset, TUPLE), (type, CLASS),
     (staticmethod, METHOD), (classmethod, METHOD), (collections.deque, LIST), (types.MappingProxyType, VIEW),
 )  # fmt: skip
 
 
-def kind_of(holder: Any) -> Kind:
+def kind_of(holder: Any) -> HolderKind:
     """Return the kind of any object; one that has no places of its own has its attributes."""
     cls = type(holder)
     found = next((kind for each, kind in _THE_CLASS_ALONE if cls is each), None)

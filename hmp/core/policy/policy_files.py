@@ -19,7 +19,7 @@ from .entries import LISTS, OPTIONAL, ListName, read_text
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Word(NamedTuple):
+class WordField(NamedTuple):
     """A field of a policy that is one word in a file of its own: the file, what it may hold, and what `Policy.diff()` calls the field."""
 
     file: str
@@ -27,11 +27,11 @@ class Word(NamedTuple):
     title: str  # no name of an op
 
 
-WORDS: Mapping[str, Word] = {
-    "dtype": Word("dtype.txt", tuple(LOW_DTYPES), "(dtype)"),
-    "fp8_recipe": Word("recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
-    "fp8_kernel": Word("kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
-    "saved_recipe": Word("saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),
+WORDS: Mapping[str, WordField] = {
+    "dtype": WordField("dtype.txt", tuple(LOW_DTYPES), "(dtype)"),
+    "fp8_recipe": WordField("recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
+    "fp8_kernel": WordField("kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
+    "saved_recipe": WordField("saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),
 }
 DEFAULTS = {field: word.allowed[0] for field, word in WORDS.items()}
 BASE_FILE = "base.txt"

@@ -32,15 +32,15 @@ _unnest: Callable[[], int] = torch.autocast_decrement_nesting
 _clear: Callable[[], None] = torch.clear_autocast_cache
 
 
-class _Here(threading.local):
-    region: Region | None = None  # the innermost context that this thread is in
+class _EntryOfThread(threading.local):
+    region: AutocastEntry | None = None  # the innermost context that this thread is in
     make_traced: Callable[[str, torch.dtype], Any] | None = None  # makes contexts while this thread traces for torch.compile
 
 
-_here = _Here()
+_here = _EntryOfThread()
 
 
-class Region:
+class AutocastEntry:
     """Context manager that enables torch.autocast for one op. The user's Python that the op calls runs outside of it (`call_outside`).
 
     torch.autocast's cache of cast weights does not notice writes, and torch empties it where the outermost context ends, which may be one
@@ -83,11 +83,11 @@ class Region:
 
 def region(device: str, dtype: torch.dtype) -> Any:
     """Return the autocast context for one op. While this thread traces for torch.compile, the graph records it."""
-    return (_here.make_traced or Region)(device, dtype)
+    return (_here.make_traced or AutocastEntry)(device, dtype)
 
 
 def is_inside() -> bool:
-    """Return True if this thread is in a context of `Region`.
+    """Return True if this thread is in a context of `AutocastEntry`.
 
     An autocast kernel excludes its key, so that `is_enabled` is False in what it calls.
     """
@@ -127,9 +127,9 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
             return unlisted(*args, **kwargs)
         if is_enabled(device):
             return op(*args, **kwargs)
-        make = _here.make_traced or Region
+        make = _here.make_traced or AutocastEntry
         given, named, cached = args, kwargs, True
-        if is_recurrent and make is Region:
+        if is_recurrent and make is AutocastEntry:
             # where no node that sums in float32 can be made, torch.autocast casts the weights for each step
             cached = is_cell or shared_cast.can_make_nodes()
             given = _with_low_weights(args, rule, caster) if cached else args
@@ -139,7 +139,7 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
                 {k: _cast(v, rule.low_dtype, caster) for k, v in kwargs.items()},
             )
         try:
-            with make(device, rule.low_dtype) if cached else Region(device, rule.low_dtype, cached=False):
+            with make(device, rule.low_dtype) if cached else AutocastEntry(device, rule.low_dtype, cached=False):
                 return inside(*given, **named)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):

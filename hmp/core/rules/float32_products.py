@@ -244,7 +244,7 @@ class _Call:
         op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
             return op(*args, **kwargs)
-        keeping = _Keeping(self._rule, self._low_dtype, self._pairs)
+        keeping = _LowSavedTensors(self._rule, self._low_dtype, self._pairs)
         pack, unpack = keeping.pack, keeping.unpack
         try:  # an interrupt may come after any call
             push_saved_tensors_hooks(pack, unpack)
@@ -261,7 +261,7 @@ class _Call:
         return allowed and not dispatch_modes() and in_plain_autograd()
 
 
-class _Keeping:
+class _LowSavedTensors:
     """The hooks for saved tensors of one call, by which float32 tensors are kept in the low-precision dtype.
 
     An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were active before (a checkpoint's, the
@@ -311,7 +311,7 @@ def _hooks_around() -> Any:
     """
     assert saved_tensors_hooks is not None
     found = saved_tensors_hooks(True)
-    while found is not None and isinstance(first := getattr(found[0], "__self__", None), _Keeping):
+    while found is not None and isinstance(first := getattr(found[0], "__self__", None), _LowSavedTensors):
         found = first._around
     return found
 

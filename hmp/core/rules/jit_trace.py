@@ -11,11 +11,11 @@ from ..torch_private import TRACERS, ScriptModule, set_trace
 from ..torch_private import trace_here as tracing
 
 
-class _Here(threading.local):
+class _TraceOfThread(threading.local):
     trace: Any = None  # torch's object for the trace that this thread is making
 
 
-_here = _Here()
+_here = _TraceOfThread()
 
 
 def install() -> None:

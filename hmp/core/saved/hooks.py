@@ -49,7 +49,7 @@ def _unseen(call: Callable[..., Result], *args: Any) -> Result:
         return call(*args)
 
 
-class _Keeping:
+class _PackHook:
     """The pack hook for one call."""
 
     __slots__ = ("_how", "_least", "_op", "args")
@@ -170,7 +170,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)
-        hook = _Keeping(name, how, (*args, *kwargs.values()) if kwargs else args)
+        hook = _PackHook(name, how, (*args, *kwargs.values()) if kwargs else args)
         try:  # an interrupt may come after any call
             push_saved_tensors_hooks(hook.keep, _tensor_of)
             result = op(*args, **kwargs)

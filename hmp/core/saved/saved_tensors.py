@@ -107,7 +107,7 @@ class Exact:
         return self._tensor
 
 
-class Look(NamedTuple):
+class Window(NamedTuple):
     """Where a tensor's elements are within memory."""
 
     dtype: torch.dtype
@@ -116,9 +116,9 @@ class Look(NamedTuple):
     stride: tuple[int, ...]
 
 
-def look_of(tensor: Tensor) -> Look:
+def look_of(tensor: Tensor) -> Window:
     """Return the tensor's look at its memory."""
-    return Look(tensor.dtype, int(_offset(tensor)), tuple(_size(tensor)), tuple(_stride(tensor)))
+    return Window(tensor.dtype, int(_offset(tensor)), tuple(_size(tensor)), tuple(_stride(tensor)))
 
 
 class Recast:
@@ -126,7 +126,7 @@ class Recast:
 
     __slots__ = ("_look", "_op", "_weight")
 
-    def __init__(self, weight: Unwritten, look: Look, op: str) -> None:
+    def __init__(self, weight: Unwritten, look: Window, op: str) -> None:
         self._weight, self._look, self._op = weight, look, op
 
     def tensor(self) -> Tensor:
@@ -183,7 +183,7 @@ class Kept:
 
     __slots__ = ("__weakref__", "_memory", "_op", "_written", "alias", "how", "is_leaf", "look", "packed_look", "source", "version")
 
-    def __init__(self, memory: Memory, tensor: Tensor, look: Look, how: How, op: str) -> None:
+    def __init__(self, memory: Memory, tensor: Tensor, look: Window, how: How, op: str) -> None:
         self._memory = memory
         self.how = how
         self._op = op
@@ -226,7 +226,7 @@ class Memory:
 
     def __init__(self, address: int, about: About) -> None:
         self._address = address
-        self._kept: dict[tuple[Look, int, How], weakref.ref[Kept]] = {}
+        self._kept: dict[tuple[Window, int, How], weakref.ref[Kept]] = {}
         self._packed: list[weakref.ref[Kept]] = []  # of which others hold the memory still, and may write it
         self._uses = 0
         self.about = about
@@ -271,7 +271,7 @@ class Memory:
             _pending.pop(self._address, None)  # from now on other memory may have the address
 
 
-def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
+def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Window]]:
     """Return for each of `kept`, which look at one memory, where its numbers are now.
 
     All are in one pack of the whole memory, unless they are fewer than it holds, or their rows are others.
@@ -295,7 +295,7 @@ def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
     return [sources[each.look] for each in kept]
 
 
-def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source, Look]:
+def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source, Window]:
     """Return the tensor, which several ops keep, in a pack of its own."""
     form, signs = for_all(ways)
     by_memory = all(way.by_memory for way in ways if way.takes_numbers)
@@ -305,7 +305,7 @@ def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source,
     flat = _as_strided(in_rows, (_numel(alias),), (1,), _offset(in_rows))
     source = _source(flat, form, row or int(_size(alias)[-1]), signs, memory)
     source.strides = None if row else tuple(_stride(dense))
-    return source, Look(alias.dtype, 0, tuple(_size(alias)), tuple(_stride(in_rows)))
+    return source, Window(alias.dtype, 0, tuple(_size(alias)), tuple(_stride(in_rows)))
 
 
 def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -> _Source:

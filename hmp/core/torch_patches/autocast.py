@@ -90,7 +90,7 @@ class Paused(Off):
 
     def __init__(self, on: PolicyTable) -> None:
         super().__init__(on)
-        self.look: whole_models.Look | None = None
+        self.look: whole_models.ContextSeen | None = None
 
     @property
     def off(self) -> Off:

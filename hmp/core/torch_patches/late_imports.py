@@ -40,7 +40,7 @@ def install(own: Callable[[Any], Any]) -> None:
 
     `own` returns torch's function for a PatchedOp, and anything else as it is.
     """
-    finder = _Finder(own)
+    finder = _TorchFinder(own)
     sys.meta_path.insert(0, finder)
     patches.on_restore(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
     patches.on_restore(_then.clear)
@@ -54,7 +54,7 @@ def after(then: Mapping[str, Callable[[], None]]) -> None:
             each()
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _TorchFinder(importlib.abc.MetaPathFinder):
     def __init__(self, own: Callable[[Any], Any]) -> None:
         self._own = own
 

@@ -45,7 +45,7 @@ def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     imported = dynamo()
     if imported is not None:
         run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
-    with autocast_entries.Region(device, policy.dtype):
+    with autocast_entries.AutocastEntry(device, policy.dtype):
         return run()
 
 

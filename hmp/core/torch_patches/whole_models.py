@@ -22,7 +22,7 @@ _MOST_LOOKS = 200  # some milliseconds
 _looks_left = _MOST_LOOKS
 
 
-class Look:
+class ContextSeen:
     """What is known of a torch.autocast context that casts are off in: where it was opened, and inside how many modules' calls."""
 
     __slots__ = ("around", "place")
@@ -47,12 +47,12 @@ class Look:
         return True
 
 
-def look(frame: types.FrameType, place: str) -> Look | None:
+def look(frame: types.FrameType, place: str) -> ContextSeen | None:
     """Return what finds out whether a whole model runs in the context that `frame` enters, opened at `place`; None where none can."""
     if _looks_left <= 0:
         return None
     around = _running(frame)
-    return Look(len(around), place) if not around or _has_all_weights(around[-1], around[0]) else None
+    return ContextSeen(len(around), place) if not around or _has_all_weights(around[-1], around[0]) else None
 
 
 def _running(frame: types.FrameType | None) -> list[torch.nn.Module]:

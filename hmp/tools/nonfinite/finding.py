@@ -24,7 +24,7 @@ LOW = (torch.bfloat16, torch.float16)
 _NARROW = ("fp8", "bf16")  # the lists whose results are in the low-precision dtype
 
 
-class Kind(Word):
+class FindingKind(Word):
     """What a finding is: an op, or where a NaN or Inf came in."""
 
     OP = "op"
@@ -70,7 +70,7 @@ class Finding:
     they held is gone, so they are not among `inputs`. `rank` is the process that found it, None where there is one alone.
     """
 
-    kind: Kind
+    kind: FindingKind
     op: str
     aten: str
     direction: Direction
@@ -94,7 +94,7 @@ class Finding:
     def _said(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
         spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
-        if self.kind == Kind.OP:
+        if self.kind == FindingKind.OP:
             in_backward = f" in the backward ({self.node})" if self.direction == Direction.BACKWARD else ""
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
@@ -105,7 +105,12 @@ class Finding:
 
 
 def find(
-    call: AtenCall, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = Kind.OP, source: str = ""
+    call: AtenCall,
+    known: Facts,
+    inputs: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    kind: FindingKind = FindingKind.OP,
+    source: str = "",
 ) -> Finding:
     """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
     owner, place = call.owner, call.owner.place
@@ -128,7 +133,7 @@ def find(
         inputs=tuple(given),
         outputs=tuple(out),
         rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
-        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == Kind.OP else _DATA[kind],
+        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
         source=source,
         overwritten=len(inputs) - len(given),
     )
@@ -136,8 +141,8 @@ def find(
 
 _OF_USER = "none of hmp's: your code in backward runs without lists (R13)"
 _DATA = {
-    Kind.DATA: "look at the batch: no list changes this",
-    Kind.PARAMETER: "look at the step before, or at the checkpoint that was loaded: no list changes this",
+    FindingKind.DATA: "look at the batch: no list changes this",
+    FindingKind.PARAMETER: "look at the step before, or at the checkpoint that was loaded: no list changes this",
 }
 
 

@@ -20,7 +20,7 @@ from ...core.torch_private import memory_of, storage_of, tree_leaves
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
 from ..op_owners import AtenCall, Direction, OpOwners
-from .finding import Finding, Kind, find
+from .finding import Finding, FindingKind, find
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -280,7 +280,7 @@ class NonfiniteFinder(OpOwners):
             self._mark_all(odd, origin)
         elif origin.kind == OriginKind.OUTSIDE:
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
-            came = Kind.PARAMETER if source.startswith(("parameter", "buffer")) else Kind.DATA
+            came = FindingKind.PARAMETER if source.startswith(("parameter", "buffer")) else FindingKind.DATA
             finding = find(call, known, inputs, odd, came, source)
             self._mark_all(odd, Origin(OriginKind.REPORTED, finding))
             self._report(finding)

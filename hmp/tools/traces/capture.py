@@ -23,7 +23,7 @@ from ..model_call import check_module, named_arguments
 from ..model_state import untracked
 from . import file
 from .file import bits, moments, values_of
-from .module_names import ModulePath, Names, Root
+from .module_names import ModuleNames, ModulePath, Root
 from .trace import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output
 
 Tensor = torch.Tensor
@@ -120,7 +120,7 @@ class _TraceRecorder(Listener):
     def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
         self.calls: list[ModuleCall] = []
         self.tensors: dict[str, Tensor] = {}
-        self._names = Names(model)
+        self._names = ModuleNames(model)
         self._model = model
         self._mask = mask
         self._most_calls = calls

@@ -44,7 +44,7 @@ class ModulePath:
     is_compiled: bool
 
 
-class Names:
+class ModuleNames:
     """The places of the modules of `model`.
 
     Without one, of every module that runs and of those that it holds: the first model with parameters has no prefix, others have that of
