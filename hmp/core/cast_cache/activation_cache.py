@@ -41,7 +41,7 @@ def _no_copy() -> None:
     """Return None, as the weak reference to a copy that does not exist yet would."""
 
 
-class _Entry:
+class _ActivationEntry:
     """The copy of the activation in one storage, and what must be true of the activation for the copy to be used again."""
 
     __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "stream", "view")
@@ -60,7 +60,7 @@ _Origin = tuple[int, type]  # bytes, and the kind of the autograd node that made
 _unshared: dict[_Origin, int] = {}  # how many copies were made since one was last used again
 _epoch = 0  # entries of an earlier epoch are never used
 # The last copy made without a graph, and its entry, which the activation's storage owns: the copy is dropped when the entry dies.
-_last: tuple[Tensor | None, weakref.ref[_Entry] | None] = (None, None)
+_last: tuple[Tensor | None, weakref.ref[_ActivationEntry] | None] = (None, None)
 
 
 def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,7 +79,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     entry = cache_entry(tensor)
     version = 0 if inference else tensor._version
     if (
-        type(entry) is _Entry
+        type(entry) is _ActivationEntry
         and is_marked(tensor)
         and entry.dtype is dtype
         and entry.epoch == _epoch
@@ -105,7 +105,7 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
     in_vain = _unshared[origin] = _unshared.get(origin, -1) + 1
     if in_vain >= _SEEN_ENOUGH and in_vain % _LOOK_AGAIN and tensor.nbytes < WORTH_A_SLOW_MARK:
         return cast(tensor, dtype)
-    entry = _Entry(tensor, dtype, version, origin)
+    entry = _ActivationEntry(tensor, dtype, version, origin)
     # marked before the cast: a write during the cast clears the mark
     if mark(tensor, entry, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
         return cast(tensor, dtype)
@@ -125,7 +125,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _entry_died(reference: weakref.ref[_Entry]) -> None:
+def _entry_died(reference: weakref.ref[_ActivationEntry]) -> None:
     global _last
     if _last[1] is reference:
         _last = None, None

@@ -42,7 +42,7 @@ _as_strided, _detach = torch.as_strided, Tensor.detach
 # By id(): weights that were used once, with a gradient, between two writes, as most are that train. Wrappers of products cast the small
 # ones without asking here. In each period of so many backwards this is learnt anew. An id leaves with its weight's entry, as another
 # weight may get the same one: by dict.pop, as no code in Python may run while memory is freed, where gloo's threads wait for the GIL.
-used_once: dict[int, weakref.ref[_Entry]] = {}
+used_once: dict[int, weakref.ref[_WeightEntry]] = {}
 _PERIOD = 32
 _backwards = 0
 
@@ -64,7 +64,7 @@ def _nothing() -> None:
 _kept_by_graph: Callable[[], Tensor | None] = _nothing
 
 
-class _Entry:
+class _WeightEntry:
     """The copy `low` of the weight in one storage, None where none is kept, and what must be true of the weight for it to be used again.
 
     `pays[trains]` says whether to keep a copy from the first use after a write on, for uses without and with a gradient: True where the
@@ -110,7 +110,7 @@ class _Entry:
 
 
 # By id() of their entry, with which they leave: device and bytes of the copies that are kept. Each update is atomic, so needs no lock.
-_nbytes: dict[int, tuple[torch.device, int, weakref.ref[_Entry]]] = {}
+_nbytes: dict[int, tuple[torch.device, int, weakref.ref[_WeightEntry]]] = {}
 
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -124,13 +124,13 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         entry = getattr(storage_of(weight), "_hmp_cache_entry", None)  # cache_entry(weight), inlined for speed
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
         return cast(weight, dtype)
-    if trains and type(entry) is _Entry and entry.low is None and entry.version != weight._version and not entry.pays[True]:
+    if trains and type(entry) is _WeightEntry and entry.low is None and entry.version != weight._version and not entry.pays[True]:
         entry.version = weight._version  # written after each use, as most weights that train are: nothing more is to be asked
         entry.note_one_use(weight)
         return cast(weight, dtype)
     if _dispatch_modes() or (trains and not _in_no_transform()):
         return cast(weight, dtype)
-    if type(entry) is not _Entry:
+    if type(entry) is not _WeightEntry:
         return _cast_and_maybe_keep(weight, dtype, trains, None)
     low = entry.low
     if (
@@ -152,7 +152,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return _cast_and_maybe_keep(weight, dtype, trains, entry)
 
 
-def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
+def _has_same_view(weight: Tensor, entry: _WeightEntry) -> bool:
     """Return True if the weight is the same view of its memory as when the copy was made."""
     if entry.view != view_key(weight, entry.version):
         return False
@@ -165,7 +165,7 @@ def _is_small(weight: Tensor) -> bool:
     return weight.nbytes < shared_cast.least_weight
 
 
-def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
+def _node_of(weight: Tensor, low: Tensor, entry: _WeightEntry) -> Tensor:
     """Return `low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses.
 
     A graph keeps the nodes of weights that it saves for backward. A node that it does not save, such as a bias's, would be made again for
@@ -191,7 +191,7 @@ def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
 def is_node(low: Tensor, weight: Tensor) -> bool:
     """Return True if `low`, which `low_weight` gave for `weight`, sums the gradients of its uses in the dtype of `weight`."""
     entry = cache_entry(weight)
-    return type(entry) is _Entry and entry.node[0]() is low
+    return type(entry) is _WeightEntry and entry.node[0]() is low
 
 
 def backward_begins() -> None:
@@ -202,7 +202,7 @@ def backward_begins() -> None:
         used_once.clear()
 
 
-def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry | None) -> Tensor:
+def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _WeightEntry | None) -> Tensor:
     """Return `weight` in `dtype`, cast now. The cast is kept where the weight is likely to be used again before it is written."""
     global misses
     if weight.layout is not torch.strided or weight.is_inference() or not in_plain_autograd() or (trains and _is_small(weight)):
@@ -210,7 +210,7 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
     version = weight._version
     if entry is None or entry.epoch != _epoch:
         # [without, with a gradient]: a weight that trains is written after each use, unless gradients accumulate or layers share it
-        entry = _Entry([True, False])
+        entry = _WeightEntry([True, False])
         set_cache_entry(weight, entry)
     elif entry.low is not None:
         entry.reused = entry.reused or entry.dtype is not dtype  # the weight was perhaps not written, only asked for in another dtype
@@ -234,7 +234,7 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
     return cast(weight, dtype)
 
 
-def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
+def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _WeightEntry) -> _WeightEntry | None:
     """Return an entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     global _kept_by_graph
     device = weight.device
@@ -243,7 +243,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     if not _has_room(device, nbytes):
         refused[str(device), "limit"] += 1
         return None
-    new = _Entry(entry.pays)
+    new = _WeightEntry(entry.pays)
     refusal = mark(weight, new)  # marked before the cast: a write during the cast clears the mark
     if refusal:
         refused[str(device), refusal] += 1
@@ -371,7 +371,7 @@ def let_go(weight: Tensor) -> None:
             entry = cache_entry(weight)
         except (NotImplementedError, RuntimeError):
             return  # a tensor without a storage
-        if type(entry) is _Entry:
+        if type(entry) is _WeightEntry:
             entry.let_go()
 
 
