@@ -216,6 +216,7 @@ KINDS = ("bf16", "fp32", "promote")
 
 # R3: outside pointwise ops a 0-dim tensor counts, as in torch
 _COUNTS_0DIM = frozenset("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag addr".split())
+_PROMOTED_IN_FORWARD = frozenset({"addr"})
 _NORMS = frozenset(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm
     _native_batch_norm_legit""".split()
@@ -320,7 +321,9 @@ def plans(call: Any, args: Any, kwargs: dict[str, Any], kind: str | None, low: t
         first = found[0].dtype
         if call.name == "scaled_dot_product_attention" and count == 4:
             return [[_all(first, count)], no_kernel]  # R12: attn_mask has the dtype of query
-        return [[as_is], *_special(call, first, count), [_all(first, count)], no_kernel]
+        # R7: torch's forward promotes a mixture, and backward takes none: the result has forward's dtype, with gradients or without
+        promoted = [[_all(widest(found, join=True), count)]] if call.name in _PROMOTED_IN_FORWARD else []
+        return [[as_is], *_special(call, first, count), *promoted, [_all(first, count)], no_kernel]
     if kind == "promote":
         target = widest(found, join=call.name in _COUNTS_0DIM)
         return [*_special(call, target, count), [_all(target, count), as_is], [_all(target, count)], no_kernel]

@@ -123,11 +123,11 @@ def may_run_again(tensors: Iterable[Tensor]) -> bool:
 
 
 def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
-    """Return True if torch accepts the call, found by making it without the user's hooks and modes.
+    """Return True if torch accepts the call, found by making it without the user's hooks, modes and `__torch_function__`.
 
-    False where a tensor's class would see it.
+    False where a tensor has no values of its own for torch's kernels, or its class would see them in `__torch_dispatch__`.
     """
-    if any(map(_answers, tensors)):
+    if not all(map(casting.has_values, tensors)):
         return False
     try:
         with torch.no_grad(), torch_private.without_torch_function(), torch_private.without_dispatch_modes():
