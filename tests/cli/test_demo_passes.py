@@ -17,7 +17,8 @@ def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]
     with hmp.disable_casts():
         assert main(["demo", "--epochs", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "check failed: conv2d was not called" in printed and "check failed: matmul was not called" in printed
+    failed = printed.partition("check failed:")[2]
+    assert "conv2d" in failed and "matmul" in failed and "disable_casts" in failed
     assert "check passed" not in printed
 
 
