@@ -100,7 +100,7 @@ def test_check_tells_names_that_do_nothing(tmp_path: Path, capsys: pytest.Captur
 
 def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", *lists]) == 2
-    assert "give a file that ends in .json, or - to print it in place of the text" in capsys.readouterr().err
+    assert "expected a file that ends in .json, or - to print the JSON" in capsys.readouterr().err
     assert Path(lists[0]).read_text() == BF16
 
 
@@ -163,9 +163,9 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
             F.linear(x, x)
         files.append(str(report.to_json(tmp_path / f"{number}.json")))
     assert main(["diff", files[0], files[0]]) == 0
-    assert capsys.readouterr().out == f"every op ran in {files[0]} as in {files[0]}\n"
+    assert capsys.readouterr().out == f"every op ran in the same dtypes in {files[0]} and {files[0]}\n"
     assert main(["diff", *files]) == 1
-    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 ops ran otherwise", "  linear: bfloat16 -> float32"]
+    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 op ran in other dtypes", "  linear: bfloat16 -> float32"]
     assert main(["diff", "--json", "-", *files]) == 1
     assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2

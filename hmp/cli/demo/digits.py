@@ -94,7 +94,7 @@ def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
     )
     print(f"\n{result}")
     if (result[POLICY].ratio or 0) >= 1:
-        print("Low precision saves memory and no time for so small a network here; hmp doctor says what the processor computes natively.")
+        print("Here low precision saves memory but no time; hmp doctor shows which dtypes the processor has instructions for.")
 
     accuracy = []
     # process-wide, as the call was published: backward and the optimizer too
@@ -111,13 +111,14 @@ def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
         print(f"\n{report}")
     failures = [*failed_ops(report)]
     if abs(accuracy[0] - accuracy[1]) > _POINTS:
-        failures.append(f"the accuracies are more than {_POINTS:g} point apart")
+        failures.append(f"expected accuracies within {_POINTS:g} percentage point of each other, got more")
     for failure in failures:
         print(f"check failed: {failure}")
     if not failures:
         low, high = (", ".join(name for name, dtype in wanted().items() if (dtype is torch.float32) is wide) for wide in (False, True))
         print(
-            f"check passed: under hmp {POLICY} {low} ran in bfloat16 and {high} in float32, at float32's accuracy within {_POINTS:g} point"
+            f"check passed: under hmp {POLICY} {low} ran in bfloat16 and {high} in float32; the accuracy is within {_POINTS:g} point of "
+            "float32's"
         )
     return 1 if failures else 0
 
