@@ -59,8 +59,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--objective",
         choices=("time", "memory", "bytes"),
         default="time",
-        help="what to minimise: the time of a step, its activation memory, or that with activations stored in 8 bits (bytes) (default "
-        "time)",
+        help="what to minimise: the time of a step (time, the default), its activation memory (memory), or its activation memory with "
+        "activations stored in 8 bits (bytes)",
     )
     parser.add_argument(
         "--steps", type=positive, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"

@@ -46,7 +46,7 @@ def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys
     for name, tensor in wide.items():
         dtype = torch.float32 if name.startswith("1.") else torch.bfloat16
         assert low[name].dtype is dtype and torch.equal(low[name], tensor.to(dtype)), name
-    assert "3 of 5 weights are stored low" in capsys.readouterr().out
+    assert "3 of 5 weights cast" in capsys.readouterr().out
     assert json.loads(Path("done.json").read_text())["bytes_after"] == 2 * (64 + 8 + 8) + 4 * 16
 
 

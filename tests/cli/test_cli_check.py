@@ -37,7 +37,7 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert lines[5].startswith(f"error  {bf16}:5: expected the name of an op, such as 'linear', got 'bad name'")
     assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: unknown op 'habana_matmul_v2'")
     assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
-    assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
+    assert lines[8] == f"error  {fp32}:2: mm: is also on the bf16 list, as 'mm' ({bf16}:3); remove one of them"
     assert lines[9] == "9 findings: 4 errors, 1 note"
 
 
@@ -75,7 +75,7 @@ def test_check_knows_what_the_base_adds(tmp_path: Path, capsys: pytest.CaptureFi
     status, lines = checked(tmp_path, capsys, base="autocast\n", promote="linear\nmm\n")
     assert status == 0
     assert lines[0].startswith("ok     DIR/promote.txt:1: linear: its castable inputs become the widest dtype among them (R3); at ")
-    assert lines[2] == "note   DIR: no bf16.txt: it is that of 'autocast', which base.txt names"
+    assert lines[2] == "note   DIR: no bf16.txt: that list of 'autocast', named in base.txt, is used"
     assert hmp.explain("linear", str(tmp_path)).cast == "promote" and hmp.explain("bmm", str(tmp_path)).cast == "bf16"
 
 
@@ -85,8 +85,8 @@ def test_check_tells_names_that_do_nothing(tmp_path: Path, capsys: pytest.Captur
     in_place = "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
     assert status == 0
     assert told["fp32.txt:1", "exp_"] == f"note   DIR/fp32.txt:1: exp_: {in_place}"
-    assert told["promote.txt:1", "mul"] == "note   DIR/promote.txt:1: mul: on the bf16 list too, as 'mul', which wins (R4)"
-    assert told["promote.txt:2", "*"] == "note   DIR/promote.txt:2: *: the bf16 list holds it too, and wins (R4)"
+    assert told["promote.txt:1", "mul"] == "note   DIR/promote.txt:1: mul: also on the bf16 list, as 'mul', which wins (R4)"
+    assert told["promote.txt:2", "*"] == "note   DIR/promote.txt:2: *: also on the bf16 list, which wins (R4)"
     # a synonym that is listed itself follows its own line, and an in-place form neither
     assert "torch.mul," in told["bf16.txt:1", "mul"] and "Tensor.mul_" not in told["bf16.txt:1", "mul"]
     assert "torch.multiply," in told["fp32.txt:2", "multiply"] and "torch.mul" not in told["fp32.txt:2", "multiply"].replace(

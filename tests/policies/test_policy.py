@@ -158,7 +158,7 @@ def test_explain_says_list_place_sites_and_synonyms() -> None:
         ("mul_", "habana", "bf16", "\n  an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)\n"),
         ("iadd", "apex-o1", "promote", "\n  an in-place form"),
         ("gelu", "habana-o2", "fp32", "float32"),
-        ("type_as", "habana-o2", None, "never touched"),
+        ("type_as", "habana-o2", None, "never casts"),
     ],
 )
 def test_explain_gives_the_reason(name: str, policy: str, cast: str | None, why: str) -> None:

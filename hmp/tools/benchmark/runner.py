@@ -105,8 +105,8 @@ def benchmark(  # noqa: PLR0913
     failures = [samples.failure for samples in collected if samples.failure is not None]
     if len(failures) == len(collected):
         raise StepError(
-            f"the step failed under every policy; under {collected[0].variant.name!r} with {described(failures[0])}. "
-            "Make it run once by itself first"
+            f"the step failed under every policy; under {collected[0].variant.name!r} with {described(failures[0])}; "
+            "make it run without benchmark() first"
         ) from failures[0]
     baseline = _baseline(collected)
     return Benchmark(
@@ -127,9 +127,9 @@ def benchmark(  # noqa: PLR0913
 
 def _check_step(step: Any) -> None:
     if not callable(step):
-        raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
+        raise HmpError(f"step= expected a function without arguments that runs one step, got {type(step).__name__}")
     if error := misfit(step, 0):
-        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)")
+        raise HmpError(f"step= expected a function without arguments, got one that needs some ({error}); give lambda: step(...)")
 
 
 def misfit(function: Callable[..., Any], arguments: int) -> str:
@@ -158,10 +158,10 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
-        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'torch.autocast' is a row")
+        raise HmpError("torch.autocast is enabled around benchmark(), and would affect every row; call benchmark() outside of it")
     if any_applied():
         raise HmpError(
-            "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
+            "a policy is applied to a module by hmp.apply(), and would override the policies to be compared; "
             "call hmp.remove(model) or hmp.revert() first"
         )
 
@@ -224,12 +224,14 @@ def _row(samples: Samples, baseline: Samples) -> BenchmarkRow:
 def _notes(collected: list[Samples], restored: bool, memory: str, untouched: bool) -> list[str]:
     notes = []
     if memory == SAVED:
-        notes.append("Saved for backward: what one forward pass keeps, each storage once, parameters left out.")
+        notes.append("Saved for backward: the activation memory of one forward pass, without the parameters.")
     if not restored:
-        notes.append("Losses are not compared: each policy trained on from where the one before it stopped. Give model= and optimizer=.")
+        notes.append(
+            "The losses can't be compared, because each policy continued the training of the previous one. Give model= and optimizer=."
+        )
     if not untouched:
         notes.append(
-            "hmp was in use before: its wrappers stood in torch's places in every row. For torch's own times call hmp.revert() first."
+            "hmp was in use before benchmark(), so every row includes the time of its patches. Call hmp.revert() first to time plain torch."
         )
     for samples in collected:
         notes += [note for note in samples.notes if note not in notes]
@@ -239,7 +241,8 @@ def _notes(collected: list[Samples], restored: bool, memory: str, untouched: boo
             notes.append(f"{name}: the loss became {bad}.")
         elif restored and lasts and max(lasts) - min(lasts) > _SAME_LOSS * max(map(abs, lasts)):
             notes.append(
-                f"{name}: the same steps ended at losses from {min(lasts):.5g} to {max(lasts):.5g}. The step has state that was not "
-                "given (model=, optimizer=, state=), or other batches each time (reset=); smaller differences of losses mean nothing."
+                f"{name}: repeated runs of the same steps ended at losses from {min(lasts):.5g} to {max(lasts):.5g}, so smaller "
+                "differences of losses mean nothing. Pass all state that the step changes (model=, optimizer=, state=), and reset its "
+                "batches (reset=)."
             )
     return notes

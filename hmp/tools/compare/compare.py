@@ -85,7 +85,7 @@ def compare(
     """
     _check(model, loss)
     if isinstance(policy, (list, tuple)):
-        raise TypeError("compare() takes one policy: give the second one as against=, and call it again for more")
+        raise TypeError("compare() expected one policy, got several; give a second one as against=, and call compare() again for more")
     chosen = model_call.chosen_policy(model, policy)
     other = None if against is None else another(model_call.chosen_policy(model, against), chosen)
     return compare_under(model, batch, chosen, other, loss, shift=shift)
@@ -95,7 +95,7 @@ def another(against: Policy, policy: Policy) -> Policy:
     """Return `against` under a name that is not that of `policy`. Raise HmpError if it is the same policy."""
     if against == policy:
         raise HmpError(
-            f"against={against.name!r} is the same policy as {policy.name!r}: leave it out, or change a list or the dtype, "
+            f"against={against.name!r} is the same policy as {policy.name!r}; leave it out, or give another one, such as "
             "policy.replace(dtype=torch.float16)"
         )
     if against.name != policy.name:
@@ -177,11 +177,10 @@ def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor]
             output = model_call.call(model, batch)
             value = model_call.own_loss(output) if loss is None else loss(output)
         except Exception as error:
-            return _Untouched(why_not=f"that raised {type(error).__name__}: {error}")
+            return _Untouched(why_not=f"the model raised {type(error).__name__}: {error}")
         if not torch.equal(before, torch.get_rng_state()):
             return _Untouched(
-                why_not="the model draws random numbers, others in float32 than in the low-precision dtype: to compare it with a run "
-                "without hmp call model.eval()"
+                why_not="the model draws random numbers, which differ between float32 and the low-precision dtype; call model.eval() first"
             )
         number = float(local(value).detach()) if isinstance(value, Tensor) and value.numel() == 1 else None
         return _Untouched(tuple(t.detach().clone() for t in _floating(output)), number)
@@ -265,7 +264,7 @@ def _saying_what_was_seen(chosen: Policy, statistics: ErrorSums) -> Iterator[Non
         seen = "; ".join(last[-_LAST_SEEN:]) or "no op"
         notes = [
             *getattr(error, "__notes__", ()),
-            f"compare() under policy {chosen.name!r} saw before that, with the error to float32: {seen}",
+            f"the last ops that compare() saw under policy {chosen.name!r}, with their errors against float32: {seen}",
         ]
         with contextlib.suppress(AttributeError):  # an exception with slots
             error.__notes__ = notes  # type: ignore[attr-defined]  # what add_note() of Python 3.11 does
@@ -280,9 +279,9 @@ def _device(model: torch.nn.Module) -> str:
 def _check(model: Any, loss: Any) -> None:
     model_call.check_module(model, "compare()")
     if loss is not None and not callable(loss):
-        raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
+        raise HmpError(f"loss= expected a function of the model's output, got {type(loss).__name__}")
     if here.aten is not None and any(isinstance(each, Float32Reference) for each in here.aten.told):
-        raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
+        raise HmpError("compare() was called inside compare(), which would count the ops of both; call one after the other")
 
 
 def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
@@ -293,7 +292,7 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     else:
         found = model_call.own_loss(output)
         if found is None:
-            return None, "forward only: no loss was given, and the output has none"
+            return None, "forward only: no loss was given, and the model's output has none"
         value, source = found, "forward and backward of the output's own loss"
     if not torch.is_grad_enabled():
         return None, "forward only: gradients are disabled here"
@@ -308,15 +307,15 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
     without = "call compare() under torch.no_grad()"
     if loss is not None and any(tensor.requires_grad for tensor in each_tensor((output,))):
         return (
-            f"the loss needs no gradient: the output does, and {cut} in loss(output) cuts it off; "
-            f"take that out, or to compare the forward alone {without}"
+            f"expected a loss that requires grad, got one that doesn't: {cut} in loss(output) detaches it from the output; "
+            f"remove that, or to compare only the forward pass {without}"
         )
     if any(parameter.requires_grad for parameter in model.parameters()):
         return (
-            f"the loss needs no gradient: weights of the model do, and have no part in it, or {cut} on the way cuts it off; "
-            f"take that out, or to compare the forward alone {without}"
+            f"expected a loss that requires grad, got one that doesn't: it does not depend on the model's weights, or {cut} detaches it; "
+            f"change that, or to compare only the forward pass {without}"
         )
-    return f"the loss needs no gradient: nothing that it was computed from does; {without}"
+    return f"expected a loss that requires grad, got one that doesn't: no weight of the model does; {without}"
 
 
 def _recorder(statistics: ErrorSums) -> Seen:
