@@ -65,7 +65,7 @@ class CastWeights(Result):
         for weight in self.weights:
             if weight.name == name:
                 return weight
-        raise KeyError(f"no weight {name!r}; there are {', '.join(repr(weight.name) for weight in self.weights)}")
+        raise KeyError(f"expected a weight of the model, got {name!r}; it has {', '.join(repr(weight.name) for weight in self.weights)}")
 
     @property
     def bytes_before(self) -> int:

@@ -178,7 +178,7 @@ def test_scope_compare_follows_the_lines(folder: Path):
     assert not any("_hmp_applied" in vars(module) for module in model.modules())
     hmp.apply(model, policy)
     assert errors(policy=policy) == errors() == found
-    with pytest.raises(hmp.HmpError, match="is applied to the model, whose calls follow it and not"):
+    with pytest.raises(hmp.HmpError, match="is applied to the model and would override"):
         hmp.compare(model, X, policy.unscoped)
 
 

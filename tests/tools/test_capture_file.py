@@ -126,7 +126,7 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
         (tmp_path / "none" / "a.capture", model, {}, "there is no folder"),
         (tmp_path, model, {}, "is a folder"),
         (file, 3, {}, "got int"),
-        (file, torch.jit.script(model), {}, "give the module that it was made of"),
+        (file, torch.jit.script(model), {}, "pass the module that it was scripted from"),
         (file, model, {"mask": torch.ones(3)}, "1 where one counts"),
         (file, model, {"calls": 0}, "calls=0"),
     ]

@@ -80,7 +80,7 @@ def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pyte
     for kept, calls in (([row for row in report.rows if row.rule != "unlisted"], 60), (report.violations(), 60)):
         assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
     assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
-    (note,) = [note for note in report.notes if "beyond the first 40" in note]
+    (note,) = [note for note in report.notes if "after the first 40" in note]
     assert note in str(report)
     saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
     assert note in saved.notes and any(each.startswith(f"{2 * int(note.split()[0])} ") for each in saved.merge(report).notes)

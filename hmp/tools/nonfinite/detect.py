@@ -58,9 +58,9 @@ def detect_nonfinite(
         'Inf'
     """
     if on_find not in ("raise", "log"):
-        raise HmpError(f'on_find={on_find!r} is unknown; use "raise" to stop at the first finding or "log" to go on')
+        raise HmpError(f'on_find= expected "raise" (stop at the first finding) or "log" (log each and continue), got {on_find!r}')
     if isinstance(ignore, str) or not all(isinstance(each, str) for each in ignore):
-        raise HmpError(f'ignore={ignore!r}: expected a list of names of ops and of globs over module paths, such as ["*.mask", "exp"]')
+        raise HmpError(f'ignore= expected a list of op names and globs over module paths, such as ["*.mask", "exp"], got {ignore!r}')
     return _region(on_find, _meant(ignore))
 
 
