@@ -91,12 +91,15 @@ def capture(
             found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
-            raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the context")
+            raise NothingCalled(
+                f"{target} was not written: no module of {watcher.named()} was called inside capture(); call the model as model(...)"
+            )
 
 
 def _about_removed(name: str) -> str:
     if name in ("keep", "bytes_each", "bytes_all"):
-        return f"capture() takes no {name}: it keeps the values of outputs of up to {size(MOST_BYTES)}; give calls= to capture less"
+        return f"capture() has no argument {name} any longer: it stores the values of outputs up to {size(MOST_BYTES)}; use calls= to "
+        "capture less"
     return f"capture() got an unexpected keyword argument {name!r}"
 
 
@@ -104,11 +107,11 @@ def _check(model: Any, mask: Any, calls: int | None) -> None:
     if model is not None:
         check_module(model, "capture()", "a file and a torch.nn.Module")
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-        raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
+        raise HmpError("mask= expected a tensor of shape (batch, positions), 1 at real tokens and 0 at padding")
     if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
-        raise HmpError("mask= is 1 where a place counts and 0 where none does; another value is in it")
+        raise HmpError("mask= expected only 1 (real tokens) and 0 (padding), got other values")
     if calls is not None and calls < 1:
-        raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
+        raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
 
 
 class _TraceRecorder(Listener):
@@ -237,28 +240,26 @@ class _TraceRecorder(Listener):
         inside = {name: begin for name, begin in inside.items() if not any(each != name and each.startswith(begin) for each in seen)}
         if inside:
             compiled = some([name or "the model" for name in inside])
-            notes.append(f"{compiled} ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it")
+            notes.append(f"{compiled} ran compiled by torch.compile, so only its output was recorded, not the modules inside it")
         others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
         unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
         if unseen:
             notes.append(
-                f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
-                f"kernels, or where their parent reads the weights itself: {some(unseen)}"
+                f"{count(len(unseen), 'module')} with weights not called as module(...), because of compiled code, a fused kernel, or a "
+                f"parent module that uses the weights itself: {some(unseen)}"
             )
         for names, said in (
-            (self._hooked, "with forward hooks: what is kept is what came before these"),
-            (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
+            (self._hooked, "with forward hooks, recorded before these ran"),
+            (self._opaque, "returned no tensor, nor a tuple, list, dict or dataclass with one"),
         ):
             notes += [f"{count(len(names), 'module')} {said}: {some([name or 'the model' for name in names])}"] if names else []
         if self._left_out:
-            notes.append(
-                f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
-            )
+            notes.append(f"{count(self._left_out, 'call')} left out, because a capture describes at most {_MOST_OUTPUTS} outputs")
         if self._unkept:
-            notes.append(f"of {count(self._unkept, 'output')} no values are kept, as they are larger than {size(MOST_BYTES)}")
+            notes.append(f"the values of {count(self._unkept, 'output')} are not stored, because they are larger than {size(MOST_BYTES)}")
         if self._unread:
             notes.append(
-                f"of {count(self._unread, 'output')} torch does not tell the values: on the meta device, a shard, sparse, or in a transform"
+                f"the values of {count(self._unread, 'output')} can't be read: on the meta device, sharded, sparse, or under torch.func"
             )
         return notes
 

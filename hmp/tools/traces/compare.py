@@ -63,7 +63,7 @@ def compare_captures(
     common = [(at, found) for at, found in pairs if found is not None]
     if not any(one.calls[at].kind for at, _ in common):
         raise HmpError(
-            f"{one.path} and {other.path} have no module's name in common: {_names(one)} and {_names(other)}; say which are the same: "
+            f"{one.path} and {other.path} have no module name in common: {_names(one)} and {_names(other)}; map the names: "
             'map=["model.layers.*=transformer.h.*"], --map "model.layers.*=transformer.h.*"'
         )
     order = _order(one.calls)
@@ -191,18 +191,18 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
     """Return how far two outputs are apart, how that is known, and why not."""
     one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
     if not one.bits or not other.bits:
-        return None, "", "torch did not tell the values"
+        return None, "", "torch did not give access to its values"
     if alignment.is_whole:
         if one.shape != other.shape:
             return None, "", f"shapes {list(one.shape)} and {list(other.shape)}"
         if (one.dtype, one.bits) == (other.dtype, other.bits):
             return 0.0, "bits", ""
     if not (one.is_whole and other.is_whole):
-        why = "its values are too large to be kept"
+        why = "it was too large to be stored"
         return None, "", f"{OTHER_BITS}, and {why}" if alignment.is_whole and one.dtype == other.dtype else why
     picked = alignment.picked(a.values(*here), b.values(*there))
     if picked is None:
-        return None, "", f"shapes {list(one.shape)} and {list(other.shape)} do not tell which rows and places are the same"
+        return None, "", f"shapes {list(one.shape)} and {list(other.shape)} can't be matched by rows and positions"
     return _relative(*picked), "values", ""
 
 
@@ -220,7 +220,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps: Sequence[Gap]) -> list[str]:
     """Return what was not compared, and what each capture says of itself."""
     notes = [
-        f"{count(len(names), 'module')} of {capture.name} alone returned, or more often: {_some(names)}"
+        f"{count(len(names), 'module')} called only in {capture.name}, or more often there: {_some(names)}"
         for capture, names in ((a, alone_a), (b, alone_b))
         if names
     ]
@@ -250,16 +250,16 @@ def _told_of_pairs(a: Capture, b: Capture, common: Sequence[tuple[int, int]]) ->
             outputs = [call.outputs[each].path for each in sorted(missing)]
             alone[side].update((f"{call.module or '(the model)'}[{path}]", None) for path in outputs if path not in MASKS or call.kind)
     if twice:
-        notes.append(f"{count(len(twice), 'module')} of {a.name} share their name in {b.name} with another one: {_some(list(twice))}")
+        notes.append(f"{count(len(twice), 'module')} of {a.name} were mapped to the same name in {b.name}: {_some(list(twice))}")
     for capture, names in zip((a, b), alone, strict=True):
-        notes += [f"{count(len(names), 'output')} of {capture.name} alone: {_some(list(names))}"] if names else []
+        notes += [f"{count(len(names), 'output')} only in {capture.name}: {_some(list(names))}"] if names else []
     return notes
 
 
 def _names(capture: Capture) -> str:
     """Return some of the modules' names, for an error."""
     names = dict.fromkeys(call.module for call in capture.calls if call.module and not call.module.endswith(INPUTS))
-    return f"{capture.name} has {_some(list(names)) or 'the model alone'}"
+    return f"{capture.name} has {_some(list(names)) or 'only the model itself'}"
 
 
 def _some(names: Sequence[str]) -> str:
