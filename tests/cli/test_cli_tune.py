@@ -141,11 +141,11 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     arguments = ["tune", "recipe.py", "--ops", "tanh", "--objective", "memory"]
     assert main(arguments) == 0
     printed = capsys.readouterr()
-    assert "hmp tune: float32 and the policies that there are\nhmp tune: 1 of about " in printed.err and " of about " not in printed.out
+    assert "hmp tune: running float32 and the presets\nhmp tune: 1 of about " in printed.err and " of about " not in printed.out
     assert hmp.Policy.load("tuned") == hmp.Policy.from_dict(json.loads(Path("tuned/tune.json").read_text(encoding="utf-8"))["policy"])
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
     assert main(arguments) == 2
-    assert "the loss or the optimizer is another; name another folder" in capsys.readouterr().err
+    assert "; give another folder" in capsys.readouterr().err
 
 
 # -- hmp init

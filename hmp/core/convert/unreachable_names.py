@@ -40,7 +40,7 @@ class Unreachable(NamedTuple):
 
     def __str__(self) -> str:
         where = self.module if self.line is None else f"{self.module}:{self.line}"
-        return f"{where}: {self.name} holds {self.op} as it was before it was patched"
+        return f"{where}: {self.name} holds {self.op} from before hmp patched it"
 
 
 def unreachable() -> list[Unreachable]:
