@@ -78,7 +78,7 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     file = Path(path)
     if file.is_dir():
         if cast is not None:
-            raise OpListError("is a folder, in which the names of the files tell which lists they are; leave --list out", file)
+            raise OpListError("is a folder, in which each file's name shows which list it is; leave --list out", file)
         return [(path, each) for each, path in list_files(file).items()]
     if cast is None:
         said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
