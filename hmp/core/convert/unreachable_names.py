@@ -30,7 +30,7 @@ class Unreachable(NamedTuple):
 
     Example:
         >>> print(hmp.Unreachable("train", "ACTIVATIONS", 7, "torch.relu"))
-        train:7: ACTIVATIONS holds torch.relu as it was before it was patched
+        train:7: ACTIVATIONS holds torch.relu from before hmp patched it
     """
 
     module: str
