@@ -119,7 +119,7 @@ def test_the_table_and_the_json_say_what_was_done() -> None:
     assert "float32 → bfloat16" in text and "3 of 5 weights cast" in text
     values = json.loads(json.dumps(result.to_dict()))
     assert values["bytes_after"] == 3 * 16 * 2 + 2 * 4 * 4 and values["weights"][0]["after"] == "bfloat16"
-    with pytest.raises(KeyError, match="no weight 'x'"):
+    with pytest.raises(KeyError, match="expected a weight of the model, got 'x'"):
         result["x"]
 
 
