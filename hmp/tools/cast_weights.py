@@ -119,24 +119,24 @@ def cast_weights(
 ) -> CastWeights:
     """Store each weight of `model`, in place, in the low-precision dtype that its ops use, for inference in half the memory.
 
-    The model is called once with `batch`. A weight that every op took rounded to the same low-precision dtype is stored so; one that an op
-    read in float32 (a norm, an embedding that no list names), running statistics, and what the batch did not reach stay. Then the model is
-    called again: a weight with which its outputs would not be the same bits stays, too.
+    The model is called once with `batch`. A weight that every op uses in the same low-precision dtype is stored in that dtype. Weights that
+    an op uses in float32 (norms, an embedding on no list), running statistics, and weights that the batch doesn't reach are left unchanged.
+    Then the model is called again: a weight whose cast would change the outputs by a bit is left unchanged too.
 
     Args:
-        model: The module, on any device but meta. Tied weights stay tied, and parameters the same objects.
-        batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: A Policy, a preset's name or a folder. Without one it is what `hmp.apply()` gave the model or the active one, else
-            "autocast". The model has to run under it from then on: `hmp.apply(model, policy)`.
-        only: A glob, such as "lm_head.*": weights whose name, or a module around whom, it does not match stay.
-        frozen: Takes only parameters that need no gradient, and calls the model with gradients on: for a fine-tuning with LoRA.
+        model: The module, on any device except meta. Tied weights stay tied, and parameters stay the same objects.
+        batch: The arguments of the call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: A Policy, a preset's name or a folder. Default: the policy applied to the model, else the active one, else "autocast". From
+            then on the model has to run under it: `hmp.apply(model, policy)`.
+        only: A glob, such as "lm_head.*". Only weights whose name, or whose module's path, matches are cast.
+        frozen: Cast only parameters that require no gradient, and call the model with gradients enabled: for fine-tuning with LoRA.
 
     Returns:
-        What was done to each weight, as a table to print; bytes are of all parameters and buffers.
+        What was done to each weight, as a table to print; bytes are those of all parameters and buffers.
 
     Raises:
-        HmpError: For anything but a module, weights on the meta device or sharded, a policy with no op on a low list, an `only` that
-            matches nothing, and a model whose outputs are others at each call. The model is then as it was.
+        HmpError: For anything but a module, weights that are sharded or on the meta device, a policy with empty BF16 and FP8 lists, an
+            `only` that matches nothing, and a model whose outputs differ between calls. The model is then unchanged.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)

@@ -23,12 +23,11 @@ _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics ke
 
 @dataclass(frozen=True)
 class Rule:
-    """What a policy does with the op `name`, as explain() returns it; str() is for readers.
+    """What a policy does with the op `name`, as explain() returns it; `print()` shows it.
 
-    `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
-    where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
-    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it saves for backward is packed, "" where
-    it is not.
+    `cast` is the op's list, "bf16", "fp32" or "promote", or None. `listed_as` is the entry that it follows, `path` and `line` the place of
+    that entry. `sites` are the names by which the op can be called, each with what hmp does there. `scoped` are entries for some modules
+    that override it, each with its list, file and line. `saved` says how the op's saved activations are packed, or is "".
 
     Example:
         >>> hmp.explain("matmul", "habana").listed_as

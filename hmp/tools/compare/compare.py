@@ -47,34 +47,35 @@ def compare(
     loss: Callable[[Any], Tensor] | None = None,
     shift: bool = False,
 ) -> Comparison:
-    """Compare each op of the model's forward and backward under a policy with float32: alone, and with all that came before.
+    """Compare each op of the model's forward and backward under a policy with float32: its own error, and the accumulated error.
 
-    First the model runs once in float32 without hmp, forward and loss. If it picks a constant or a branch by the dtype, it may take another
-    path there; the float32 run of each op follows the path under the policy. An error of the compared run has a note of the last ops.
+    First the model runs once in float32 without hmp, forward and loss. If it chooses a constant or a branch by the dtype, it may take
+    another path in that run; the comparison op by op follows the path under the policy. If the model raises an error, a note on the error
+    names the last ops.
 
-    Every op runs as it does without the comparison, on the model itself; in addition it runs in float32 on the same inputs, and in
-    float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor that is alive
-    at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch and the
-    random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled. What is
-    compared packs nothing: a policy with a saved list runs two more steps, for `gradient_packed` alone.
+    In the compared run every op runs as without the comparison. In addition it runs in float32 twice: on the same inputs, and on the
+    inputs that float32 would have computed. Random draws are the same in all three. This takes memory for two float32 copies of each live
+    tensor, so under `torch.no_grad()` it does not grow with the depth of the model. Afterwards weights, buffers, gradients, the batch and
+    the random state are as before. Only the ops of this thread are compared; a compiled model runs uncompiled. Nothing is packed in the
+    compared run: a policy with a saved list runs two more steps, only for `gradient_packed`.
 
-    A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch.
+    Under DDP or FSDP2 call it in all processes; each compares its own batch.
 
     Args:
-        model: The module. It is called itself, and left as it is.
-        batch: What it is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: What it runs under, the loss too. Default: the policy active here, else what hmp.apply() gave the model, else "autocast".
-        against: Another policy, compared with float32 in the same way; its errors are columns next to the first one's.
-        loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; without one, or under
-            `torch.no_grad()`, only the forward is compared.
-        shift: Whether the logits at one place are of the label at the next one, as in causal language models (`Comparison.tokens`).
+        model: The module. It is not changed.
+        batch: The arguments of the call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: The policy of the model and the loss. Default: the one applied to the model, else the active one, else "autocast".
+        against: A second policy, compared with float32 too; its errors are shown in extra columns.
+        loss: A function of the model's output that returns a scalar. Default: the output's `.loss` or `["loss"]`. Without a loss, or
+            under `torch.no_grad()`, only the forward pass is compared.
+        shift: True for causal language models, whose logits at one position predict the next label (`Comparison.tokens`).
 
     Returns:
-        The comparison of `policy`; with `against` it holds that policy's, `Comparison.against`.
+        The comparison of `policy`; `Comparison.against` is that of `against`.
 
     Raises:
         HmpError: For anything but a module, a scripted module, a loss that isn't a scalar, the same policy twice, and inside another
-                compare().
+            compare().
         TypeError: `policy` is a list of policies.
 
     Example:

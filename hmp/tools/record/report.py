@@ -259,7 +259,7 @@ class Report(Result):
         Raises:
             ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
                 dtype that was wanted and the one that it got, what overrode the list, and the remedy.
-            HmpError: No call followed a list, so that nothing was shown, or `allow` isn't a list of kinds.
+            HmpError: No op on a list was called, so nothing was verified, or `allow` isn't a list of kinds.
 
         Example:
             >>> net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)

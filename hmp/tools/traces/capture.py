@@ -46,26 +46,26 @@ def capture(
     calls: int | None = None,
     **removed: Any,
 ) -> Iterator[Capture]:
-    """Write what each module returns within the context into a file, for `hmp.compare_captures()` and `hmp compare`.
+    """Record what each module returns inside the `with` block in a file, for `hmp.compare_captures()` and `hmp diff`.
 
-    Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
-    kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
-    say. The file is written when the context ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
+    The model computes the same bits as without it, under any policy, torch.autocast or torch.no_grad(). No graph is kept alive, and no hook
+    remains. Compiled models run compiled, so only their output is recorded; a note in the capture says so. The file is written when the
+    block ends, also after an exception. This needs the extra `capture` (safetensors, numpy).
 
     Args:
         path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
-        model: the model to watch; every module that runs without one.
-        mask: says which places count, as `attention_mask` does (1 where one does), where the model gets no such keyword.
-        calls: how many calls of the model are noted, None for all.
-        **removed: parameters of earlier versions, which are refused.
+        model: the model to record. Default: every module that runs.
+        mask: a mask of the batch's positions, 1 at real tokens and 0 at padding, if the model gets no `attention_mask`.
+        calls: the number of calls of the model to record, None for all.
+        **removed: parameters of earlier versions, which raise an error.
 
     Yields:
-        The capture, to be read after the context. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
-        they are at most 4 MiB; of the model's own call also what it was given.
+        The capture, which can be read after the block. It has the shape, dtype, moments and a hash of every output, the values of outputs
+        up to 4 MiB, and the model's inputs.
 
     Raises:
         HmpError: no module was called, or the file cannot be written.
-        TypeError: for `keep`, `bytes_each` and `bytes_all`: values are kept up to one limit.
+        TypeError: for `keep`, `bytes_each` and `bytes_all`, which do not exist any longer.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)

@@ -28,24 +28,23 @@ def compare_captures(
     map: Mapping[str, str] | Iterable[str] = (),
     rows: tuple[int, int] | None = None,
 ) -> CaptureComparison:
-    """Compare two captured programs module by module: where they part first, how the gap grows, what each computed in.
+    """Compare two captured programs module by module: where they first differ, how the difference grows, and the dtypes of each.
 
-    Modules are matched by name and number of the call. Where the batches differ, the rows and places that are matched are those with the
-    same `input_ids`, without what `attention_mask` (or capture's `mask=`) leaves out: a batch of one and a batch of eight, padded on either
-    side.
+    Modules are matched by name and number of the call. If the batches differ, as a batch of one and a padded batch of eight, rows and
+    positions with the same `input_ids` are matched. Positions masked by `attention_mask` (or capture's `mask=`) are left out.
 
     Args:
         a: A capture, or its file.
-        b: Another one, to which gaps are relative.
-        map: Which names of the first are others in the second: `["model.layers.*=transformer.h.*"]`, each `*` for any text, each rule on
-            what those before it gave.
-        rows: A row of each batch, such as (0, 3), instead of those with the same tokens.
+        b: Another capture or file. Differences are relative to it.
+        map: Rules that map names of `a` to names of `b`: `["model.layers.*=transformer.h.*"]`. `*` matches any text; each rule is applied
+            to the result of the rules before it.
+        rows: A row of each batch, such as (0, 3), instead of rows with the same tokens.
 
     Returns:
         The comparison.
 
     Raises:
-        HmpError: No names are common, rows cannot be matched, or the programs were given other tokens.
+        HmpError: The captures have no module name in common, or their rows or tokens can't be matched.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
