@@ -13,8 +13,8 @@ _RESULTS = _ROOT / "docs" / "releases"
 PAGE = _ROOT / "docs" / "dev" / "releases.md"
 _HEAD = """# Other packages' releases
 
-What `.ci/releases` found, which `.ci/nightly` runs: every row is an environment of its own, with the same torch. `tests/releases` has the
-scripts, and what each environment installs. A number is the loss of the last step.
+The results of `.ci/releases`, which `.ci/nightly` runs. Every row is an environment of its own, with the same torch. `tests/releases` has
+the scripts, and the packages of each environment. A number is the loss of the last step.
 """
 
 

@@ -82,8 +82,8 @@ done = run("-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "--report"
 assert done.returncode == 0, done.stderr
 
 # %% [markdown]
-# It ran, and `--report` recorded in which precision: `linear` ran in bfloat16 all 500 times. Nothing in the optimizer's step was cast,
-# which was the purpose of `disable_casts()`.
+# It ran, and `--report` recorded the dtypes: `linear` ran in bfloat16 all 500 times. Nothing in the optimizer's step was cast,
+# which is the purpose of `disable_casts()`.
 
 # %%
 report = hmp.Report.load("report.json")
@@ -173,8 +173,8 @@ assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 # %% [markdown]
 # ### `disable_casts()`
 #
-# Inside this block torch behaves as without hmp. Around `optimizer.step()` it still works but is no longer needed: hmp never casts what
-# an optimizer does.
+# Inside this block torch behaves as without hmp. Around `optimizer.step()` it still works but is no longer needed: hmp never casts in an
+# optimizer's step.
 
 # %%
 print("converted:    ", model(images[:2]).dtype)
@@ -183,7 +183,7 @@ with old_hmp.disable_casts():
     assert model(images[:2]).dtype == torch.float32
 
 # %% [markdown]
-# ### Why the whole process is too much
+# ### Why not cast the whole process
 #
 # Scripts without files use Habana's default list. It contains `mul`, and `convert` affects every line of the program. Many scripts sum up
 # losses weighted by the batch size. That sum is then rounded to bfloat16, which has eight significant bits:

@@ -14,7 +14,7 @@
 # # Find the cheapest op lists for your model with hmp tune
 #
 # A preset (lists that come with hmp) is not made for your model. The model of this tutorial breaks under presets: one of its matrix
-# multiplications must not run in bfloat16, while all others may. `hmp.tune` finds this out. It trains the model under many lists, keeps
+# multiplications must not run in bfloat16, while all others may. `hmp.tune` finds such ops: it trains the model under many lists, keeps
 # the cheapest that are as good as float32, and writes them to files. This takes less than a minute on a CPU, and needs
 # `pip install scikit-learn`.
 
@@ -91,7 +91,7 @@ def accuracy(model, part=held_out):
 # ## The search
 #
 # The search starts from the preset `habana`. The accuracy after 60 steps of training may be at most 2 % worse than float32's. On a CPU
-# without bfloat16 instructions lists can't save time, so here the search minimises the memory that a step keeps for backward.
+# without bfloat16 instructions lists can't save time, so here the search minimises the activation memory of a step.
 
 # %%
 result = hmp.tune(
@@ -111,7 +111,7 @@ print(result)
 
 # %% [markdown]
 # Each row of the table is one training under some lists. Under `habana` the network only guesses: one in ten is right. The same happens
-# under `torch-cpu`, the lists of `torch.autocast`. The chosen lists reach float32's accuracy.
+# under `torch-cpu`, which has the lists of `torch.autocast`. The chosen lists reach float32's accuracy.
 
 # %%
 assert not result["habana"].fits
@@ -119,7 +119,7 @@ assert result["habana"].metric < 0.2
 assert result.best.fits
 
 # %% [markdown]
-# They keep little more than half of float32's bytes for backward, ...
+# They save little more than half of float32's bytes for backward, ...
 
 # %%
 print(f"{result.best.saved_bytes / result['float32'].saved_bytes:.2f} of the bytes, accuracy {result.best.metric:.1%}")
@@ -161,9 +161,9 @@ print("\n".join(checked.stdout.splitlines()[:3]))
 assert checked.returncode == 0, checked.stdout
 
 # %% [markdown]
-# ## Is it true?
+# ## Verify the result
 #
-# tune has verified the lists only for those batches, that many steps and one seed. So here is a training that tune did not run: with
+# tune has verified the lists only for these batches, this number of steps and one seed. Here is a training that tune did not run: with
 # another seed, twice as long, and measured on digits that it never saw.
 
 
@@ -211,13 +211,13 @@ report.assert_dtype("linear", torch.bfloat16)
 #
 # | argument | what it does |
 # |---|---|
-# | `objective="time"` (default), `"memory"` | make a step faster, or reduce the memory kept for backward |
+# | `objective="time"` (default), `"memory"` | minimise the time of a step, or its activation memory |
 # | `objective="bytes"` | also write `saved.txt`: activations in 8 bits, as far as the tolerance allows |
 # | `levels=("fp8", "bf16", "fp32")` | also move as many matrix multiplication FLOPs to `fp8.txt` as the tolerance allows |
 # | `tolerance=0.01` | how much worse than float32's the loss may be, or the metric if there is one (0.01 is 1 %) |
 # | `per_module=True` | decide each op separately in each module, with entries such as `softmax @ decoder.0` |
-# | `seconds=`, `max_trials=`, `steps=` | bound the search, and how long each trial trains |
-# | `start=` | the lists to begin with |
+# | `seconds=`, `max_trials=`, `steps=` | limit the search, and how long each trial trains |
+# | `start=` | the lists to start from |
 #
 # tune adds ops to the low-precision list in a fixed order: first those that change the loss least for what they save. If all of them
 # together exceed the tolerance, bisection finds how many can be added. Then tune moves single ops as long as that saves something. At any

@@ -190,7 +190,7 @@ after = hmp.compare(in_float32, images[:100], repaired, loss=loss_of)
 print(after)
 
 # %% [markdown]
-# What remains is the rounding to float16 in the two linear layers. It changes the output by less than a thousandth.
+# The remaining error is the rounding to float16 in the two linear layers. It changes the output by less than a thousandth.
 
 # %%
 assert not before.output < float("inf")
@@ -206,6 +206,6 @@ repaired.save("repaired")
 assert hmp.Policy.load("repaired") == repaired
 
 # %% [markdown]
-# Two remarks. First, bfloat16 has the range of float32, so `policy.replace(dtype="bfloat16")` would have avoided this overflow too, with
-# fewer digits everywhere; the finding also says so. Second, small gradients can underflow in float16, so for longer training scale the
+# Two remarks. First, bfloat16 has the range of float32, so `policy.replace(dtype="bfloat16")` would have avoided this overflow too, but
+# with fewer digits everywhere; the finding also says so. Second, small gradients can underflow in float16, so for longer training scale the
 # loss with `torch.amp.GradScaler`, with hmp as without it.

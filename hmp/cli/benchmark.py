@@ -18,25 +18,25 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "benchmark",
         example="hmp benchmark recipe.py --policies float32,torch.autocast,autocast --seconds 10",
-        help="time your own step in several precisions",
-        description="Runs the step of a recipe under each policy, interleaved, and prints time, spread, memory and loss as one table. "
+        help="time your training step in several precisions",
+        description="Runs a recipe's step under each policy, in turns, and prints time, spread, memory and loss as a table. "
         "A recipe is a Python file that defines model() -> a torch.nn.Module, batches() -> an iterable (the first 16 are used), "
-        "loss(model, batch) -> a scalar tensor and, if it is to train, optimizer(model); or step() alone. "
+        "loss(model, batch) -> a scalar tensor and, for training, optimizer(model); or step() alone. "
         "Exit status 0 done, 1 if the step failed under a policy, 2 for wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
     parser.add_argument(
         "--policies",
         metavar="A,B,...",
-        help="float32, torch.autocast, presets, folders of list files (default: float32, torch.autocast and hmp with the same lists, "
+        help="float32, torch.autocast, presets or folders of list files (default: float32, torch.autocast, and hmp with its lists, "
         "such as torch-cpu)",
     )
     parser.add_argument(
-        "--seconds", type=_positive, default=30.0, metavar="S", help="time for all of it, at least three rounds (default 30)"
+        "--seconds", type=_positive, default=30.0, metavar="S", help="time for the whole benchmark, at least three rounds (default 30)"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="timed steps in each sample (default: as many as fill a fifth of a second)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every sample (default 0)")
-    parser.add_argument("--device", metavar="NAME", help="where the step computes (default: the model's device, else the accelerator)")
+    parser.add_argument("--steps", type=int, metavar="N", help="timed steps in each round (default: as many as take 0.2 s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every round (default 0)")
+    parser.add_argument("--device", metavar="NAME", help="the device that the step runs on (default: the model's, else the accelerator)")
     add_json(parser)
 
 

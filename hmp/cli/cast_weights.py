@@ -24,16 +24,16 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "cast-weights",
         example="hmp cast-weights model.safetensors --model mymodel:make --policy autocast -o half.safetensors",
-        help="write a file of weights in the dtypes in which a policy uses them",
-        description="Loads a safetensors file into the model that MODULE:FUNCTION makes, calls it once with the batch that comes with it, "
-        "and writes the weights in the low-precision dtype in which every op took them; the others stay "
-        "(hmp.cast_weights()). Exit status 0 done, 2 for wrong use.",
+        help="write a file of weights in the dtypes in which ops use them under a policy",
+        description="Loads a safetensors file into the model that MODULE:FUNCTION returns, runs the model once on the batch that it also "
+        "returns, and writes the weights. A weight that every op uses in bfloat16 or float16 is written in that dtype; all others are "
+        "written unchanged (see hmp.cast_weights()). Exit status 0 done, 2 for wrong use.",
     )
     parser.add_argument("file", metavar="FILE", help="the model's weights, a safetensors file")
-    made = "a function of a module on the path or in this folder, which returns the model and a batch"
+    made = "a function that returns (model, batch), in a module that python can import from here"
     parser.add_argument("--model", required=True, metavar="MODULE:FUNCTION", help=made)
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
-    parser.add_argument("--only", metavar="GLOB", help="take only weights whose name, or a module around whom, matches")
+    parser.add_argument("--only", metavar="GLOB", help="cast only weights whose name, or whose module's path, matches")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the file to write")
     add_json(parser)
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 2 if file, model or policy cannot be used."""
     check_folder(options.output, "-o ")
     if Path(options.output).exists() and Path(options.output).samefile(options.file):
-        raise hmp.HmpError(f"-o {options.output} is the file that is read; give another name")
+        raise hmp.HmpError(f"-o {options.output}: expected another file than the one that is read; give another name")
     if lacks := lacking("weights"):
         raise hmp.HmpError(f"needs {lacks}: {to_install('weights')}")
     from safetensors.torch import save_model
@@ -62,19 +62,19 @@ def _made(text: str) -> tuple[torch.nn.Module, Any]:
 
     module, _, function = text.partition(":")
     if not (module and function):
-        raise hmp.HmpError(f"--model {text}: give a module and a function in it, such as mymodel:make")
+        raise hmp.HmpError(f"--model {text}: expected MODULE:FUNCTION, such as mymodel:make")
     sys.path.insert(0, "")
     try:
         make = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        raise hmp.HmpError(f"--model {text}: there is no module {module!r} on the path or in this folder") from None
+        raise hmp.HmpError(f"--model {text}: python finds no module {module!r}; start hmp in its folder, or set PYTHONPATH") from None
     if not callable(make):
-        raise hmp.HmpError(f"--model {text}: {module} has no function {function!r}")
+        raise hmp.HmpError(f"--model {text}: {module} has no function {function!r}; name one that returns (model, batch)")
     made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
-        raise hmp.HmpError(f"--model {text}: {function}() has to return (model, batch), and returned a {type(made).__name__}")
+        raise hmp.HmpError(f"--model {text}: expected {function}() to return (model, batch), got {type(made).__name__}")
     return made
 
 
@@ -93,9 +93,10 @@ def _load(model: torch.nn.Module, file: str) -> None:
             missing = [name for name, tensor in found.items() if tensor.data_ptr() not in loaded]  # tied weights are saved once
             if unknown or missing:
                 lacks = f"has no {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the model lacks"
-                raise hmp.HmpError(f"{file} is not of this model: it {lacks} ({len(missing)} missing, {len(unknown)} unknown)")
+                numbers = f"{len(missing)} missing, {len(unknown)} unknown"
+                raise hmp.HmpError(f"{file}: expected the weights of this model, but the file {lacks} ({numbers}); give another --model")
             with torch.no_grad():
                 for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: if stderr isn't a terminal
                     found[name].copy_(weights.get_tensor(name))
     except (FileNotFoundError, SafetensorError) as error:
-        raise hmp.HmpError(f"{file} cannot be read as a safetensors file: {error}") from None
+        raise hmp.HmpError(f"{file}: expected a safetensors file: {error}") from None

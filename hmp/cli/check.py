@@ -16,15 +16,15 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "check",
         example="hmp check habana\nhmp check my_lists/\nhmp check --list bf16 ops.txt",
-        help="explain every entry of a preset or of list files, and every problem",
-        description="Prints a line for each entry with what it does, and for each problem. Files that are given together are one "
-        "policy: a name on two of its lists is a problem. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
+        help="explain every entry of a preset or of list files, and report problems",
+        description="Prints a line for each entry, saying what it does, and a line for each problem. Files that are given together form "
+        "one policy, in which an op on two lists is an error. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
     )
     parser.add_argument("files", metavar="POLICY", nargs="+", help="a preset's name, a policy's folder, or a list file")
     parser.add_argument(
-        "--list", choices=("fp8", "bf16", "fp32", "promote", "saved"), help="which list the files are (default: what their names say)"
+        "--list", choices=("fp8", "bf16", "fp32", "promote", "saved"), help="the list that the files hold (default: by their names)"
     )
-    parser.add_argument("--problems", action="store_true", help="print problems and notes only")
+    parser.add_argument("--problems", action="store_true", help="print only errors and notes")
     add_json(parser)
 
 

@@ -17,17 +17,17 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "compare",
         example="hmp compare recipe.py --policy autocast --html comparison.html",
         help="compare every op of your model with float32",
-        description="Runs forward and backward of a recipe's first batch under a policy and prints, by op and by module, the error of "
-        "each op alone and of all that came before; with --against, under another policy too. "
+        description="Runs forward and backward of a recipe's first batch under a policy. Prints, by op and by module, the error that each "
+        "op adds and the error accumulated so far; with --against, under a second policy too. "
         "A recipe is a Python file that defines model(), batches() and loss(model, batch). Exit status 0 done, 1 if the step failed, 2 for "
         "wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset or a folder of list files (default autocast)")
-    parser.add_argument("--against", metavar="NAME", help="another policy, whose errors are columns next to the first one's")
+    parser.add_argument("--against", metavar="NAME", help="a second policy, shown in extra columns")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)
-    parser.add_argument("--html", metavar="FILE", help="also write a page")
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
 
 
 def run(options: argparse.Namespace) -> int:

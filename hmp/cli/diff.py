@@ -16,24 +16,25 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "diff",
         example="hmp diff habana autocast\nhmp diff before.json after.json\nhmp diff trainer.capture server.capture",
-        help="show what two policies, two reports or two captures differ in",
-        description="Prints each op that is on another list in policy B than in policy A; of two files that Report.to_json() wrote, each "
-        "op that ran in other dtypes in B; of two that hmp run --capture wrote, where the programs part first, how the gap grows with "
-        "depth, and what each computed in. Exit status 0 if nothing differs, else 1.",
+        help="compare two policies, two reports or two captures",
+        description="Of two policies, prints the ops that are on different lists. Of two reports (files that Report.to_json() wrote), "
+        "prints the ops that ran in different dtypes. Of two captures (files that hmp run --capture wrote), prints the first module whose "
+        "outputs differ, how the difference grows with depth, and the dtypes that each program computed in. Exit status 0 if nothing "
+        "differs, 1 if something does, 2 for wrong use.",
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, a report's JSON file, or a capture")
-    parser.add_argument("b", metavar="B", help="another one of the same kind")
+    parser.add_argument("b", metavar="B", help="what to compare A with, of the same kind")
     parser.add_argument(
         "--map",
         action="append",
         metavar="A=B",
-        help="of two captures: modules called A in the first are B in the second; * stands for any text, and the option may be repeated",
+        help="for captures: modules called A in the first are called B in the second; * matches any text; may be repeated",
     )
-    parser.add_argument("--row-a", type=int, metavar="N", help="of two captures: which row of the first one's batch, counted from 0 ...")
     parser.add_argument(
-        "--row-b", type=int, metavar="N", help="... stands beside which of the second's; else the rows with the same tokens"
+        "--row-a", type=int, metavar="N", help="for captures: the row of A's batch to compare, from 0 (default: rows with equal tokens)"
     )
-    parser.add_argument("--html", metavar="FILE", help="of two captures: also write a page")
+    parser.add_argument("--row-b", type=int, metavar="N", help="for captures: the row of B's batch to compare it with")
+    parser.add_argument("--html", metavar="FILE", help="for captures: also write an HTML page")
     add_json(parser)
 
 
@@ -41,12 +42,13 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if the two are the same, 1 if they differ, 2 if one of them cannot be read."""
     kind, other = _kind(options.a), _kind(options.b)
     if kind != other:
-        raise hmp.HmpError(f"expected two of a kind, got a {kind}, {options.a}, and a {other}, {options.b}")
+        raise hmp.HmpError(f"expected two policies, two reports or two captures, got a {kind}, {options.a}, and a {other}, {options.b}")
     if kind == "capture":
         return _of_captures(options)
+    plural = "policies" if kind == "policy" else "reports"
     for name in ("map", "row_a", "row_b", "html"):
         if getattr(options, name) is not None:
-            raise hmp.HmpError(f"--{name.replace('_', '-')} is for two captures; leave it out for a {kind}")
+            raise hmp.HmpError(f"--{name.replace('_', '-')} is for captures only; leave it out when comparing two {plural}")
     return _of_policies(options) if kind == "policy" else _of_reports(options)
 
 
@@ -59,7 +61,7 @@ def _kind(name: str) -> str:
 def _of_captures(options: argparse.Namespace) -> int:
     """Print how far two captures are apart. Return 0, or 1 where they part; raise HmpError where they have nothing in common."""
     if (options.row_a is None) != (options.row_b is None):
-        raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
+        raise hmp.HmpError("expected both --row-a and --row-b, or neither; without them rows are matched by their tokens")
     check_page(options.html)
     rows = None if options.row_a is None else (options.row_a, options.row_b)
     result = hmp.compare_captures(options.a, options.b, map=options.map or (), rows=rows)
@@ -75,7 +77,7 @@ def _of_policies(options: argparse.Namespace) -> int:
     if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if not changes:
-        print(f"{_called(options.a, one)} and {_called(options.b, other)} decide every op alike")
+        print(f"{_called(options.a, one)} and {_called(options.b, other)} treat every op the same")
         return 0
     print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count(len(changes), 'difference')}")
     width = max(map(len, changes))
@@ -85,13 +87,15 @@ def _of_policies(options: argparse.Namespace) -> int:
 
 
 def _of_reports(options: argparse.Namespace) -> int:
+    from ..core.formatting import count
+
     changes = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
     if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if changes:
-        print(f"{options.a} -> {options.b}: {len(changes)} ops ran otherwise", *changes, sep="\n  ")
+        print(f"{options.a} -> {options.b}: {count(len(changes), 'op')} ran in other dtypes", *changes, sep="\n  ")
     else:
-        print(f"every op ran in {options.b} as in {options.a}")
+        print(f"every op ran in the same dtypes in {options.a} and {options.b}")
     return 1 if changes else 0
 
 

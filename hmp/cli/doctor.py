@@ -29,10 +29,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "doctor",
         example="hmp doctor\nhmp doctor --json -",
-        help="show what hmp can run with here, and what prevents a run",
-        description="Prints versions, devices, which low-precision dtypes have kernels, the processor's instructions for them, which "
-        "extras are installed, what is converted, and other hmp's on the path. "
-        "Exit status 0, 1 if something prevents a run, 2 for wrong use.",
+        help="check your setup, and print what prevents hmp from running",
+        description="Prints versions, devices, the low-precision dtypes that they have kernels for, the processor's instructions for them, "
+        "the installed extras, whether the process is converted, and other packages called hmp. "
+        "Exit status 0 if hmp can run, 1 if not, 2 for wrong use.",
     )
     add_json(parser)
 
@@ -47,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
     except hmp.HmpError as error:
         problems.append(str(error))
     except ImportError as error:
-        problems.append(f"torch cannot be imported ({error}): install it first, see https://pytorch.org/get-started")
+        problems.append(f"torch cannot be imported ({error}); install it, see https://pytorch.org/get-started")
     except Exception as error:  # a torch that lacks something
         problems.append(f"hmp does not work with this torch: {error}")
     info = Path("/proc/cpuinfo")
     flags = info.read_text(encoding="utf-8", errors="replace").split() if info.is_file() else []
     found["instructions"] = [name for name in _INSTRUCTIONS if name in flags]
     found["extras"] = {extra: [name for name in names if lacking(extra, name)] for extra, names in EXTRAS.items()}
-    problems += [f"{other}: another hmp, which an import may find instead of this one; take it away" for other in others]
+    problems += [f"{other}: another hmp, which `import hmp` may find instead of this one; uninstall or remove it" for other in others]
     found |= {"others": others, "problems": problems}
     if give_json(options.json, found):
         extras = {extra: f"needs {lacks}: {to_install(extra)}" if (lacks := lacking(extra)) else "installed" for extra in EXTRAS}

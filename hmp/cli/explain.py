@@ -16,10 +16,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "explain",
         example="hmp explain softmax --policy habana",
-        help="say what a policy does with an op, and why",
-        description="Prints the list that the op is on, why, its synonyms, and every place where it can be called.",
+        help="explain what a policy does with an op",
+        description="Prints the op's list, what hmp therefore does, its synonyms, and every name that it can be called by.",
     )
-    parser.add_argument("op", metavar="OP", help="a name as list files spell it")
+    parser.add_argument("op", metavar="OP", help="an op's name, as in list files")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     add_json(parser)
 

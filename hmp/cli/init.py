@@ -14,10 +14,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "init",
         example="hmp init recipe.py",
-        help="write a recipe to begin with",
+        help="write a recipe to start from",
         description="Writes a recipe, a Python file that defines model(), batches(), loss(model, batch), optimizer(model) and "
-        "metric(model), with a small model that runs as it is and says what to change. hmp benchmark, hmp compare and hmp tune take it. "
-        "Exit status 0 done, 2 if the file is there already or cannot be written.",
+        "metric(model). It has a small model, so it runs unchanged; comments mark what to replace. hmp benchmark, hmp compare, hmp summary "
+        "and hmp tune take it. Exit status 0 done, 2 if the file exists or cannot be written.",
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="recipe.py", help="the file to write (default recipe.py)")
 
@@ -30,15 +30,15 @@ def run(options: argparse.Namespace) -> int:
         with Path(file).open("x", encoding="utf-8") as stream:
             stream.write(recipe.replace("recipe.py", Path(file).name))
     except FileExistsError:
-        print(f"hmp init: {file}: is there already; name another file, hmp init other.py, or move this one away", file=sys.stderr)
+        print(f"hmp init: {file}: the file exists; give another name, such as hmp init other.py", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"hmp init: {file}: cannot be written: {error.strerror or error}; name a file in a folder that is there", file=sys.stderr)
+        print(f"hmp init: {file}: cannot be written ({error.strerror or error}); give a file in a folder that exists", file=sys.stderr)
         return 2
-    print(f"{file}: a recipe that runs as it is; change what it says CHANGE above. Then:")
+    print(f"{file}: a recipe. It runs as it is; put your own code below each comment CHANGE. Then:")
     for command, what in (
         ("benchmark", "time, memory and loss, in several precisions"),
-        ("compare", "how far each op is from float32"),
+        ("compare", "the error of each op against float32"),
         ("tune", "op lists for your model"),
     ):
         print(f"  {f'hmp {command} {file}':{16 + len(file)}}{what}")

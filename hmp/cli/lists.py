@@ -16,8 +16,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "lists",
         example="hmp lists",
         help="show the presets",
-        description="Prints a line for each preset, with its low-precision dtype and the lengths of its lists. hmp check PRESET prints "
-        "the entries.",
+        description="Prints a line for each preset: its low-precision dtype, and how many ops are on each of its lists. hmp check PRESET "
+        "explains the entries.",
     )
     add_json(parser)
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         policy = hmp.Policy.load(name)
         if policy.name != name:
-            print(f"{name:{width}}  is {policy.name} here")
+            print(f"{name:{width}}  the same as {policy.name} on this machine")
             continue
         lengths = zip((4, 4, 7, 3, 5), (policy.bf16, policy.fp32, policy.promote, policy.fp8, policy.saved), strict=True)
         print(f"{name:{width}}  {dtype_name(policy.dtype):9}", *(f"{len(each):{wide}}" for wide, each in lengths), sep="  ")

@@ -36,7 +36,7 @@ def is_closed_pipe(error: BaseException) -> bool:
 def check_folder(file: str | Path | None, option: str) -> None:
     """HmpError, which begins with `option`, where `file` has no folder to be written to: better now than when the work is done."""
     if file is not None and file != "-" and not Path(file).absolute().parent.is_dir():
-        raise hmp.HmpError(f"{option}{file}: there is no such folder; make it first")
+        raise hmp.HmpError(f"{option}{file}: the folder does not exist; create it first")
 
 
 def lacking_for_a_page() -> str:
@@ -53,14 +53,14 @@ def check_page(file: str | None) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json, which means the same for every subcommand."""
-    help = "also write the result to FILE as JSON, a file that ends in .json; - prints it in place of the text"
+    help = "also write the result as JSON to FILE, whose name ends in .json; - prints the JSON instead of the text"
     parser.add_argument("--json", type=_json_file, metavar="FILE", help=help)
 
 
 def _json_file(text: str) -> str:
     """Return the name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
     if text != "-" and not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"{text}: give a file that ends in .json, or - to print it in place of the text")
+        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in .json, or - to print the JSON")
     return text
 
 

@@ -40,52 +40,58 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="run an unmodified script under hmp",
         usage="hmp run [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
         description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
-        "are its own. With --policy, --bf16, --fp32 or --opt-level its ops are cast as by hmp.convert(), which the script may call "
-        "itself: the later call counts. Without one of these and without the environment variable HMP_POLICY, which names a policy as "
-        "--policy does, nothing is cast but what the script itself asks for. Options stand before the script; all that stands behind it is "
-        "the script's, whatever it is called. Exit status 2 if the options or the script cannot be used.",
+        "are its own. With --policy, --bf16, --fp32, --fp8, --saved or --opt-level, or with the environment variable HMP_POLICY (used as "
+        "--policy), its ops are cast as by hmp.convert(). If the script calls hmp.convert() itself, the script's policy replaces it. "
+        "Options before the script are hmp's; all arguments after it are the script's. Exit status 2 if the options or the script cannot "
+        "be used.",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as in python -m")
-    parser.add_argument("--policy", metavar="NAME", help="cast by a preset, or by a folder of list files")
-    parser.add_argument("--bf16", metavar="FILE", help="cast, with this BF16 list")
-    parser.add_argument("--fp32", metavar="FILE", help="cast, with this FP32 list")
-    parser.add_argument("--fp8", metavar="FILE", help="run the products on this list in FP8, emulated where there is no such kernel")
-    parser.add_argument("--saved", metavar="FILE", help="pack what the ops on this list keep for backward into eight bits")
-    parser.add_argument("--opt-level", choices=("O1", "O2"), help="cast, by the lists (O1), or products low and all else float32 (O2)")
-    parser.add_argument("--verbose", action="store_true", help="log the policy and every distinct cast once")
+    parser.add_argument("--policy", metavar="NAME", help="cast under this policy: a preset or a folder of list files")
+    parser.add_argument("--bf16", metavar="FILE", help="cast with this BF16 list")
+    parser.add_argument("--fp32", metavar="FILE", help="cast with this FP32 list")
+    parser.add_argument("--fp8", metavar="FILE", help="run the matrix multiplications on this list in FP8, emulated on devices without FP8")
+    parser.add_argument("--saved", metavar="FILE", help="store the activations that the ops on this list save for backward in 8 bits")
+    parser.add_argument(
+        "--opt-level",
+        choices=("O1", "O2"),
+        help="O1: cast by the lists; O2: matrix multiplications and convolutions in bfloat16, all else in float32",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log the policy, and each distinct cast once")
     parser.add_argument(
         "--report",
         metavar="FILE",
-        help="record what ran in which precision, and write it when the script ends: a page (.html), JSON (.json) or text; "
+        help="record which dtype each op ran in, and write a report when the script ends: HTML (.html), JSON (.json) or text; "
         "ranks other than 0 write FILE.rank1.html and so on",
     )
     parser.add_argument(
         "--capture",
         metavar="FILE",
-        help="write what every module returned in the first call of each model, for hmp diff; ranks other than 0 write FILE.rank1 "
+        help="record what every module returns in the first call of each model, for hmp diff; ranks other than 0 write FILE.rank1 "
         "and so on",
     )
     parser.add_argument("--capture-calls", type=int, default=1, metavar="N", help="capture N calls of each model (default 1)")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="record the first steps, and end with an error where a call in them did not follow its list, with what overrode it",
+        help="check the first steps; stop with an error if an op did not follow its list, and print what overrode the list",
     )
     parser.add_argument(
-        "--detect-nonfinite", action="store_const", const="raise", help="stop at the first op that makes NaN or Inf of finite numbers"
+        "--detect-nonfinite", action="store_const", const="raise", help="stop at the first op that makes NaN or Inf out of finite inputs"
     )
     parser.add_argument(
-        "--detect-nonfinite=log", dest="detect_nonfinite", action="store_const", const="log", help="log all such ops, and go on"
+        "--detect-nonfinite=log", dest="detect_nonfinite", action="store_const", const="log", help="log each such op, and continue"
     )
     parser.add_argument(
         "--habana",
         action="store_true",
-        help="make habana_frameworks importable and 'hpu' a device, where Habana's software is not installed",
+        help="run scripts written for Gaudi without Habana's software: makes habana_frameworks importable and 'hpu' a device",
     )
-    parser.add_argument("--device-map", metavar="hpu=DEVICE", help="what 'hpu' stands for: hpu=cpu, hpu=cuda or hpu=auto; implies --habana")
+    parser.add_argument(
+        "--device-map", metavar="hpu=DEVICE", help="the device that 'hpu' means: hpu=cpu, hpu=cuda or hpu=auto; implies --habana"
+    )
     # one argument and all that follows it, a "--" too
     parser.add_argument(
-        "command", metavar="SCRIPT [ARGUMENT ...]", nargs=argparse.PARSER, help="a Python file, with -m a module; its arguments"
+        "command", metavar="SCRIPT [ARGUMENT ...]", nargs=argparse.PARSER, help="a Python file, or a module with -m, and its arguments"
     )
 
 
@@ -124,8 +130,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 _WITH_HABANA = (
-    "hmp run: the script is written for Habana's software, which is not installed here; run it with --habana, and it runs on the device "
-    "that there is: hmp run --habana --device-map hpu=auto"
+    "hmp run: the script needs Habana's software, which is not installed; to run it on this machine's own device use: "
+    "hmp run --habana --device-map hpu=auto"
 )
 
 
@@ -168,7 +174,7 @@ def _check(script: str, is_module: bool) -> None:
         return
     with _path(os.getcwd()):
         if importlib.util.find_spec(script.partition(".")[0]) is None:
-            raise hmp.HmpError(f"-m {script}: there is no such module; give the name of one that python -m runs, or a file without -m")
+            raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
 
 
 def prepare(options: argparse.Namespace) -> Any:
@@ -179,9 +185,9 @@ def prepare(options: argparse.Namespace) -> Any:
     converts = [name for name in CASTING if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
         others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
-        raise hmp.HmpError(f"--policy and {others} exclude each other; give one of them")
+        raise hmp.HmpError(f"expected --policy or {others}, got both; leave one out")
     if options.verbose and not converts:
-        raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
+        raise hmp.HmpError("--verbose logs what a policy casts, but no policy was given; add one, such as --policy autocast")
     if options.report is not None:
         _check_report(Path(options.report))
     called = None
@@ -236,7 +242,7 @@ def _check_capture(options: argparse.Namespace) -> None:
     if options.capture is None:
         return
     if options.capture_calls < 1:
-        raise hmp.HmpError(f"--capture-calls {options.capture_calls}: give a number from 1 on")
+        raise hmp.HmpError(f"--capture-calls {options.capture_calls}: expected a number >= 1")
     from ..tools.traces import file
 
     try:
@@ -433,7 +439,7 @@ def from_environment(options: argparse.Namespace) -> None:
     try:
         hmp.Policy.load(named)
     except hmp.HmpError as error:
-        raise hmp.HmpError(f"{error}; the environment variable {POLICY} names it") from None
+        raise hmp.HmpError(f"{error} (from the environment variable {POLICY})") from None
     options.policy = named
 
 
@@ -443,7 +449,7 @@ def say_what_matched_nothing(called: Any) -> None:
         return
     from ..core.log import should_log  # here: it imports torch
 
-    where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
+    where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ", because the script called none"
     for entry in called.unmatched if should_log() else ():
         at = f"{entry.place}: " if entry.path else ""
         print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
@@ -471,13 +477,13 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     behind = [name for name in dict.fromkeys(each.partition("=")[0] for each in arguments) if name in known]
     if behind:
         told = (
-            f"nothing was cast by hmp in this process: what stands behind {script} is the script's own, also {', '.join(behind)}; "
-            f"an option for hmp stands before: hmp run {behind[0]} ... {target}"
+            f"hmp cast nothing in this process: {', '.join(behind)} came after {script}, so the script got it; "
+            f"put options for hmp first: hmp run {behind[0]} ... {target}"
         )
     elif not is_in_use and not is_wrong_use and options.capture is None:
         told = (
-            f"nothing was cast: no option asks for it, and {script} does not use hmp; "
-            f"hmp run --policy autocast {target} runs it under torch.autocast's lists"
+            f"hmp cast nothing: no policy was given, and {script} does not use hmp; "
+            f"to cast with torch.autocast's lists use: hmp run --policy autocast {target}"
         )
     else:
         return

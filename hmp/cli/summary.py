@@ -16,9 +16,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "summary",
         example="hmp summary recipe.py --policy habana",
-        help="show the layers of your model, with the dtype that each computes in",
-        description="Runs the forward pass of a recipe's first batch under a policy and prints the module tree: what each layer returns, "
-        "its parameters, the dtypes that it computes in, and what it saves for backward. A recipe is a Python file that defines model(), "
+        help="show the layers of your model and the dtype that each computes in",
+        description="Runs the forward pass of a recipe's first batch under a policy and prints the module tree: each layer's output shape, "
+        "parameters, compute dtype, and the bytes that it saves for backward. A recipe is a Python file that defines model(), "
         "batches() and loss(model, batch). Exit status 0 done, 1 if the forward pass failed, 2 for wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")

@@ -22,47 +22,54 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "tune",
         example="hmp tune recipe.py --tolerance 0.01 --seconds 600",
-        help="write op lists for your own model",
-        description="Searches for the cheapest lists that keep a recipe's loss or metric within a tolerance of float32's, and writes them "
-        "into a folder, each name with the reason beside it. A recipe is a Python file that defines model(), batches() (the first 16 are "
-        "used, or as many as --steps), loss(model, batch), optimizer(model) if it trains, and metric(model) -> a number, the larger the "
-        "better, if that is to be watched; hmp init writes one. Exit status 0 done, 1 if nothing but float32 was within the tolerance or "
-        "a step failed, 2 for wrong use, 130 after Ctrl-C; the same command goes on where it ended.",
+        help="search for the cheapest op lists for your model",
+        description="Searches for the cheapest lists whose loss or metric is within a tolerance of float32's, and writes them into a "
+        "folder, with the reason for each entry. A recipe is a Python file that defines model(), batches() (the first 16 are used, or as "
+        "many as --steps), loss(model, batch), for training optimizer(model), and optionally metric(model) -> a number, larger is better; "
+        "hmp init writes one. Exit status 0 done, 1 if only float32 was within the tolerance or a step failed, 2 for wrong use, 130 after "
+        "Ctrl-C; the same command then continues the search.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
-    parser.add_argument("--out", default="tuned", metavar="FOLDER", help="where the lists go (default tuned)")
+    parser.add_argument("--out", default="tuned", metavar="FOLDER", help="the folder to write the lists into (default tuned)")
     parser.add_argument(
         "--tolerance",
         type=_tolerance,
         default=0.01,
         metavar="T",
-        help="the most by which the metric may be worse than float32's or, without one, the loss may differ from it, relative to it "
-        "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
+        help="how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's "
+        "(default 0.01); or several bounds: loss=0.01,metric=0.005,gradient=0.99, where gradient is the smallest cosine similarity",
     )
-    parser.add_argument("--seconds", type=float, metavar="S", help="begin no trial after so many seconds, such as 600")
-    parser.add_argument("--max-trials", type=positive, metavar="N", help="make at most so many trials")
-    parser.add_argument("--start", default="autocast", metavar="NAME", help="preset or folder to begin with (default autocast)")
-    parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
-    parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="start no new trial after S seconds, such as 600")
+    parser.add_argument("--max-trials", type=positive, metavar="N", help="run at most N trials")
+    parser.add_argument("--start", default="autocast", metavar="NAME", help="the preset or folder to start from (default autocast)")
+    parser.add_argument(
+        "--per-module",
+        action="store_true",
+        help="decide each op separately in each module; writes entries with a scope, such as linear @ head",
+    )
+    parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide only these ops (default: all ops on a preset's lists)")
     parser.add_argument(
         "--levels",
         type=_names,
         default=["bf16", "fp32"],
         metavar="A,B,...",
-        help="fp8,bf16,fp32 also moves products to FP8, as much of their work as the tolerance allows (default bf16,fp32)",
+        help="fp8,bf16,fp32: also move as many matrix multiplication FLOPs to FP8 as the tolerance allows (default bf16,fp32)",
     )
     parser.add_argument(
         "--objective",
         choices=("time", "memory", "bytes"),
         default="time",
-        help="what is made small: a step's time, what it keeps for backward, or that with packing (default time)",
+        help="what to minimise: the time of a step (time, the default), its activation memory (memory), or its activation memory with "
+        "activations stored in 8 bits (bytes)",
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
+        "--steps", type=positive, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
-    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with the extra report)")
-    parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
+    parser.add_argument(
+        "--html", metavar="FILE", help="the HTML page to write (default: tune.html in the folder, if the extra report is installed)"
+    )
+    parser.add_argument("--no-resume", action="store_true", help="start anew: ignore the results of an earlier search in the folder")
 
 
 class _Loss:
@@ -122,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
         if not loss.was_called:
             raise
         traceback.print_exc(file=sys.stderr)
-        print(f"hmp tune: the step failed, {type(error).__name__}: {error}; make it run in float32 first", file=sys.stderr)
+        print(f"hmp tune: the step failed with {type(error).__name__}: {error}; make it run in float32 first", file=sys.stderr)
         return 1
     print(result)
     print()
@@ -132,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
         print(_interrupted(folder), file=sys.stderr)
         return _INTERRUPTED
     if not any(trial.fits and (trial.low != () or trial.fp8) for trial in result.trials if trial.name != "float32"):
-        print("hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance", file=sys.stderr)
+        print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
     return 0
 
@@ -141,30 +148,30 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
     """Raise HmpError for what is better said now than when the search is done."""
     check_page(options.html)
     if folder.exists() and not folder.is_dir():
-        raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
+        raise hmp.HmpError(f"{folder}: expected a folder for the lists, got a file; give another --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
-        raise hmp.HmpError(f"{folder}: holds lists that hmp tune did not write; name another folder with --out")
+        raise hmp.HmpError(f"{folder}: has lists that hmp tune did not write; give another folder with --out")
 
 
 def _interrupted(folder: Path) -> str:
     if not (folder / "bf16.txt").is_file():
-        return "hmp tune: interrupted before lists were verified; the same command goes on with what was measured"
-    return f"hmp tune: interrupted; the best verified lists so far are in {folder}, and the same command goes on from there"
+        return "hmp tune: interrupted before any lists were verified; run the same command to continue"
+    return f"hmp tune: interrupted; the best verified lists so far are in {folder}; run the same command to continue"
 
 
 def _say_how_to_use(result: Any, folder: Path) -> None:
-    print(f"lists, with the reasons: {', '.join(str(folder / f'{cast}.txt') for cast in result.policy.lists)}")
+    print(f"lists, with a reason for each entry: {', '.join(str(folder / f'{cast}.txt') for cast in result.policy.lists)}")
     if result.policy.scoped:
-        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), for lines of single modules hold inside a model')
+        print(f'use them: hmp.apply(model, "{folder.as_posix()}")')
     else:
-        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or for a whole script hmp run --policy {folder} script.py')
+        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or hmp run --policy {folder} script.py')
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
     if html is None and (lacks := lacking_for_a_page()):
-        print(f"no page: it needs {lacks}: {to_install('report')}")
+        print(f"no HTML page was written: it needs {lacks}: {to_install('report')}")
         return
-    print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
+    print(f"page with all trials: {result.to_html(folder / 'tune.html' if html is None else html)}")
 
 
 def _tolerance(text: str) -> float | dict[str, float]:

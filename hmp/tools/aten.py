@@ -92,7 +92,7 @@ def argument(args: Any, kwargs: Any, at: int | str) -> Any:
 def refuse_xla(device: torch.device, call: str) -> None:
     """Raise HmpError for tensors of XLA: below autograd torch shows others in their place, with nothing to identify them by."""
     if device.type == "xla":
-        raise HmpError(f"{call} cannot follow tensors on XLA from one op to the next; move the model and its batch to the CPU for this")
+        raise HmpError(f"{call} does not support XLA; move the model and its batch to the CPU")
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class CastWeights(Result):
         for weight in self.weights:
             if weight.name == name:
                 return weight
-        raise KeyError(f"no weight {name!r}; there are {', '.join(repr(weight.name) for weight in self.weights)}")
+        raise KeyError(f"expected a weight of the model, got {name!r}; it has {', '.join(repr(weight.name) for weight in self.weights)}")
 
     @property
     def bytes_before(self) -> int:
@@ -99,7 +99,7 @@ class CastWeights(Result):
         cast = sum(each.before != each.after for each in self.weights)
         return Page(
             title="hmp cast_weights",
-            verdict=f"{cast} of {len(self.weights)} weights are stored low; {size(self.bytes_before)} are now {size(self.bytes_after)}, "
+            verdict=f"{cast} of {len(self.weights)} weights cast; {size(self.bytes_before)} became {size(self.bytes_after)}, "
             f"{share(self.bytes_after, self.bytes_before)} of before, under policy {self.policy!r}",
             sections=[
                 Section(
@@ -119,24 +119,24 @@ def cast_weights(
 ) -> CastWeights:
     """Store each weight of `model`, in place, in the low-precision dtype that its ops use, for inference in half the memory.
 
-    The model is called once with `batch`. A weight that every op took rounded to the same low-precision dtype is stored so; one that an op
-    read in float32 (a norm, an embedding that no list names), running statistics, and what the batch did not reach stay. Then the model is
-    called again: a weight with which its outputs would not be the same bits stays, too.
+    The model is called once with `batch`. A weight that every op uses in the same low-precision dtype is stored in that dtype. Weights that
+    an op uses in float32 (norms, an embedding on no list), running statistics, and weights that the batch doesn't reach are left unchanged.
+    Then the model is called again: a weight whose cast would change the outputs by a bit is left unchanged too.
 
     Args:
-        model: The module, on any device but meta. Tied weights stay tied, and parameters the same objects.
-        batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: A Policy, a preset's name or a folder. Without one it is what `hmp.apply()` gave the model or the active one, else
-            "autocast". The model has to run under it from then on: `hmp.apply(model, policy)`.
-        only: A glob, such as "lm_head.*": weights whose name, or a module around whom, it does not match stay.
-        frozen: Takes only parameters that need no gradient, and calls the model with gradients on: for a fine-tuning with LoRA.
+        model: The module, on any device except meta. Tied weights stay tied, and parameters stay the same objects.
+        batch: The arguments of the call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: A Policy, a preset's name or a folder. Default: the policy applied to the model, else the active one, else "autocast". From
+            then on the model has to run under it: `hmp.apply(model, policy)`.
+        only: A glob, such as "lm_head.*". Only weights whose name, or whose module's path, matches are cast.
+        frozen: Cast only parameters that require no gradient, and call the model with gradients enabled: for fine-tuning with LoRA.
 
     Returns:
-        What was done to each weight, as a table to print; bytes are of all parameters and buffers.
+        What was done to each weight, as a table to print; bytes are those of all parameters and buffers.
 
     Raises:
-        HmpError: For anything but a module, weights on the meta device or sharded, a policy with no op on a low list, an `only` that
-            matches nothing, and a model whose outputs are others at each call. The model is then as it was.
+        HmpError: For anything but a module, weights that are sharded or on the meta device, a policy with empty BF16 and FP8 lists, an
+            `only` that matches nothing, and a model whose outputs differ between calls. The model is then unchanged.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -173,13 +173,13 @@ def cast_weights(
         if kept and not is_same(kept):
             if not is_same([]):
                 raise HmpError(
-                    "the model returns other numbers at each call with the same batch, and nothing can be shown: call model.eval()"
+                    "the model returns different numbers for the same batch, so the cast weights can't be checked; call model.eval() first"
                 )
             kept = _most_of(kept, is_same, [])
         _Stored(model, {tensor: dtypes[tensor] for tensor in kept}).cast()
         clear_cache()
     others = dtypes.keys() - set(kept)
-    stays |= {name: "the outputs would be others" for name, tensor in found.items() if tensor in others}
+    stays |= {name: "the outputs would change" for name, tensor in found.items() if tensor in others}
     rows = []
     for name, tensor in found.items():
         dtype, nbytes = was[name]
@@ -200,7 +200,8 @@ def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], bes
 def _refuse_without_low(policy: Policy) -> None:
     if not (policy.entries("bf16") or policy.entries("fp8")):
         raise HmpError(
-            f"policy {policy.name!r} has no op on a BF16 or FP8 list, so no weight could be cast; give a policy that lists matrix products"
+            f"policy {policy.name!r} has empty BF16 and FP8 lists, so no weight would be cast; give a policy that lists matrix "
+            "multiplications"
         )
 
 
@@ -209,7 +210,7 @@ def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
-            raise HmpError(f"{name} has no shape yet; call the model with a batch once, then cast its weights")
+            raise HmpError(f"{name} is a lazy parameter without a shape; call the model once with a batch, then cast its weights")
         if tensor.is_floating_point():
             found[name] = tensor
     return found
@@ -222,10 +223,10 @@ def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
     for name, tensor in found.items():
         if tensor.is_inference():
             raise HmpError(
-                f"{name} was made in torch.inference_mode(), and torch lets nothing else be stored in it; make the model outside"
+                f"{name} was created under torch.inference_mode(), so torch does not allow changing it; create the model outside"
             )
         if tensor.is_meta:
-            raise HmpError(f"{name} is on the meta device, where it has no values to look at; load the model's weights first")
+            raise HmpError(f"{name} is on the meta device and has no values; load the model's weights first")
         if hasattr(tensor, "ds_id"):
             raise HmpError(f"{name} is sharded by DeepSpeed; cast the model's weights before deepspeed.initialize()")
         if type(tensor.data).__name__ == "DTensor" or type(tensor).__name__ == "FlatParameter":
@@ -304,13 +305,13 @@ def _why_not(name: str, tensor: Tensor, uses: _Uses, taken: set[str], frozen: bo
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return f"is a {type(tensor).__name__}"
     if name not in taken:
-        return "is not of `only`"
+        return "not selected by `only`"
     if frozen and tensor.requires_grad:
         return "is trained"
     if name in uses.tied:
         return f"shares its memory with {uses.tied[name]}"
     if name in uses.written:
-        return "the model may write it"
+        return "the model may write to it"
     if not used:
         return "the batch does not reach it"
     if used == {tensor.dtype}:

@@ -78,14 +78,14 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     file = Path(path)
     if file.is_dir():
         if cast is not None:
-            raise OpListError("is a folder, whose files say by their names which lists they are; leave --list out", file)
+            raise OpListError("is a folder, in which each file's name shows which list it is; leave --list out", file)
         return [(path, each) for each, path in list_files(file).items()]
     if cast is None:
         said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
         if len(said) != 1 and not file.exists():
             raise OpListError("no such file; give a list file or a policy's folder", file)
         if len(said) != 1:
-            raise OpListError(f"its name does not say which list it is; name it with --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
+            raise OpListError(f"its name does not show which list it is; add --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
         (cast,) = said
     return [(file, cast)]
 
@@ -159,7 +159,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
             say(entry, Level.ERROR, _bare(error))
             continue
         if not ops:
-            say(entry, Level.NOTE, "no op of this torch release; skipped, other releases or compilers know it")
+            say(entry, Level.NOTE, "not an op of this torch release; skipped, because other releases or compilers have it")
             continue
         rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.RIVALS.get(entry.cast, ()))
         other = next(filter(None, rivals), None)
@@ -167,7 +167,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
             say(
                 entry,
                 Level.ERROR,
-                f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them",
+                f"is also on the {other.cast} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
             )
             continue
         before = precedence.same_op(ops, taken[entry.cast, entry.scope])
@@ -216,17 +216,17 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
         return _kept_packed(entry, policy, listed)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
-            return Level.NOTE, f"the {listed.star.cast} list holds it too, and wins (R4)"
+            return Level.NOTE, f"also on the {listed.star.cast} list, which wins (R4)"
         return Level.OK, f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
     ops = spelling.resolve(entry)
     if "." in entry.name and not sites.sites_of(ops[0]):
-        return Level.OK, "a function of yours; it is one op, and what it calls inside is not decided again"
+        return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
     told = explain(entry.name, policy)
     if ops[0] in op_facts.DTYPE_OPS:
         return Level.NOTE, told.why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.cast not in {each.cast for each in sources}:
-        return Level.NOTE, f"on the {sources[0].cast} list too, as {sources[0].text!r}, which wins (R4)"
+        return Level.NOTE, f"also on the {sources[0].cast} list, as {sources[0].text!r}, which wins (R4)"
     own = {(entry.cast, entry.name)}
     places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
@@ -239,12 +239,16 @@ def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Leve
     if entry.name == EVERY_OP:
         return (
             Level.OK,
-            f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})",
+            f"every op whose saved activations can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})",
         )
     told = explain(entry.name, policy)
     ops = spelling.resolve(entry)
     is_known = any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
-    return (Level.OK, told.saved) if is_known else (Level.NOTE, "keeps no numbers for backward that could be packed, as far as is known")
+    return (
+        (Level.OK, told.saved)
+        if is_known
+        else (Level.NOTE, "has no effect: hmp knows of no activations that this op saves and that could be packed")
+    )
 
 
 def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFinding]:
@@ -258,7 +262,7 @@ def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFi
             yield EntryFinding(str(error.path or folder), error.line, "", "", Level.ERROR, _bare(error))
     for cast in CASTS:  # most policies have no FP8 list
         if cast not in list_files(folder):
-            of = f"it is that of {base!r}, which base.txt names" if base else f"the {cast} list is empty"
+            of = f"that list of {base!r}, named in base.txt, is used" if base else f"the {cast} list is empty"
             yield EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}")
 
 

@@ -18,17 +18,16 @@ from ..core.saved import how_of
 from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError
 
-_OF_A_NORM = "; of a norm the input alone: weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
+_OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics keep their dtypes if torch has a kernel for that (R9)"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a policy does with the op `name`, as explain() returns it; str() is for readers.
+    """What a policy does with the op `name`, as explain() returns it; `print()` shows it.
 
-    `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
-    where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
-    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it saves for backward is packed, "" where
-    it is not.
+    `cast` is the op's list, "bf16", "fp32" or "promote", or None. `listed_as` is the entry that it follows, `path` and `line` the place of
+    that entry. `sites` are the names by which the op can be called, each with what hmp does there. `scoped` are entries for some modules
+    that override it, each with its list, file and line. `saved` says how the op's saved activations are packed, or is "".
 
     Example:
         >>> hmp.explain("matmul", "habana").listed_as
@@ -124,15 +123,15 @@ def _name_of(function: object) -> str:
     op = op_of(function)
     if op is None:
         raise HmpError(
-            f"explain() takes an op's name, such as 'softmax', or a function of torch's, and {function!r} is neither; "
-            "of your own function give the dotted name, such as 'package.module.function'"
+            f"explain() expected an op's name, such as 'softmax', or a function of torch's, got {function!r}; "
+            "for your own function give its dotted name, such as 'package.module.function'"
         )
     return op
 
 
 def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if op in op_facts.DTYPE_OPS:
-        return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
+        return "hmp never casts it, even if it is on a list: its purpose is to set or read a dtype or memory (R7)"
     rule = rules.rule_for(op, source, policy.dtype)
     if source is None:
         if rule is None or not rule.label or (rule.choose is None and rule.dtype is None):  # it changes no dtype
@@ -143,7 +142,7 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if own and sites.writes_first(op):
         return rules.IN_PLACE.sentence
     if rule is None or not rule.is_list:
-        return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
+        return "torch itself promotes its inputs to the widest dtype, so hmp does nothing (R3)"
     done = _done(op, rule) + (f" ({policy.in_fp8})" if rule is rules.FP8_LIST else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
     return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
@@ -155,7 +154,7 @@ def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
     place = f" ({entry.place})" if entry.path else ""
     form = how_of(op, recipe).form
     return (
-        f"what it keeps for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
+        f"what it saves for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
     )
 
 

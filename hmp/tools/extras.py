@@ -48,7 +48,7 @@ def needed(who_needs: str, extra: str, *packages: str) -> Iterator[None]:
         yield
     except ImportError as error:
         there = " and ".join(f"{name} {_release(name)}".strip() for name in packages)
-        raise ImportError(f"{who_needs} {there}, which is installed and does not import here: {error}") from error
+        raise ImportError(f"{who_needs} {there}, which is installed but cannot be imported: {error}") from error
 
 
 def _release(package: str) -> str:

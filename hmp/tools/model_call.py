@@ -71,7 +71,7 @@ def check_loss(value: Any, given: str) -> None:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return
     found = f"{dtype_name(value.dtype)}{list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise HmpError(f"{given} is {found}: expected a real tensor with one element; give loss=, such as lambda output: output.abs().mean()")
+    raise HmpError(f"{given}: expected a real tensor with one element, got {found}; give loss=, such as lambda output: output.abs().mean()")
 
 
 def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:
@@ -79,7 +79,7 @@ def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a ba
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"{call}: expected {takes}, got {type(model).__name__}; pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError(f"{call} sees nothing inside a scripted module, which is compiled; give the module that it was made of")
+        raise HmpError(f"{call} can't see inside a scripted module; pass the module that it was scripted from")
 
 
 def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
@@ -92,9 +92,7 @@ def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) ->
         return applied or current_state().user_policy or as_policy(DEFAULT, model)
     chosen = as_policy(policy, model)
     if applied is not None and applied != chosen:
-        raise HmpError(
-            f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
-        )
+        raise HmpError(f"policy {applied.name!r} is applied to the model and would override {chosen.name!r}; call hmp.remove(model) first")
     return chosen
 
 

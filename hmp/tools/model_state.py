@@ -121,18 +121,16 @@ class Snapshot:
     @without_casts  # a policy around it may round copies
     def __init__(self, model: torch.nn.Module | None, optimizer: Any, state: Any, reset: Callable[[], object] | None) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise HmpError(
-                f"model= takes a torch.nn.Module, not an object of type {type(model).__name__}; other objects go into state=[...]"
-            )
+            raise HmpError(f"model= expected a torch.nn.Module, got {type(model).__name__}; pass other objects as state=[...]")
         if reset is not None and not callable(reset):
-            raise HmpError(f"reset= takes a function without arguments, not an object of type {type(reset).__name__}")
+            raise HmpError(f"reset= expected a function without arguments, got {type(reset).__name__}")
         others = [] if optimizer is None else [("optimizer=", optimizer)]
         others += [("state=", each) for each in (state if isinstance(state, Iterable) and not _has_state(state) else (state,))]
         for argument, each in others:
             if not _has_state(each):
                 raise HmpError(
-                    f"{argument} takes objects with state_dict() and load_state_dict(); {type(each).__name__} lacks them. "
-                    "Put it back yourself in a function that you give as reset="
+                    f"{argument} expected objects with state_dict() and load_state_dict(), got {type(each).__name__}; "
+                    "restore it yourself, in a function that you pass as reset="
                 )
         holders = [*([] if model is None else [model]), *(each for _, each in others)]
         modules = [each for each in holders if isinstance(each, torch.nn.Module)]

@@ -102,9 +102,9 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
 
     Args:
         model: The module.
-        batch: What the model is called with once: a mapping as keywords, a tuple or list as positional arguments, anything else as the only
-            one. Without it nothing is called, and the table has parameters alone.
-        policy: What it runs under. Default: what hmp.apply() gave the model, the active policy, else "autocast".
+        batch: The arguments of one call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+            Without it the model is not called, and the table has only parameters.
+        policy: The policy of the call. Default: the one applied to the model, else the active one, else "autocast".
 
     Returns:
         The summary.

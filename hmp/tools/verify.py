@@ -46,7 +46,7 @@ def verify(
 
     Raises:
         ViolationError: Calls did not follow their lists.
-        HmpError: No call followed a list, so that nothing was shown.
+        HmpError: No op on a list was called, so nothing was verified.
 
     Example:
         >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")

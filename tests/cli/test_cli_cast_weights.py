@@ -46,21 +46,21 @@ def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys
     for name, tensor in wide.items():
         dtype = torch.float32 if name.startswith("1.") else torch.bfloat16
         assert low[name].dtype is dtype and torch.equal(low[name], tensor.to(dtype)), name
-    assert "3 of 5 weights are stored low" in capsys.readouterr().out
+    assert "3 of 5 weights cast" in capsys.readouterr().out
     assert json.loads(Path("done.json").read_text())["bytes_after"] == 2 * (64 + 8 + 8) + 4 * 16
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent.safetensors"], "cannot be read as a safetensors file"),
-        (["weights_cli_model.py"], "cannot be read as a safetensors file"),
-        (["wide.safetensors", "-o", "wide.safetensors"], "is the file that is read"),
-        (["wide.safetensors", "--model", "weights_cli_model"], "a module and a function"),
+        (["absent.safetensors"], "expected a safetensors file"),
+        (["weights_cli_model.py"], "expected a safetensors file"),
+        (["wide.safetensors", "-o", "wide.safetensors"], "expected another file than the one that is read"),
+        (["wide.safetensors", "--model", "weights_cli_model"], "expected MODULE:FUNCTION"),
         (["wide.safetensors", "--model", "nowhere_at_all:make"], "no module 'nowhere_at_all'"),
         (["wide.safetensors", "--model", "weights_cli_model:other"], "no function 'other'"),
-        (["wide.safetensors", "--model", "weights_cli_model:wrong"], "has to return (model, batch)"),
-        (["other.safetensors"], "not of this model"),
+        (["wide.safetensors", "--model", "weights_cli_model:wrong"], "expected wrong() to return (model, batch), got "),
+        (["other.safetensors"], "expected the weights of this model"),
         (["wide.safetensors", "--only", "x"], "matches no weight"),
     ],
 )

@@ -29,15 +29,17 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert main(["check", *lists]) == 1
     lines = capsys.readouterr().out.splitlines()
     bf16, fp32 = lists
-    assert lines[0].startswith(f"ok     {bf16}:1: linear: its castable inputs become the low-precision dtype (R1); at torch.nn.func")
+    assert lines[0].startswith(
+        f"ok     {bf16}:1: linear: its floating-point inputs are cast to the low-precision dtype (R1); at torch.nn.func"
+    )
     assert lines[1].startswith(f"error  {bf16}:2: liner: unknown op 'liner'; did you mean 'linear'")
     assert lines[2].startswith(f"ok     {bf16}:3: mm: ")
     assert lines[3].startswith(f"ok     {bf16}:3: matmul: ")
     assert lines[4] == f"note   {bf16}:4: linear: the same op as 'linear' in line 1"
     assert lines[5].startswith(f"error  {bf16}:5: expected the name of an op, such as 'linear', got 'bad name'")
     assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: unknown op 'habana_matmul_v2'")
-    assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
-    assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
+    assert lines[7].startswith(f"ok     {fp32}:1: softmax: its floating-point inputs are cast to float32 (R2)")
+    assert lines[8] == f"error  {fp32}:2: mm: is also on the bf16 list, as 'mm' ({bf16}:3); remove one of them"
     assert lines[9] == "9 findings: 4 errors, 1 note"
 
 
@@ -74,19 +76,21 @@ def test_check_refuses_what_convert_refuses(files: dict[str, str], error: str, t
 def test_check_knows_what_the_base_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(tmp_path, capsys, base="autocast\n", promote="linear\nmm\n")
     assert status == 0
-    assert lines[0].startswith("ok     DIR/promote.txt:1: linear: its castable inputs become the widest dtype among them (R3); at ")
-    assert lines[2] == "note   DIR: no bf16.txt: it is that of 'autocast', which base.txt names"
+    assert lines[0].startswith(
+        "ok     DIR/promote.txt:1: linear: its floating-point inputs are cast to the widest dtype among them (R3); at "
+    )
+    assert lines[2] == "note   DIR: no bf16.txt: that list of 'autocast', named in base.txt, is used"
     assert hmp.explain("linear", str(tmp_path)).cast == "promote" and hmp.explain("bmm", str(tmp_path)).cast == "bf16"
 
 
 def test_check_tells_names_that_do_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(tmp_path, capsys, bf16="mul\n*\nrelu, relu\n", fp32="exp_\nmultiply\n", promote="mul\n*\nspecial.softmax\n")
     told = {(line.split(": ")[0].split()[1][4:], line.split(": ")[1]): line for line in lines[:-1]}
-    in_place = "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
+    in_place = "an in-place op: its result keeps the dtype of the tensor that it writes to, whatever list it is on (R5)"
     assert status == 0
     assert told["fp32.txt:1", "exp_"] == f"note   DIR/fp32.txt:1: exp_: {in_place}"
-    assert told["promote.txt:1", "mul"] == "note   DIR/promote.txt:1: mul: on the bf16 list too, as 'mul', which wins (R4)"
-    assert told["promote.txt:2", "*"] == "note   DIR/promote.txt:2: *: the bf16 list holds it too, and wins (R4)"
+    assert told["promote.txt:1", "mul"] == "note   DIR/promote.txt:1: mul: also on the bf16 list, as 'mul', which wins (R4)"
+    assert told["promote.txt:2", "*"] == "note   DIR/promote.txt:2: *: also on the bf16 list, which wins (R4)"
     # a synonym that is listed itself follows its own line, and an in-place form neither
     assert "torch.mul," in told["bf16.txt:1", "mul"] and "Tensor.mul_" not in told["bf16.txt:1", "mul"]
     assert "torch.multiply," in told["fp32.txt:2", "multiply"] and "torch.mul" not in told["fp32.txt:2", "multiply"].replace(
@@ -100,7 +104,7 @@ def test_check_tells_names_that_do_nothing(tmp_path: Path, capsys: pytest.Captur
 
 def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", *lists]) == 2
-    assert "give a file that ends in .json, or - to print it in place of the text" in capsys.readouterr().err
+    assert "expected a file that ends in .json, or - to print the JSON" in capsys.readouterr().err
     assert Path(lists[0]).read_text() == BF16
 
 
@@ -163,9 +167,9 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
             F.linear(x, x)
         files.append(str(report.to_json(tmp_path / f"{number}.json")))
     assert main(["diff", files[0], files[0]]) == 0
-    assert capsys.readouterr().out == f"every op ran in {files[0]} as in {files[0]}\n"
+    assert capsys.readouterr().out == f"every op ran in the same dtypes in {files[0]} and {files[0]}\n"
     assert main(["diff", *files]) == 1
-    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 ops ran otherwise", "  linear: bfloat16 -> float32"]
+    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 op ran in other dtypes", "  linear: bfloat16 -> float32"]
     assert main(["diff", "--json", "-", *files]) == 1
     assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2

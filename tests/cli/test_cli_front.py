@@ -112,7 +112,7 @@ def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, caps
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() == values.keys()
     assert main([*arguments, "--json", "none/out.json"]) == 2
-    assert "none/out.json: there is no such folder; make it first" in capsys.readouterr().err
+    assert "none/out.json: the folder does not exist; create it first" in capsys.readouterr().err
 
 
 def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a_file(tmp_path: Path) -> None:

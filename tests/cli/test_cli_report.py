@@ -102,9 +102,9 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
     named = ["diff", "trainer.capture", "server.capture", "--map", "dense=fc"]
     assert main([*named, "--json", "out.json", "--html", "out.html"]) == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("trainer beside server: They part first at (inputs)[input]: ")
+    assert printed.startswith("trainer against server: They first differ at (inputs)[input]: ")
     values = json.loads(Path("out.json").read_text())
     assert values["first"] == "(inputs)[input]" and values["gaps"][1]["module"] == "fc"
-    assert "<title>trainer beside server</title>" in Path("out.html").read_text()
+    assert "<title>trainer against server</title>" in Path("out.html").read_text()
     assert main([*named, "--row-a", "0", "--row-b", "0", "--json", "-"]) == 0
     assert {gap["relative"] for gap in json.loads(capsys.readouterr().out)["gaps"]} == {0}

@@ -97,9 +97,9 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     printed = capsys.readouterr()
     assert printed.out == (
         f"{given['result']}\n\n"
-        "lists, with the reasons: tuned/bf16.txt, tuned/fp32.txt, tuned/promote.txt\n"
-        'use them: hmp.apply(model, "tuned"), or for a whole script hmp run --policy tuned script.py\n'
-        "all that was tried: tuned/tune.html\n"
+        "lists, with a reason for each entry: tuned/bf16.txt, tuned/fp32.txt, tuned/promote.txt\n"
+        'use them: hmp.apply(model, "tuned"), or hmp run --policy tuned script.py\n'
+        "page with all trials: tuned/tune.html\n"
     )
     assert "<html" in Path("tuned/tune.html").read_text(encoding="utf-8")
     assert hmp.Policy.load("tuned") == given["result"].policy
@@ -110,7 +110,7 @@ def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[
     assert main(["tune", "recipe.py"]) == 1
     error = capsys.readouterr().err
     assert "line 12, in loss" in error
-    assert error.splitlines()[-1].startswith("hmp tune: the step failed, RuntimeError: ")
+    assert error.splitlines()[-1].startswith("hmp tune: the step failed with RuntimeError: ")
     assert error.endswith("; make it run in float32 first\n")
 
 
@@ -119,20 +119,18 @@ def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], 
     given["result"] = tune_result_kit.result(trials=(tune_result_kit.FLOAT32, tune_result_kit.TRIALS[3], bare), best=bare)
     assert main(["tune", "recipe.py"]) == 1
     printed = capsys.readouterr()
-    assert printed.err == "hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance\n"
-    assert printed.out.endswith(f"no page: it needs jinja2, not installed here: {to_install('report')}\n")
+    assert printed.err == "hmp tune: only float32 is within the tolerance; raise --tolerance\n"
+    assert printed.out.endswith(f"no HTML page was written: it needs jinja2, not installed here: {to_install('report')}\n")
     assert Path("tuned/bf16.txt").is_file() and not Path("tuned/tune.html").exists()
 
 
 def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], no_page: None, capsys: pytest.CaptureFixture[str]) -> None:
     given["result"] = KeyboardInterrupt()
     assert main(["tune", "recipe.py"]) == 130
-    assert capsys.readouterr().err == (
-        "hmp tune: interrupted before lists were verified; the same command goes on with what was measured\n"
-    )
+    assert capsys.readouterr().err == ("hmp tune: interrupted before any lists were verified; run the same command to continue\n")
     tune_result_kit.result().save("tuned")
     assert main(["tune", "recipe.py"]) == 130
-    told = "hmp tune: interrupted; the best verified lists so far are in tuned, and the same command goes on from there\n"
+    told = "hmp tune: interrupted; the best verified lists so far are in tuned; run the same command to continue\n"
     assert capsys.readouterr().err == told
     given["result"] = tune_result_kit.result(stopped="interrupted")
     assert main(["tune", "recipe.py"]) == 130
@@ -143,11 +141,11 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     arguments = ["tune", "recipe.py", "--ops", "tanh", "--objective", "memory"]
     assert main(arguments) == 0
     printed = capsys.readouterr()
-    assert "hmp tune: float32 and the policies that there are\nhmp tune: 1 of about " in printed.err and " of about " not in printed.out
+    assert "hmp tune: running float32 and the presets\nhmp tune: 1 of about " in printed.err and " of about " not in printed.out
     assert hmp.Policy.load("tuned") == hmp.Policy.from_dict(json.loads(Path("tuned/tune.json").read_text(encoding="utf-8"))["policy"])
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
     assert main(arguments) == 2
-    assert "the loss or the optimizer is another; name another folder" in capsys.readouterr().err
+    assert "; give another folder" in capsys.readouterr().err
 
 
 # -- hmp init

@@ -152,13 +152,18 @@ def test_explain_says_list_place_sites_and_synonyms() -> None:
     [
         ("rsub", "bert", "bf16", "low-precision dtype"),
         ("gelu", "habana", None, "left to torch"),
-        ("lstm", "habana", None, "first castable input"),
+        ("lstm", "habana", None, "first floating-point input"),
         ("add", "habana", "promote", "torch itself promotes"),
         ("multiply", "habana", "bf16", "follows 'mul'"),
-        ("mul_", "habana", "bf16", "\n  an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)\n"),
-        ("iadd", "apex-o1", "promote", "\n  an in-place form"),
+        (
+            "mul_",
+            "habana",
+            "bf16",
+            "\n  an in-place op: its result keeps the dtype of the tensor that it writes to, whatever list it is on (R5)\n",
+        ),
+        ("iadd", "apex-o1", "promote", "\n  an in-place op"),
         ("gelu", "habana-o2", "fp32", "float32"),
-        ("type_as", "habana-o2", None, "never touched"),
+        ("type_as", "habana-o2", None, "never casts"),
     ],
 )
 def test_explain_gives_the_reason(name: str, policy: str, cast: str | None, why: str) -> None:

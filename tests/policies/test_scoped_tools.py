@@ -75,13 +75,13 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
     assert main(["check", str(folder)]) == 0
     told = capsys.readouterr().out
     assert re.search(r"(?m)^ok .*: softmax: ", told)
-    message = "inside modules whose path 'decoder' matches: its castable inputs become float32 (R2); at torch.softmax"
+    message = "inside modules whose path 'decoder' matches: its floating-point inputs are cast to float32 (R2); at torch.softmax"
     assert re.search(rf"(?m)^ok .*: softmax @ decoder: {re.escape(message)}", told)
     (folder / "bf16.txt").write_text("linear\nsoftmax @ decoder\nlinear @ decoder\nlinear @ decoder\nrelu @ a b\nnope @ a\n")
     assert main(["check", str(folder), "--problems"]) == 1
     told = capsys.readouterr().out
     for line in (
-        "softmax @ decoder: is on the bf16 list too, as 'softmax @ decoder' ",
+        "softmax @ decoder: is also on the bf16 list, as 'softmax @ decoder' ",
         "bf16.txt:4: linear @ decoder: the same op as 'linear @ decoder' in line 3",
         "bf16.txt:5: 'relu @ a b': expected a glob over module paths after the '@', got 'a b'",
         "bf16.txt:6: nope @ a: ",
@@ -178,7 +178,7 @@ def test_scope_compare_follows_the_lines(folder: Path):
     assert not any("_hmp_applied" in vars(module) for module in model.modules())
     hmp.apply(model, policy)
     assert errors(policy=policy) == errors() == found
-    with pytest.raises(hmp.HmpError, match="is applied to the model, whose calls follow it and not"):
+    with pytest.raises(hmp.HmpError, match="is applied to the model and would override"):
         hmp.compare(model, X, policy.unscoped)
 
 

@@ -109,11 +109,11 @@ def test_the_first_examples_results_and_commands_print_their_text(tmp_path: Path
         for name, (_, shown) in examples.items():
             assert doc_blocks.comparable(printed[name]) == doc_blocks.comparable(shown or ""), name
     for found in (
-        "What quantising did to operands of products in FP8",
-        "What is kept for backward by ops, packed",
+        "Quantisation of the operands of FP8 matrix multiplications",
+        "Packed activations",
         "`log` made Inf out of finite inputs",
         "in Island at results.py:7",
     ):
         assert found in printed["results"]
     assert (tmp_path / "a.txt").read_text(encoding="utf-8").startswith("hmp report: ")
-    assert "every op ran in a.json as in a.json" in printed["shell"]
+    assert "every op ran in the same dtypes in a.json and a.json" in printed["shell"]

@@ -222,7 +222,7 @@ def test_a_checkpoint_recomputes_what_its_forward_did() -> None:
 
 def test_explain_and_scopes_and_errors() -> None:
     said = str(hmp.explain("einsum", POLICY))
-    assert "torch.autocast decides inside it" in said
+    assert "torch.autocast is on inside this op" in said
     model = torch.nn.ModuleDict({"a": torch.nn.GRUCell(4, 4), "b": torch.nn.GRUCell(4, 4)})
     want = under_autocast(lambda: model["a"](A, B))
     with hmp.casts(hmp.Policy("scoped", bf16={"gru_cell.autocast @ a"}), model=model):

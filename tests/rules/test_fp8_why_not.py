@@ -15,7 +15,7 @@ BF16 = torch.bfloat16
 MULTIPLES = "dimensions that aren't multiples of 16"
 BLOCKS = "dimensions that aren't multiples of 32"
 SHAPES = "shapes that torch refuses"
-ARGUMENTS = "arguments that FP8 products do not take"
+ARGUMENTS = "arguments that FP8 does not support"
 
 
 class Subclass(torch.Tensor):

@@ -59,7 +59,7 @@ def test_packing_alone_moves_gradients_as_quantised_tensors_do(tmp_path: Path) -
     # nothing else is rounded under this policy, and what is compared with float32 packs nothing
     assert compared.gradient == 0.0
     assert int(model.norm.num_batches_tracked) == 0 and all(p.grad is None for p in model.parameters())
-    assert "gradient, by packing alone" in str(compared)
+    assert "error of the gradient by packing alone" in str(compared)
     values = json.loads(compared.to_json(tmp_path / "compared.json").read_text(encoding="utf-8"))
     assert values["gradient_packed"] == compared.gradient_packed
 

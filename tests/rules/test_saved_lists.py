@@ -90,4 +90,4 @@ def test_r22_a_recording_adds_up_what_was_kept() -> None:
     assert rows["linear", "2"].nbytes == 128 * 128 * 2 + 64 * 128 * 2
     assert rows["gelu", "1"].left == 128 * 128 * 129 // 128 and 0.01 < rows["gelu", "1"].error < 0.04
     assert hmp.Report.from_dict(report.to_dict()).kept == report.kept and report.merge(report).kept[0].tensors == 2
-    assert "kept for backward by" in str(report)
+    assert "Packed activations" in str(report)

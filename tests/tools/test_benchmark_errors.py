@@ -132,7 +132,7 @@ def test_a_step_that_casts_by_itself_is_found_out(how: str) -> None:
             return training()
 
     notes = hmp.benchmark(step, ["float32", LINEAR], **ONCE).notes
-    assert any(f"puts {how} in force by itself" in note for note in notes)
+    assert any(f"itself enables {how}" in note for note in notes)
 
 
 def never() -> None:
@@ -143,7 +143,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"step": 3}, "int"),
     ({"step": lambda batch: batch}, "'batch'"),
     ({"policies": "habana"}, "policies=['float32', 'habana']"),
-    ({"policies": []}, "policies is empty"),
+    ({"policies": []}, "policies= is empty"),
     ({"policies": ["habana", "float32", "habana"]}, "'habana' twice"),
     ({"policies": ["fp32"]}, "unknown policy 'fp32'"),
     ({"policies": [hmp.Policy("torch.autocast", bf16={"mm"})]}, "'torch.autocast'"),

@@ -94,7 +94,7 @@ def test_what_few_ops_know_is_kept_too_or_said_not_to_be(tmp_path: Path) -> None
     assert torch.equal(found.values(0, 2), torch.stack([x, x], -1).flatten(-2)) and outputs[2].shape == (3, 4)
     assert torch.equal(found.values(0, 3), x > 0) and found.values(0, 4).shape == (0, 4)
     assert [output.bits for output in outputs[5:]] == ["", ""]
-    assert "of 2 outputs torch does not tell the values" in found.notes[0]
+    assert "the values of 2 outputs can't be read" in found.notes[0]
 
 
 def captured(path: Path) -> Path:
@@ -108,14 +108,14 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
     whole = captured(tmp_path / "a.capture").read_bytes()
     for length in (0, 5, 100, len(whole) - 1):
         (cut := tmp_path / "cut.capture").write_bytes(whole[:length])
-        with pytest.raises(hmp.HmpError, match=r"cut\.capture is not a capture, or is cut off"):
+        with pytest.raises(hmp.HmpError, match=r"cut\.capture: expected a capture, got another or a truncated file"):
             hmp.Capture.load(cut)
     save_file({"a": torch.ones(1)}, other := tmp_path / "weights.safetensors")
-    for path, told in ((tmp_path / "none.capture", "there is no such file"), (other, "no capture"), (tmp_path, "is a folder")):
+    for path, told in ((tmp_path / "none.capture", "no such file"), (other, "got another safetensors file"), (tmp_path, "got a folder")):
         with pytest.raises(hmp.HmpError, match=f"{path.name}.* {told}"):
             hmp.Capture.load(path)
     save_file({}, other, metadata={"hmp_capture": "3", "about": json.dumps({"hmp": "9.1"})})
-    with pytest.raises(hmp.HmpError, match=r"hmp 9\.1 in form 3"):
+    with pytest.raises(hmp.HmpError, match=r"got format 3, written by hmp 9\.1"):
         hmp.Capture.load(other)
 
 
@@ -123,15 +123,15 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
 def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = nn.Linear(4, 4), tmp_path / "a"
     refused = [
-        (tmp_path / "none" / "a.capture", model, {}, "there is no folder"),
-        (tmp_path, model, {}, "is a folder"),
+        (tmp_path / "none" / "a.capture", model, {}, "does not exist"),
+        (tmp_path, model, {}, "got a folder"),
         (file, 3, {}, "got int"),
-        (file, torch.jit.script(model), {}, "give the module that it was made of"),
-        (file, model, {"mask": torch.ones(3)}, "1 where one counts"),
-        (file, model, {"calls": 0}, "calls=0"),
+        (file, torch.jit.script(model), {}, "pass the module that it was scripted from"),
+        (file, model, {"mask": torch.ones(3)}, "1 at real tokens"),
+        (file, model, {"calls": 0}, "got 0"),
     ]
     if Path("/proc").exists():  # whoever runs the test
-        refused += [("/proc/a", model, {}, "/proc/a: no file can be written")]
+        refused += [("/proc/a", model, {}, "/proc/a: can't write")]
     for path, given, options, said in refused:
         with pytest.raises(hmp.HmpError, match=said), hmp.capture(path, given, **options):
             pytest.fail("the region began")
@@ -144,7 +144,7 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
 
 @pytest.mark.parametrize("name", ["keep", "bytes_each", "bytes_all"])
 def test_parameters_that_are_gone_say_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"takes no {name}: it keeps the values of outputs of up to 4.0 MiB"):
+    with pytest.raises(TypeError, match=f"has no argument {name} any longer: it stores the values of outputs up to 4.0 MiB"):
         with hmp.capture(tmp_path / "a", nn.Linear(4, 4), **{name: 1}):
             pytest.fail("the region began")
 

@@ -60,11 +60,11 @@ def test_large_outputs_are_compared_by_their_bits_alone(tmp_path: Path) -> None:
     for name, value in (("a", large), ("b", other)):
         with hmp.capture(tmp_path / name, model := Gives(value)) as found:
             model(torch.zeros(2, 3))
-        assert "of 1 output no values are kept" in found.notes[0]
+        assert "the values of 1 output are not stored" in found.notes[0]
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
     (gap,) = [gap for gap in found.gaps if gap.kind]
-    assert gap.relative is None and "its bits are others" in gap.why
-    assert found.verdict() == ["they part, how far is not known: of 1 output the bits are others, first of (the model)"]
+    assert gap.relative is None and "its values differ" in gap.why
+    assert found.verdict() == ["they differ, by an unknown amount, in 1 output, first (the model)"]
 
 
 def test_of_several_models_the_one_that_ran_first_is_named_first(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_of_several_models_the_one_that_ran_first_is_named_first(tmp_path: Path)
 def test_a_mask_that_leaves_nothing_or_does_not_fit_is_refused(tmp_path: Path) -> None:
     values = torch.ones(2, 3), torch.ones(2, 3) * 7
     for mask, told in (
-        (torch.zeros(2, 3), "no place counts in the rows of a and b"),
-        (torch.ones(4, 3), r"a: the mask= of its capture\(\) is \[4, 3\], and the batch \[2, 3\]"),
-        (torch.tensor([[0.0, 0.0, -1e9]] * 2), "another value is in it"),
+        (torch.zeros(2, 3), "the masks of a and b leave no token in common"),
+        (torch.ones(4, 3), r"a: expected a mask= of the batch's shape \[2, 3\], got \[4, 3\]"),
+        (torch.tensor([[0.0, 0.0, -1e9]] * 2), "got other values"),
     ):
         with pytest.raises(hmp.HmpError, match=told):
             gap_of(tmp_path, *values, mask=mask)
@@ -166,7 +166,7 @@ def test_what_stands_beside_nothing_or_twice_is_told(tmp_path: Path) -> None:
             for key in keys:
                 model[key](one)
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b", map=["k=q"])
-    assert any("share their name in b" in note and note.endswith(": q, k") for note in found.notes)
+    assert any("were mapped to the same name in b" in note and note.endswith(": q, k") for note in found.notes)
 
 
 def test_that_nothing_could_be_compared_is_no_verdict(tmp_path: Path) -> None:
@@ -176,6 +176,6 @@ def test_that_nothing_could_be_compared_is_no_verdict(tmp_path: Path) -> None:
         (opaque,) = hmp.Capture.load(tmp_path / name).notes
         assert "2 modules returned no tensor" in opaque
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
-    assert "1 (Gives): 0.25" in found.verdict()[0] and "1 output before it could not be compared" in found.verdict()[0]
+    assert "1 (Gives): by 0.25" in found.verdict()[0] and "1 output before it could not be compared" in found.verdict()[0]
     alone = dataclasses.replace(found, gaps=tuple(gap for gap in found.gaps if gap.relative is None))
-    assert "may part or not" in alone.verdict()[0]
+    assert "may or may not differ" in alone.verdict()[0]

@@ -1,4 +1,4 @@
-"""cast_weights(): which weights are stored low, that the model's numbers stay the same bits, and that it is all or none.
+"""cast_weights(): which weights are cast, that the model's numbers stay the same bits, and that it is all or none.
 
 Oracle: the dtypes by hand from what each op is, and the outputs and gradients of the same model before.
 """
@@ -95,7 +95,7 @@ def test_what_every_op_takes_low_is_stored_low_and_the_outputs_are_the_same_bits
     assert stayed["norm.weight"] == stayed["embed.weight"] == stayed["scale"] == "is used in float32"
     assert stayed["never.weight"] == stayed["never.bias"] == "the batch does not reach it"
     assert stayed["both"] == "is used in bfloat16 and float32" and stayed["low.weight"] == "is used in bfloat16"
-    assert stayed["batch_norm.running_mean"] == "the model may write it"
+    assert stayed["batch_norm.running_mean"] == "the model may write to it"
     assert {each.name for each in result.weights if each.before != each.after} == LOW
 
 
@@ -116,10 +116,10 @@ def test_the_table_and_the_json_say_what_was_done() -> None:
     result = hmp.cast_weights(model, torch.randn(2, 4), POLICY)
     text = str(result)
     assert "*.weight (3)" not in text and "0.weight" in text  # a name's first part is no number of a list in it
-    assert "float32 → bfloat16" in text and "3 of 5 weights are stored low" in text
+    assert "float32 → bfloat16" in text and "3 of 5 weights cast" in text
     values = json.loads(json.dumps(result.to_dict()))
     assert values["bytes_after"] == 3 * 16 * 2 + 2 * 4 * 4 and values["weights"][0]["after"] == "bfloat16"
-    with pytest.raises(KeyError, match="no weight 'x'"):
+    with pytest.raises(KeyError, match="expected a weight of the model, got 'x'"):
         result["x"]
 
 
@@ -172,7 +172,7 @@ def test_a_weight_whose_dtype_the_code_asks_for_stays(as_numpy: bool) -> None:
     model, x = Asks({"asked": nn.Linear(8, 8), "other": nn.Linear(8, 8)}).eval(), torch.randn(3, 8)
     want = outputs(model, x, POLICY)
     result = hmp.cast_weights(model, x, POLICY)
-    assert result["asked.weight"].why == "the outputs would be others" and model["asked"].weight.dtype is F32
+    assert result["asked.weight"].why == "the outputs would change" and model["asked"].weight.dtype is F32
     assert model["other"].weight.dtype is BF16
     same(outputs(model, x, POLICY), want)
 
@@ -204,11 +204,11 @@ class Counts(nn.Linear):
     ("model", "options", "message"),
     [
         (nn.Linear(4, 4, device="meta"), {}, "meta device"),
-        (nn.LazyLinear(4), {}, "no shape yet"),
+        (nn.LazyLinear(4), {}, "without a shape"),
         (nn.ReLU(), {}, "no floating parameters"),
-        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "no op on a BF16 or FP8 list"),
+        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "empty BF16 and FP8 lists"),
         (nn.Linear(4, 4), {"only": "lm_head.*"}, "matches no weight"),
-        (Counts(4, 4), {}, "other numbers at each call"),
+        (Counts(4, 4), {}, "different numbers for the same batch"),
         ("model", {}, "expected a torch.nn.Module"),
         (Fails(4, 4), {}, "mine"),
     ],

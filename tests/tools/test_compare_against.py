@@ -171,7 +171,7 @@ def test_wrong_use_is_an_error_that_names_the_policies() -> None:
     net, x = Net(), torch.randn(2, 16)
     with pytest.raises(hmp.HmpError, match="against='other' is the same policy as 'brain'"):
         hmp.compare(net, x, LOW, against=LOW.replace(name="other"))
-    with pytest.raises(TypeError, match="takes one policy: give the second one as against="):
+    with pytest.raises(TypeError, match="expected one policy, got several; give a second one as against="):
         hmp.compare(net, x, [LOW, HALF])  # type: ignore[arg-type]
     with pytest.raises(hmp.OpListError, match="no_such"):
         hmp.compare(net, x, LOW, against="no_such")

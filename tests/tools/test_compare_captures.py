@@ -90,8 +90,8 @@ def test_the_gap_of_every_module_is_that_of_its_values(tmp_path: Path) -> None:
     times, before, jump = found.jumps()[0]
     assert (before.relative, jump.module, times) == (0.0, "layers.1.mix", float("inf"))
     text = str(found)
-    assert "They part first at layers.1.mix (Linear): " in text
-    assert "layers.1.attend" in text and "They do not part: 13 outputs" in str(hmp.compare_captures(a, a))
+    assert "They first differ at layers.1.mix (Linear): by " in text
+    assert "layers.1.attend" in text and "They do not differ: 13 outputs" in str(hmp.compare_captures(a, a))
 
 
 def test_weights_in_bfloat16_and_a_policy_over_float32_say_what_each_computed_in(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_a_batch_of_one_is_beside_its_row_of_a_padded_batch(side: str, tmp_path:
         one = capture(tmp_path / "one", model, torch.tensor([row]))
         for found in (hmp.compare_captures(one, whole), hmp.compare_captures(whole, one), hmp.compare_captures(one, whole, rows=(0, at))):
             assert all(gap.relative is not None and gap.relative < 1e-5 for gap in found.gaps), found
-        assert f"row 0 beside row {at} " in found.notes[0] and f"{len(row)} places" in found.notes[0]
+        assert f"row 0 against row {at} " in found.notes[0] and f"{len(row)} position" in found.notes[0]
     other, other_mask = padded(ROWS[::-1], "right" if side == "left" else "left")
     found = hmp.compare_captures(whole, capture(tmp_path / "other", model, other, other_mask))
     assert max(gap.relative for gap in found.gaps) < 1e-5
-    assert "row 0 beside row 3, row 1 beside row 2, row 2 beside row 1, row 3 beside row 0" in found.notes[0]
+    assert "row 0 against row 3, row 1 against row 2, row 2 against row 1, row 3 against row 0" in found.notes[0]
 
 
 def test_a_prompt_is_beside_the_beginning_of_the_whole_sequence(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_prompt_is_beside_the_beginning_of_the_whole_sequence(tmp_path: Path) 
     trainer = capture(tmp_path / "trainer", model, torch.tensor([[5, 6, 7, 8, 9]]))
     server = capture(tmp_path / "server", model, torch.tensor([[5, 6, 7]]))
     found = hmp.compare_captures(trainer, server)
-    assert max(gap.relative for gap in found.gaps) < 1e-5 and "3 places" in found.notes[0]
+    assert max(gap.relative for gap in found.gaps) < 1e-5 and "3 positions" in found.notes[0]
 
 
 def test_a_mask_that_goes_over_a_cache_ends_with_the_places_of_the_call(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_mask_that_goes_over_a_cache_ends_with_the_places_of_the_call(tmp_path
     one = capture(tmp_path / "one", Step(), torch.tensor([[5]]), torch.tensor([[1, 1, 1]]))
     two = capture(tmp_path / "two", Step(), torch.tensor([[7], [5]]), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]))
     found = hmp.compare_captures(one, two)
-    assert found.gaps[-1].relative == 0.0 and "row 0 beside row 1" in found.notes[0] and "1 place " in found.notes[0]
+    assert found.gaps[-1].relative == 0.0 and "row 0 against row 1" in found.notes[0] and "1 position " in found.notes[0]
 
 
 def test_what_padding_holds_does_not_count(tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_names_are_mapped_rule_by_rule(tmp_path: Path) -> None:
 
 
 UNMATCHED = [
-    ({"map": ["x.*=y.*"]}, r"no module's name is x\.\*"),
-    ({"map": ["x.*"]}, r"map x\.\*: there is no = in it"),
-    ({"map": ["layers.*=y"]}, r"map layers\.\*=y: 1 and 0 stars"),
-    ({"map": ["*=z.*"]}, r"have no module's name in common"),
-    ({"rows": (0, 9)}, r"b: there is no row 9; its batch has 2"),
-    ({"rows": (0, 1)}, r"row 0 of a was given other tokens than row 1 of b: \[1, 2, 3\] and \[4, 5, 6\]"),
+    ({"map": ["x.*=y.*"]}, r"no module is called x\.\*"),
+    ({"map": ["x.*"]}, r"map x\.\*: expected OLD=NEW"),
+    ({"map": ["layers.*=y"]}, r"map layers\.\*=y: .* got 1 and 0"),
+    ({"map": ["*=z.*"]}, r"have no module name in common"),
+    ({"rows": (0, 9)}, r"b: expected a row from 0 to 1, got 9"),
+    ({"rows": (0, 1)}, r"got row 0 of a and row 1 of b: \[1, 2, 3\] and \[4, 5, 6\]"),
 ]
 
 
@@ -233,16 +233,16 @@ def test_what_cannot_be_matched_says_why(tmp_path: Path) -> None:
         with pytest.raises(hmp.HmpError, match=told):
             hmp.compare_captures(a, b, **options)
     a, b = (capture(tmp_path / name, Decoder(), torch.tensor([ids])) for name, ids in (("a", [1, 2, 3]), ("b", [4, 5, 6])))
-    with pytest.raises(hmp.HmpError, match=r"no row of a was given the tokens of a row of b"):
+    with pytest.raises(hmp.HmpError, match=r"no row of a has the tokens of a row of b"):
         hmp.compare_captures(a, b)
     model = nn.Linear(3, 3)
     one, two = capture(tmp_path / "one", model, torch.randn(1, 3)), capture(tmp_path / "two", model, torch.randn(2, 3))
-    with pytest.raises(hmp.HmpError, match=r"one has a batch of 1 and two one of 2, and no tokens .*--row-a 0"):
+    with pytest.raises(hmp.HmpError, match=r"one \(a batch of 1\) and two \(of 2\) can't be matched without tokens .*--row-a 0"):
         hmp.compare_captures(one, two)
     for name, mask in (("short", [1, 1, 0]), ("long", [1, 1, 1])):
         with hmp.capture(tmp_path / name, model, mask=torch.tensor([mask])):
             model(torch.randn(1, 3, 3))
-    with pytest.raises(hmp.HmpError, match=r"row 0 of short has 2 places that count and row 0 of long 3"):
+    with pytest.raises(hmp.HmpError, match=r"row 0 of short has 2 unmasked positions, row 0 of long 3"):
         hmp.compare_captures(tmp_path / "short", tmp_path / "long")
 
 

@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64
 }  # fmt: skip
 LINEAR = hmp.Policy("linear", bf16=frozenset({"linear"}))
-SHIFTED = "labels, each of the logits one place before"
+SHIFTED = "labels (shifted by one position)"
 
 
 class Bigrams(nn.Module):
@@ -108,7 +108,7 @@ def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -
         found = hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR)
         assert found.tokens is not None and (found.tokens.of, found.tokens.tokens) == ("labels", 4)
         assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.randn(4, 3)}, LINEAR).tokens is None
-        with pytest.raises(hmp.HmpError, match=r"expected logits of shape \(batch, places, vocabulary\), got \(4, 3\)"):
+        with pytest.raises(hmp.HmpError, match=r"expected logits of shape \(batch, positions, vocabulary\), got \(4, 3\)"):
             hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR, shift=True)
         assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 8), LINEAR).tokens is None
         # an embedding with the identities that it is trained on

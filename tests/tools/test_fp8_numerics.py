@@ -60,7 +60,7 @@ def test_an_infinity_that_was_given_and_is_nan_in_fp8_is_told(caplog: pytest.Log
         assert torch.nn.functional.linear(x, torch.ones(16, 32)).isnan().any()
     assert not found
     [record] = caplog.records
-    assert "`linear` made NaN of infinities" in record.getMessage()
+    assert "`linear` made NaN out of infinities" in record.getMessage()
 
 
 def test_an_overflow_of_the_layer_before_is_not_put_on_the_products_rounding() -> None:

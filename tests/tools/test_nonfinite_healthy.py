@@ -114,14 +114,14 @@ def test_a_row_that_is_masked_whole_is_a_warning_and_no_finding(caplog: pytest.L
             torch.randn(2, 2).masked_fill(torch.ones(2, 2) > 0, -INF).softmax(-1).sum()
     assert findings == []
     (record,) = caplog.records
-    assert record.getMessage().startswith("`softmax` made NaN of infinities that were given")
+    assert record.getMessage().startswith("`softmax` made NaN out of infinities in its inputs")
 
 
 def test_a_nan_that_a_product_makes_of_an_inf_is_said_with_what_made_the_inf(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, logger="hmp"), hmp.detect_nonfinite("log") as findings:
         nan = torch.full((1, 1), 200.0).exp() @ torch.zeros(1, 1)
     assert nan.isnan().all() and [(each.op, each.made) for each in findings] == [("exp", "Inf")]
-    assert [each.getMessage().partition(": ")[0] for each in caplog.records][1:] == ["`matmul` made NaN of the Inf that `exp` made"]
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records][1:] == ["`matmul` made NaN out of the Inf that `exp` made"]
 
 
 def found(run: Callable[[], Any]) -> Any:

@@ -17,8 +17,8 @@ FP8 = hmp.Policy("mine", fp8={"linear"})
 # what is given otherwise, and what the error names
 REFUSED = [
     ({"model": 3}, "int"),
-    ({"batches": []}, "batches is empty"),
-    ({"batches": 3}, "batches is an object of type int"),
+    ({"batches": []}, "at least one batch, got none"),
+    ({"batches": 3}, "such as a list or a DataLoader, got int"),
     ({"loss": 3}, "loss="),
     ({"loss": lambda model, x: model(x)}, "shape (32, 8)"),
     ({"tolerance": -1}, "tolerance=-1"),
@@ -30,7 +30,7 @@ REFUSED = [
     ({"max_trials": 0.5}, "max_trials=0.5"),
     ({"progress": "bar"}, "progress='bar'"),
     ({"loss": lambda m, x: squared(m, x.add_(1.0))}, "writes into the batch's tensors"),
-    ({"objective": "joy"}, "objective='joy'"),
+    ({"objective": "joy"}, "'joy'"),
     ({"ops": []}, "ops=[]"),
     ({"ops": ["liner"]}, "'liner'"),
     ({"steps": 0}, "steps=0"),
@@ -38,13 +38,13 @@ REFUSED = [
     ({"optimizer": lambda model: None}, "optimizer(model) returned an object of type NoneType"),
     ({"optimizer": torch.optim.SGD}, "lambda model: SGD(model.parameters(), ...)"),
     ({"optimizer": functools.partial(torch.optim.SGD, lr=0.1)}, "lambda model: SGD(model.parameters(), ...)"),
-    ({"metric": lambda model: "x"}, "metric(model) returned an object of type str"),
+    ({"metric": lambda model: "x"}, "such as an accuracy, got str"),
     ({"model": nn.LazyLinear(8)}, "call it once"),
-    ({"loss": torch.no_grad()(squared)}, "has no gradient"),
+    ({"loss": torch.no_grad()(squared)}, "to require grad"),
     ({"loss": lambda m, x: m(x).sum() * float("nan")}, "the loss is not finite"),
     ({"loss": lambda m, x: (m(x) * 0).sum().sqrt()}, "the gradient is not finite"),
     ({"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None}, 'objective="time"'),
-    ({"start": SCOPED}, "scoped lines"),
+    ({"start": SCOPED}, "entries with a scope"),
     ({"start": "saved8", "objective": "bytes"}, "saved list"),
     ({"levels": "fp8"}, "cannot be searched"),
     ({"levels": ("fp8", "fp32")}, "cannot be searched"),
@@ -98,10 +98,10 @@ def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_i
     hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)
     with pytest.raises(hmp.HmpError, match="another first batch"):
         hmp.tune(model, [2 * x for x in batches], loss=squared, **arguments)
-    with pytest.raises(hmp.HmpError, match="the loss or the optimizer is another"):
+    with pytest.raises(hmp.HmpError, match="another model, loss or optimizer"):
         hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **arguments)
     slower = {**arguments, "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.01)}
-    with pytest.raises(hmp.HmpError, match="the loss or the optimizer is another"):
+    with pytest.raises(hmp.HmpError, match="another model, loss or optimizer"):
         hmp.tune(model, batches, loss=squared, **slower)
     with pytest.raises(hmp.HmpError, match=r"another tolerance .*1\.00%.*50\.00%"):
         hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5)

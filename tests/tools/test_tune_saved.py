@@ -76,7 +76,7 @@ def test_all_that_is_kept_is_packed_and_the_folder_says_what_that_brings(tmp_pat
     (gelu,) = (unit for unit in result.packed if unit.op == "gelu")
     assert (gelu.nbytes, gelu.left) == (2 * 64 * 128 * 4, 2 * 64 * (128 + 8))
     assert "64.0 KiB -> 17.0 KiB | " in (tmp_path / "saved.txt").read_text(encoding="utf-8")
-    assert "packed for backward (int8): 3 units" in str(result)
+    assert "packed activations (int8): 3 units" in str(result)
     assert tuned(1.0, folder=tmp_path).to_dict() == result.to_dict()
 
 
@@ -111,7 +111,7 @@ def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
 def test_where_there_is_nothing_to_pack_no_trial_is_made() -> None:
     model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
     result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start=START)
-    assert "nothing packed for backward" in result.notes[-1]
+    assert "no activations packed" in result.notes[-1]
     assert not any(trial.saved for trial in result.trials)
 
 

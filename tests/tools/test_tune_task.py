@@ -256,5 +256,5 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> N
     if SAVED_TENSORS:
         assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
         return
-    with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
+    with pytest.raises(hmp.HmpError, match="a step saves nothing for backward, or torch does not report it"):
         hmp.tune(model, batches, **arguments, objective="memory")

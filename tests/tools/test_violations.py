@@ -85,8 +85,8 @@ KINDS = {
     in_island: ("linear", "bfloat16", "float32", "island", f"(enabled=False) at {line_of(in_island, 1)}", line_of(in_island, 2)),
     disabled: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(disabled, 2)),
     without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no_kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
-    past: ("mm", "bfloat16", "float32", "bypassed", "a name that was taken before", line_of(past, 1)),
-    left_to_torch: ("add", "bfloat16", "float32", "torch", "torch itself", line_of(left_to_torch, 2)),
+    past: ("mm", "bfloat16", "float32", "bypassed", "a reference taken before", line_of(past, 1)),
+    left_to_torch: ("add", "bfloat16", "float32", "torch", "left the call to torch", line_of(left_to_torch, 2)),
     in_backward: ("mm", "bfloat16", "float32", "backward", "autograd's backward", line_of(Doubles.backward, 2)),
 }  # fmt: skip
 
@@ -267,8 +267,8 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("build", "given", "says"),
     [
-        (lambda: nn.Softmax(-1), X.half(), "came in float16"),
-        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "came in bfloat16"),
+        (lambda: nn.Softmax(-1), X.half(), "an input in float16"),
+        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "an input in bfloat16"),
         (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))), X, "a hook or a wrapper"),
         (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))), X, "a hook or a wrapper"),
     ],

@@ -289,7 +289,7 @@ def test_unreachable_lists_module_name_and_line_and_a_verbose_convert_tells_them
             assert {{each(x).dtype for each in held}} == {{torch.float32}}
         with hmp.convert(policy=policy, isVerbose=True):
             assert len([line for line in told if "users_own" in line]) == {len(want)}, told
-            assert "users_own:{line_of("TUPLE")}: TUPLE holds torch.tanh as it was before it was patched; it is not cast" in told
+            assert "users_own:{line_of("TUPLE")}: TUPLE holds torch.tanh from before hmp patched it; it is not cast" in told
         assert hmp.unreachable() == []
         """,
         path=str(tmp_path),

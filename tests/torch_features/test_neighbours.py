@@ -130,7 +130,7 @@ def low_addmm() -> torch.Tensor:
 
 
 @pytest.mark.native_kernels
-@pytest.mark.filterwarnings("ignore:.* was patched by somebody else")
+@pytest.mark.filterwarnings("ignore:.* was patched by another library")
 @pytest.mark.parametrize("enter", ["convert", "apply", "another policy"])
 def test_a_function_that_replaces_an_op_while_hmp_casts_is_that_op_from_the_next_policy_on(
     monkeypatch: pytest.MonkeyPatch, enter: str
@@ -168,7 +168,7 @@ class InsertPostInitMethodToModuleSubClasses:
 
 
 @pytest.mark.native_kernels
-@pytest.mark.filterwarnings("ignore:.* was patched by somebody else")
+@pytest.mark.filterwarnings("ignore:.* was patched by another library")
 @pytest.mark.parametrize("order", ["before", "behind"])
 def test_zero_3_which_replaces_linear_is_followed_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: str) -> None:
     """As deepspeed.initialize() does; deepspeed itself was run by hand."""

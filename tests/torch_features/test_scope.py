@@ -133,7 +133,7 @@ def test_apply_leaves_what_the_model_shows_of_itself_but_that_its_print_names_it
     assert repr(model) == plain
     scoped = torch.nn.Sequential(torch.nn.Linear(2, 2))
     hmp.apply(scoped, hmp.Policy("lines", bf16=["gelu"], fp32=["linear @ 0"]))
-    assert repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True, scoped lines of policy 'lines')"
+    assert repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True, scoped entries of policy 'lines')"
     hmp.revert()
     assert repr(model) == plain and "policy" not in repr(scoped)
 

@@ -55,12 +55,16 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
     page, text = Page(html), said(html)
     assert len(page.ids) == len(set(page.ids)) and NASTY not in html
     assert all(url.startswith(("#", "data:")) for url in page.urls) and {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
-    for told in ("layers.0.a (Linear): 0.002", "0.05", "policy 'habana'", "A note.", f"layers.0.{NASTY}", "shapes [2] and [3]"):
+    for told in ("layers.0.a (Linear): by 0.002", "0.05", "policy 'habana'", "A note.", f"layers.0.{NASTY}", "shapes [2] and [3]"):
         assert told in text, told
 
 
 def test_a_comparison_in_which_nothing_is_apart_has_a_page() -> None:
-    for gaps, verdict in (((), "may part or not"), (GAPS[:1], "do not part"), ((gap("a", None, why="shapes"),), "may part or not")):
+    for gaps, verdict in (
+        ((), "may or may not differ"),
+        (GAPS[:1], "do not differ"),
+        ((gap("a", None, why="shapes"),), "may or may not differ"),
+    ):
         assert f"They {verdict}" in said(html_of(CaptureComparison(SIDE, SIDE, gaps)))
 
 
@@ -80,7 +84,7 @@ def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pyte
     for kept, calls in (([row for row in report.rows if row.rule != "unlisted"], 60), (report.violations(), 60)):
         assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
     assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
-    (note,) = [note for note in report.notes if "beyond the first 40" in note]
+    (note,) = [note for note in report.notes if "after the first 40" in note]
     assert note in str(report)
     saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
     assert note in saved.notes and any(each.startswith(f"{2 * int(note.split()[0])} ") for each in saved.merge(report).notes)

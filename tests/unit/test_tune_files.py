@@ -55,7 +55,7 @@ def comment(name: str, **changes: Any) -> str:
 
 
 def test_reasons_are_those_of_the_search() -> None:
-    assert "beyond the tolerance in a trial" in comment("gelu", notes=("gelu: found by bisection: with it the tolerance is left",))
+    assert "exceeded the tolerance in a trial" in comment("gelu", notes=("gelu: exceeds the tolerance (found by bisection)",))
     assert comment("linear", objective="memory") == "1.0 MiB | +0.01% | chosen"
     assert comment("layer_norm", objective="memory") == "-8 B | +0.01% | gains nothing"
     taken = tune_result_kit.trial("torch-cpu", None)  # a policy that was taken as it is

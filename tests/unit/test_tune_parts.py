@@ -59,7 +59,7 @@ def test_the_table_has_the_choice_the_trials_the_units_and_how_it_ended() -> Non
         assert each in text, each
     assert "no bound" in str(tune_result_kit.bare())
     assert "budget is spent" in str(tune_result_kit.result(stopped="budget"))
-    assert "the same call goes on from here" in str(tune_result_kit.result(stopped="interrupted"))
+    assert "the same call continues from here" in str(tune_result_kit.result(stopped="interrupted"))
     slow = tune_result_kit.trial("slow", ("linear",), ratio=1.25)
     assert "Stay in float32" in str(tune_result_kit.result(best=slow))
     assert "0.71 of float32's bytes" in str(tune_result_kit.result(objective="memory"))

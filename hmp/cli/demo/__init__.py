@@ -17,12 +17,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp demo --epochs 3",
         help="train a small model in float32 and under hmp, and show what ran where",
         description="Benchmarks a training step of a small network for scikit-learn's handwritten digits in float32, under torch.autocast "
-        "and under hmp, trains it in float32 and under hmp, and fails if an op that the policy names did not run in the dtype that it "
-        "names, or if hmp's accuracy is not within one point of float32.",
+        "and under hmp. Then trains the network in float32 and under hmp. Fails if an op did not run in the dtype that its list names, or "
+        "if hmp's accuracy differs from float32's by more than one percentage point.",
     )
-    parser.add_argument("--epochs", type=positive, metavar="N", help="train for N epochs (default 12); accuracy suffers from fewer")
+    parser.add_argument("--epochs", type=positive, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
-    parser.add_argument("--ops", action="store_true", help="print the report of a training step, too: each op, its list and dtypes")
+    parser.add_argument("--ops", action="store_true", help="also print a report of one training step: each op, its list and its dtypes")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -88,7 +88,7 @@ def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
     )
     print(f"\n{result}")
     if (result[POLICY].ratio or 0) >= 1:
-        print("Low precision saves memory and no time for so small a network here; hmp doctor says what the processor computes natively.")
+        print("Here low precision saves memory but no time; hmp doctor shows which dtypes the processor has instructions for.")
 
     accuracy = []
     # process-wide, as the call was published: backward and the optimizer too
@@ -109,12 +109,10 @@ def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
     except (hmp.ViolationError, hmp.HmpError) as error:
         failures.append(str(error))
     if abs(accuracy[0] - accuracy[1]) > _POINTS:
-        failures.append(f"the accuracies are more than {_POINTS:g} point apart")
+        failures.append(f"expected accuracies within {_POINTS:g} percentage point of each other, got more")
     for failure in failures:
         print(f"check failed: {failure}")
     if not failures:
         low, wide = (", ".join(sorted({row.op for row in report.rows if row.rule == rule})) for rule in ("bf16", "fp32"))
-        print(
-            f"check passed: under hmp {POLICY} {low} ran in bfloat16 and {wide} in float32, at float32's accuracy within {_POINTS:g} point"
-        )
+        print(f"check passed: {low} ran in bfloat16 and {wide} in float32; the accuracy is within {_POINTS:g} point of float32's")
     return 1 if failures else 0

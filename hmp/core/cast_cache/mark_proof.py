@@ -98,7 +98,7 @@ def captures(device_type: str) -> bool:
 def _tried(device: torch.device) -> str:
     """Return the result of all tries, made in a thread of their own, where no mode and no context is active."""
     if _copy_on_write is None or device.type == "meta":
-        return "this torch has no such mark" if _copy_on_write is None else "there is no memory"
+        return "this torch has no copy-on-write mark" if _copy_on_write is None else "the meta device has no memory"
     results: list[str] = []
     thread = threading.Thread(target=lambda: results.append(_result(device, _copy_on_write)))
     thread.start()
@@ -113,8 +113,8 @@ def _result(device: torch.device, mark: torch_private.CopyOnWrite) -> str:
             cleared = [name for name, read in READS.items() if _is_cleared(device, read, mark)]
         except Exception as error:  # a device refuses in its own way; what it said is kept
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    found = [f"not cleared by {', '.join(kept)}"] if kept else []
-    return "; ".join(found + ([f"cleared by reads: {', '.join(cleared)}"] if cleared else []))
+    found = [f"the copy-on-write mark is not cleared by {', '.join(kept)}"] if kept else []
+    return "; ".join(found + ([f"the copy-on-write mark is cleared by reads: {', '.join(cleared)}"] if cleared else []))
 
 
 def _is_cleared(device: torch.device, act: Callable[[Tensor], Any], mark: torch_private.CopyOnWrite) -> bool:
@@ -122,10 +122,10 @@ def _is_cleared(device: torch.device, act: Callable[[Tensor], Any], mark: torch_
     of_device, of_cpu = (torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=each) for each in (device, "cpu"))
     mark.lazy_clone(of_device)
     if not mark.is_pending(of_device):
-        raise RuntimeError("memory takes no mark")
+        raise RuntimeError("this memory can't be marked copy-on-write")
     act(of_device)
     act(of_cpu)
     is_marked = mark.is_pending(of_device)
     if not torch.equal(_aten.to.device(of_device, torch.device("cpu"), torch.float32), of_cpu):
-        raise RuntimeError("a write to marked memory has another result than on the CPU")
+        raise RuntimeError("a write to memory marked copy-on-write gives another result than on the CPU")
     return not is_marked

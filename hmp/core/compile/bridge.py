@@ -50,8 +50,8 @@ def _reach_dynamo() -> None:
         _patch_dynamo()
         return
     warnings.warn(
-        f"hmp does not know the torch.compile of torch {torch.__version__} ({missing} is missing or has changed): while hmp is in "
-        "place, compiled functions and models run uncompiled, with the casts of eager",
+        f"hmp does not know the torch.compile of torch {torch.__version__} ({missing} is missing or has changed): while hmp is "
+        "active, compiled functions and models run uncompiled, with casts",
         RuntimeWarning,
         stacklevel=2,
     )

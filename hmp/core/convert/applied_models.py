@@ -35,7 +35,7 @@ def apply(
     """Run every call of a model under a policy. Code outside its calls is not cast. `hmp.remove(model)` undoes it.
 
     This works through `model(...)`, not through a direct `model.forward(...)`. A deep copy of the model has the policy, too, and so has the
-    model in a process that multiprocessing sends it to. A saved file has none; loading it logs a warning. torch is patched as long as a
+    model in a process that multiprocessing sends it to. A saved file has none; loading it gives a warning. torch is patched as long as a
     model has a policy.
 
     Args:

@@ -30,7 +30,7 @@ class Unreachable(NamedTuple):
 
     Example:
         >>> print(hmp.Unreachable("train", "ACTIVATIONS", 7, "torch.relu"))
-        train:7: ACTIVATIONS holds torch.relu as it was before it was patched
+        train:7: ACTIVATIONS holds torch.relu from before hmp patched it
     """
 
     module: str
@@ -40,7 +40,7 @@ class Unreachable(NamedTuple):
 
     def __str__(self) -> str:
         where = self.module if self.line is None else f"{self.module}:{self.line}"
-        return f"{where}: {self.name} holds {self.op} as it was before it was patched"
+        return f"{where}: {self.name} holds {self.op} from before hmp patched it"
 
 
 def unreachable() -> list[Unreachable]:

@@ -28,7 +28,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: R
     try:
         call = CALLS[op](*args, **kwargs)
     except TypeError:
-        return "arguments that FP8 products do not take"
+        return "arguments that FP8 does not support"
     tensors = [each for each in (call.left, call.right, call.added) if each is not None]
     return _of_tensors(tensors) or _of_shapes(op, call, recipe) or _of_the_rest(call, tensors, low_dtype)
 
@@ -36,7 +36,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: R
 def _of_tensors(tensors: list[Any]) -> str:
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            return "arguments that FP8 products do not take"
+            return "arguments that FP8 does not support"
         if type(tensor) is not Tensor and type(tensor) is not _Parameter and not is_traced(tensor):
             return "a tensor subclass"
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:

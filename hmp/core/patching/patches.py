@@ -185,8 +185,8 @@ def _taken_out(value: Any, old: Any, around: Any) -> bool:
 
 def _warn_foreign(where: str) -> None:
     warnings.warn(
-        f"{where} was patched by somebody else on top of hmp; that patch is left standing, and hmp's wrapper below it does "
-        "nothing any more. Undo patches in the reverse order of their making",
+        f"{where} was patched by another library on top of hmp; that patch stays, and hmp's wrapper underneath is now inactive. "
+        "Undo patches in reverse order",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -140,7 +140,7 @@ def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry
             try:
                 return read_list(environ[variable], cast)
             except OpListError as error:
-                told = OpListError(f"{error}; the environment variable {variable} names it")
+                told = OpListError(f"{error} (from the environment variable {variable})")
                 told.path, told.line = error.path, error.line
                 raise told from None
     return None

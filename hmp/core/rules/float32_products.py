@@ -468,7 +468,7 @@ def _log(low_dtype: torch.dtype) -> None:
     _logged.add(low_dtype)
     if should_log():
         log.info(
-            "matrix products, convolutions and recurrent ops in %s compute in float32 on the CPU and are rounded: %s; "
-            "HMP_LOW_KERNELS=native or hmp.set_low_kernels('native') has them use torch's kernels (see rule R11)",
+            "matrix multiplications, convolutions and recurrent ops in %s compute in float32 on the CPU, on rounded inputs: %s; "
+            "to use torch's kernels set HMP_LOW_KERNELS=native or call hmp.set_low_kernels('native') (see rule R11)",
             str(low_dtype).removeprefix("torch."), low_kernels.why(low_dtype),
         )  # fmt: skip

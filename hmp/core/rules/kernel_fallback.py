@@ -51,13 +51,13 @@ def fallbacks_of(op: str) -> int:
 def count_not_in_fp8(op: str, reason: str) -> None:
     """Count a product on the FP8 list that runs in the low-precision dtype, for `fallbacks()`, and log the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and should_log():
-        log.info("%s is in fp8.txt but runs in the low-precision dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is on the FP8 list, but this call runs in bfloat16 or float16 (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def count_not_packed(op: str, reason: str) -> None:
     """Count a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
     if _count(f"{op}: not packed, {reason}") and should_log():
-        log.info("%s is in saved.txt but its tensors are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
+        log.info("%s is on the saved list, but its activations are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def _count(what: str) -> bool:

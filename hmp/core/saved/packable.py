@@ -13,29 +13,29 @@ from ..torch_private import memory_of, storage_of
 from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIGN, Format, Tensor
 
 _WHY = {
-    "its backward divides by what it keeps, and a small number would be rounded to 0": """
+    "its backward divides by saved values, and small ones would be rounded to 0": """
         acos acosh addcdiv asin asinh atan2 atanh corrcoef cosine_similarity cumprod digamma div erfinv floor_divide fmod hypot lgamma log
         log10 log1p log2 logit masked.cumprod masked.norm masked.normalize masked.prod masked.std mvlgamma norm normalize pairwise_distance
         polygamma prod remainder renorm rrelu special.entr special.log_ndtr special.ndtri special.xlog1py special.zeta sqrt std std_mean
         weight_norm local_response_norm xlogy""",
-    "its backward compares what it keeps, and equal numbers would differ": """
+    "its backward compares saved values, and equal ones would differ": """
         amax amin aminmax cdist clamp clamp_max clamp_min clip copysign dist fmax fmin hardshrink hardsigmoid hardtanh index_reduce
         hardswish lp_pool1d lp_pool2d lp_pool3d masked.amax masked.amin max maximum median min minimum mode nanmedian nextafter pdist relu6
         scatter_reduce segment_reduce softshrink threshold""",
-    "its backward solves with the factors that it keeps, which multiplies their error": """
+    "its backward solves with saved factors, which multiplies their error": """
         cholesky cholesky_inverse cholesky_solve cov det geqrf inverse lobpcg logdet lstsq lu lu_solve matrix_exp matrix_power orgqr ormqr
         pca_lowrank pinverse qr slogdet svd svd_lowrank triangular_solve""",
-    "its backward takes the exponential of what it keeps, which multiplies its error": """
+    "its backward takes the exponential of saved values, which multiplies their error": """
         cosh gumbel_softmax log_softmax logaddexp logaddexp2 logcumsumexp logsumexp masked.log_softmax masked.logaddexp masked.logsumexp
         sinh softmin""",
-    "its backward takes the difference of what it keeps, which may be smaller than their errors": """
+    "its backward subtracts saved values, and the difference may be smaller than their errors": """
         adaptive_log_softmax_with_loss binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss
         gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss linear_cross_entropy margin_ranking_loss mse_loss multi_margin_loss
         multilabel_margin_loss multilabel_soft_margin_loss nll_loss nll_loss2d nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss
         triplet_margin_loss triplet_margin_with_distance_loss""",
-    "its backward looks up angles or positions that it keeps, which may be large": """
+    "its backward uses saved angles or positions, which may be large": """
         cos grid_sample grid_sampler grid_sampler_2d grid_sampler_3d polar sin sinc tan""",
-    "it keeps buffers of a kernel, which mean nothing without their last bit": "mkldnn_rnn_layer",
+    "it saves a kernel's internal buffers, which must not be rounded": "mkldnn_rnn_layer",
 }
 _REASONS = {op: why for why, ops in _WHY.items() for op in ops.split()}
 _SOLVES = _REASONS["inverse"]
@@ -72,13 +72,13 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         given = args[0] if args else kwargs.get("input")
         if isinstance(given, Tensor) and dim not in (-1, given.dim() - 1):
-            return "a softmax over another than the last dimension, whose sums are not those of rows"
+            return "a softmax over a dimension other than the last"
     if op not in _POWERS:
         return ""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, (int, float)) and exponent >= 1:
         return ""
-    return "an exponent that isn't a number >= 1, whose backward may divide by what it keeps"
+    return "an exponent that isn't a number >= 1, because its backward may divide by a saved value"
 
 
 _POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_"})

@@ -136,8 +136,8 @@ class Recast:
         if not self._weight.holds():
             what = f"{str(weight.dtype).removeprefix('torch.')} {list(_size(weight))}"
             raise RuntimeError(
-                f"the weight {what} may have been written since {self._op} saved it for backward: through .data, numpy, a fused optimizer, "
-                "or by its address, which was asked for. Hint: do so after backward, or leave the op out of saved.txt"
+                f"the weight {what} may have been changed since {self._op} saved it for backward (through .data, numpy, a fused optimizer "
+                "or data_ptr()). Hint: change it after backward, or take the op off the saved list"
             )
         low = _to(_detach(weight), self._look.dtype)
         return _as_strided(low, self._look.size, self._look.stride, self._look.offset)

@@ -74,8 +74,8 @@ class Mark:
             return type(None), ()
         # Python's own function, which returns None: the file may be loaded where hmp is not
         return warnings.warn, (
-            f"the policy {self.applied.user_policy.name!r} was applied to this model by hmp.apply() when it was saved, and is not in the "
-            "file: hmp.apply(model, policy) applies it again",
+            f"the policy {self.applied.user_policy.name!r} was applied to this model when it was saved, but the file does not contain "
+            "it; apply it again: hmp.apply(model, policy)",
         )
 
 
@@ -138,7 +138,7 @@ def _follow_marks(module: torch.nn.Module) -> None:
         elif isinstance(own_call, types.FunctionType):
             patches.rebind(owner, "__call__", _following_marks(own_call, own_call=True))
         else:
-            raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
+            raise HmpError(f"apply() can't wrap {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
     patches.wrap(torch.nn.Module, "__setstate__", _without_loaded_mark)
 
 
@@ -388,7 +388,7 @@ def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[tor
             policies = [f"policy {found.applied.user_policy.name!r}"] if found.applied.user_policy is not None else []
         else:
             policies = [
-                f"scoped lines of policy {compiled.user_policy.name!r}"
+                f"scoped entries of policy {compiled.user_policy.name!r}"
                 for compiled in found.scoped.values()
                 if compiled.user_policy is not None
             ]
@@ -425,7 +425,7 @@ def as_dtype(outputs: Any) -> torch.dtype | None:
             return dtype
     if outputs is None:
         return None
-    raise HmpError(f"outputs={outputs!r}: expected None or one of {', '.join(map(dtype_name, _DTYPES))}")
+    raise HmpError(f"outputs= expected None or one of {', '.join(map(dtype_name, _DTYPES))}, got {outputs!r}")
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:

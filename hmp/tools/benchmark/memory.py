@@ -68,4 +68,4 @@ def check_there(device: torch.device, where: str) -> None:
     is_available = getattr(getattr(torch, device.type, None), "is_available", None)
     if is_available is not None and not is_available():
         kind = device.type.upper()
-        raise HmpError(f"{where}: torch sees no {kind} device here; ask for 'cpu', or install torch for {kind}")
+        raise HmpError(f"{where}: torch finds no {kind} device; use 'cpu', or install torch for {kind}")

@@ -70,7 +70,7 @@ class Benchmark(Result):
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"no policy {name!r} was benchmarked; there are {', '.join(row.name for row in self.rows)}")
+        raise KeyError(f"expected a policy that was benchmarked, got {name!r}; these were: {', '.join(row.name for row in self.rows)}")
 
     def __iter__(self) -> Iterator[BenchmarkRow]:
         return iter(self.rows)

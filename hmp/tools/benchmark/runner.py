@@ -45,35 +45,36 @@ def benchmark(  # noqa: PLR0913
 ) -> Benchmark:
     """Benchmark a training or inference step under several policies: time, spread, memory and loss, as a table to print.
 
-    Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is some untimed steps and then timed ones.
-    Every sample starts from the same state and the same seeds (torch, random, numpy), so that all policies do the same work and their
-    losses compare. Without `model`, `optimizer`, `state` and `reset` the policies train the same weights one after another, and losses do
-    not compare. Afterwards, exceptions included, torch is as it was found.
+    The policies take turns: a round takes one sample of each policy, in a rotating order. A sample is some untimed steps, then timed ones.
+    Every sample starts from the same state and the same seeds (torch, random, numpy), so all policies do the same work and their losses can
+    be compared. Without `model`, `optimizer`, `state` and `reset` each policy continues the training of the previous one, and losses can't
+    be compared. Afterwards torch is as before, also after an exception.
 
-    With several updates in one step (an epoch, LBFGS) torch.autocast, which casts a weight once in a context, would go on with old weights.
+    Don't update the weights several times in one step (an epoch, LBFGS): torch.autocast would keep using the first cast of each weight.
 
     Args:
-        step: Does one whole training step (forward, backward, optimizer) or one inference step; it takes no arguments. If it returns the
-            loss, a number or a tensor of one element, the table shows it.
-        policies: "float32" is torch without casts, "torch.autocast" is torch's own of the device in its default dtype; every other one
-            is an hmp policy: a preset's name, a folder or an `hmp.Policy`, active as by `hmp.convert()`, backward included. Default:
-            "float32", "torch.autocast" and the lists of the preset `autocast`, named for the device: "torch-cpu".
-        model: Its parameters, buffers and gradients are put back before each sample and at the end. Scopes of a policy name its modules.
-        optimizer: Its state is put back likewise.
-        state: An object or several with state_dict and load_state_dict, which are put back likewise: a scheduler, a gradient scaler.
-        reset: Is called where they are put back, to rewind what has no state_dict, such as an iterator over batches.
-        seconds: Rounds go on for so long in all, and there are at least three.
-        rounds: The number of rounds, instead.
-        steps: The timed steps of a sample. Default: as many as fill a fifth of a second.
-        warmup: The untimed steps of a sample; one in ten of the timed ones if that is more.
+        step: A function without arguments that runs one training step (forward, backward, optimizer) or one inference step. If it returns
+            the loss, a number or a tensor with one element, the table shows it.
+        policies: "float32" is plain torch, "torch.autocast" is PyTorch's autocast in the device's default dtype. Every other one is an hmp
+            policy: a preset's name, a folder or an `hmp.Policy`, active as by `hmp.convert()`, also in backward. Default: "float32",
+            "torch.autocast" and the lists of the preset `autocast` under the name for the device, such as "torch-cpu".
+        model: The model, whose parameters, buffers and gradients are restored before each sample and at the end. Entries with a scope
+            match its modules.
+        optimizer: The optimizer, whose state is restored too.
+        state: One or several other objects with state_dict and load_state_dict that are restored too: a scheduler, a gradient scaler.
+        reset: A function called whenever state is restored, to rewind objects without a state_dict, such as an iterator over batches.
+        seconds: The time for all rounds; there are at least three.
+        rounds: The number of rounds, instead of `seconds`.
+        steps: The timed steps of a sample. Default: as many as take 0.2 s.
+        warmup: The untimed steps of a sample, at least one for ten timed ones.
         seed: The seed of every sample.
-        device: Where the step computes. Default: the model's device, without a model the accelerator, if there is one, else the CPU.
-            Accelerators are synchronised around samples, and their memory is the peak that their allocator reports for one step. On the CPU
-            memory is what one forward pass saves for backward, each storage once, parameters left out.
-        progress: Whether the rounds are shown on stderr. Default: if that is a terminal.
+        device: The device that the step runs on. Default: the model's device; without a model the accelerator, if there is one, else the
+            CPU. Accelerators are synchronised around samples, and their memory is the allocator's peak in one step. On the CPU memory is
+            the activation memory of one forward pass, without parameters.
+        progress: Show the rounds on stderr. Default: only on a terminal.
 
     Returns:
-        The rows. A policy under which the step fails gets the error in its row, and the others go on.
+        The rows. If the step fails under a policy, its row has the error, and the other policies are still run.
 
     Raises:
         HmpError: For wrong arguments, before anything has run.
@@ -105,8 +106,8 @@ def benchmark(  # noqa: PLR0913
     failures = [samples.failure for samples in collected if samples.failure is not None]
     if len(failures) == len(collected):
         raise StepError(
-            f"the step failed under every policy; under {collected[0].variant.name!r} with {described(failures[0])}. "
-            "Make it run once by itself first"
+            f"the step failed under every policy; under {collected[0].variant.name!r} with {described(failures[0])}; "
+            "make it run without benchmark() first"
         ) from failures[0]
     baseline = _baseline(collected)
     return Benchmark(
@@ -127,9 +128,9 @@ def benchmark(  # noqa: PLR0913
 
 def _check_step(step: Any) -> None:
     if not callable(step):
-        raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
+        raise HmpError(f"step= expected a function without arguments that runs one step, got {type(step).__name__}")
     if error := misfit(step, 0):
-        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)")
+        raise HmpError(f"step= expected a function without arguments, got one that needs some ({error}); give lambda: step(...)")
 
 
 def misfit(function: Callable[..., Any], arguments: int) -> str:
@@ -158,10 +159,10 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
-        raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'torch.autocast' is a row")
+        raise HmpError("torch.autocast is enabled around benchmark(), and would affect every row; call benchmark() outside of it")
     if any_applied():
         raise HmpError(
-            "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
+            "a policy is applied to a module by hmp.apply(), and would override the policies to be compared; "
             "call hmp.remove(model) or hmp.revert() first"
         )
 
@@ -224,12 +225,14 @@ def _row(samples: Samples, baseline: Samples) -> BenchmarkRow:
 def _notes(collected: list[Samples], restored: bool, memory: str, untouched: bool) -> list[str]:
     notes = []
     if memory == SAVED:
-        notes.append("Saved for backward: what one forward pass keeps, each storage once, parameters left out.")
+        notes.append("Saved for backward: the activation memory of one forward pass, without the parameters.")
     if not restored:
-        notes.append("Losses are not compared: each policy trained on from where the one before it stopped. Give model= and optimizer=.")
+        notes.append(
+            "The losses can't be compared, because each policy continued the training of the previous one. Give model= and optimizer=."
+        )
     if not untouched:
         notes.append(
-            "hmp was in use before: its wrappers stood in torch's places in every row. For torch's own times call hmp.revert() first."
+            "hmp was in use before benchmark(), so every row includes the time of its patches. Call hmp.revert() first to time plain torch."
         )
     for samples in collected:
         notes += [note for note in samples.notes if note not in notes]
@@ -239,7 +242,8 @@ def _notes(collected: list[Samples], restored: bool, memory: str, untouched: boo
             notes.append(f"{name}: the loss became {bad}.")
         elif restored and lasts and max(lasts) - min(lasts) > _SAME_LOSS * max(map(abs, lasts)):
             notes.append(
-                f"{name}: the same steps ended at losses from {min(lasts):.5g} to {max(lasts):.5g}. The step has state that was not "
-                "given (model=, optimizer=, state=), or other batches each time (reset=); smaller differences of losses mean nothing."
+                f"{name}: repeated runs of the same steps ended at losses from {min(lasts):.5g} to {max(lasts):.5g}, so smaller "
+                "differences of losses mean nothing. Pass all state that the step changes (model=, optimizer=, state=), and reset its "
+                "batches (reset=)."
             )
     return notes

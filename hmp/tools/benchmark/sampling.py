@@ -150,7 +150,7 @@ class Sampler:
             if samples.variant.name == FLOAT32:
                 culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None
                 if culprit is not None:
-                    samples.notes.append(f"The step puts {culprit} in force by itself, which is so in every row. Take it out of the step.")
+                    samples.notes.append(f"The step itself enables {culprit}, which affects every row. Take it out of the step.")
         if watched.failure is not None:
             samples.notes.append(f"{samples.variant.name}: memory could not be measured, {described(watched.failure)}")
 

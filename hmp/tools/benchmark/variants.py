@@ -42,17 +42,15 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device, mode
     `model` is the one whose modules scoped entries name.
     """
     if isinstance(policies, (str, os.PathLike, Policy)):
-        raise HmpError(f"policies={policies!r} is one policy; give a list, such as policies=['float32', {str(_name(policies))!r}]")
+        raise HmpError(f"policies= expected a list, got {policies!r}; give such as policies=['float32', {str(_name(policies))!r}]")
     found: dict[str, Variant] = {}
     for given in policies:
         variant = _variant(given, device, model)
         if variant.name in found:
-            raise HmpError(
-                f"policies names {variant.name!r} twice; take one of them out, or rename one: policy.replace(name='another name')"
-            )
+            raise HmpError(f"policies= has {variant.name!r} twice; remove one, or rename it: policy.replace(name='another name')")
         found[variant.name] = variant
     if not found:
-        raise HmpError("policies is empty; name at least one, such as 'float32', 'torch.autocast' or 'autocast'")
+        raise HmpError("policies= is empty; give at least one, such as 'float32', 'torch.autocast' or 'autocast'")
     return list(found.values())
 
 
@@ -61,7 +59,9 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         return Variant(FLOAT32, "torch without casts")
     if given == AUTOCAST:
         if not torch.amp.is_autocast_available(device.type):
-            raise HmpError(f"torch.autocast does not know the device {device.type!r}; take {AUTOCAST!r} out of policies, or give device=")
+            raise HmpError(
+                f"torch.autocast does not support the device {device.type!r}; remove {AUTOCAST!r} from policies, or give device="
+            )
         low = dtype_name(torch.get_autocast_dtype(device.type))
         # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
         return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", around_step=lambda: torch.autocast(device.type))
@@ -69,10 +69,12 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         policy = as_policy(given)
     except OpListError as error:
         if error.path is None and isinstance(given, str):
-            raise HmpError(f"{error}; 'float32' is torch without casts, 'torch.autocast' is torch's own") from None
+            raise HmpError(f"{error}; 'float32' is plain torch, 'torch.autocast' is PyTorch's own autocast") from None
         raise
     if policy.name in (FLOAT32, AUTOCAST) and given is policy:
-        raise HmpError(f"a policy called {policy.name!r} would be mistaken for torch's own; give policy.replace(name='another name')")
+        raise HmpError(
+            f"policies= has a policy called {policy.name!r}, as a row of plain torch is; rename it: policy.replace(name='another name')"
+        )
     if model is None:
         scopes.refuse_without_model(policy)
     elif policy.scoped:

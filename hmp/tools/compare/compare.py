@@ -47,34 +47,35 @@ def compare(
     loss: Callable[[Any], Tensor] | None = None,
     shift: bool = False,
 ) -> Comparison:
-    """Compare each op of the model's forward and backward under a policy with float32: alone, and with all that came before.
+    """Compare each op of the model's forward and backward under a policy with float32: its own error, and the accumulated error.
 
-    First the model runs once in float32 without hmp, forward and loss. If it picks a constant or a branch by the dtype, it may take another
-    path there; the float32 run of each op follows the path under the policy. An error of the compared run has a note of the last ops.
+    First the model runs once in float32 without hmp, forward and loss. If it chooses a constant or a branch by the dtype, it may take
+    another path in that run; the comparison op by op follows the path under the policy. If the model raises an error, a note on the error
+    names the last ops.
 
-    Every op runs as it does without the comparison, on the model itself; in addition it runs in float32 on the same inputs, and in
-    float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor that is alive
-    at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch and the
-    random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled. What is
-    compared packs nothing: a policy with a saved list runs two more steps, for `gradient_packed` alone.
+    In the compared run every op runs as without the comparison. In addition it runs in float32 twice: on the same inputs, and on the
+    inputs that float32 would have computed. Random draws are the same in all three. This takes memory for two float32 copies of each live
+    tensor, so under `torch.no_grad()` it does not grow with the depth of the model. Afterwards weights, buffers, gradients, the batch and
+    the random state are as before. Only the ops of this thread are compared; a compiled model runs uncompiled. Nothing is packed in the
+    compared run: a policy with a saved list runs two more steps, only for `gradient_packed`.
 
-    A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch.
+    Under DDP or FSDP2 call it in all processes; each compares its own batch.
 
     Args:
-        model: The module. It is called itself, and left as it is.
-        batch: What it is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
-        policy: What it runs under, the loss too. Default: the policy active here, else what hmp.apply() gave the model, else "autocast".
-        against: Another policy, compared with float32 in the same way; its errors are columns next to the first one's.
-        loss: Makes a scalar of what the model returns. Default: the output's `.loss` or `["loss"]`; without one, or under
-            `torch.no_grad()`, only the forward is compared.
-        shift: Whether the logits at one place are of the label at the next one, as in causal language models (`Comparison.tokens`).
+        model: The module. It is not changed.
+        batch: The arguments of the call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: The policy of the model and the loss. Default: the one applied to the model, else the active one, else "autocast".
+        against: A second policy, compared with float32 too; its errors are shown in extra columns.
+        loss: A function of the model's output that returns a scalar. Default: the output's `.loss` or `["loss"]`. Without a loss, or
+            under `torch.no_grad()`, only the forward pass is compared.
+        shift: True for causal language models, whose logits at one position predict the next label (`Comparison.tokens`).
 
     Returns:
-        The comparison of `policy`; with `against` it holds that policy's, `Comparison.against`.
+        The comparison of `policy`; `Comparison.against` is that of `against`.
 
     Raises:
         HmpError: For anything but a module, a scripted module, a loss that isn't a scalar, the same policy twice, and inside another
-                compare().
+            compare().
         TypeError: `policy` is a list of policies.
 
     Example:
@@ -85,7 +86,7 @@ def compare(
     """
     _check(model, loss)
     if isinstance(policy, (list, tuple)):
-        raise TypeError("compare() takes one policy: give the second one as against=, and call it again for more")
+        raise TypeError("compare() expected one policy, got several; give a second one as against=, and call compare() again for more")
     chosen = model_call.chosen_policy(model, policy)
     other = None if against is None else another(model_call.chosen_policy(model, against), chosen)
     return compare_under(model, batch, chosen, other, loss, shift=shift)
@@ -95,7 +96,7 @@ def another(against: Policy, policy: Policy) -> Policy:
     """Return `against` under a name that is not that of `policy`. Raise HmpError if it is the same policy."""
     if against == policy:
         raise HmpError(
-            f"against={against.name!r} is the same policy as {policy.name!r}: leave it out, or change a list or the dtype, "
+            f"against={against.name!r} is the same policy as {policy.name!r}; leave it out, or give another one, such as "
             "policy.replace(dtype=torch.float16)"
         )
     if against.name != policy.name:
@@ -177,11 +178,10 @@ def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor]
             output = model_call.call(model, batch)
             value = model_call.own_loss(output) if loss is None else loss(output)
         except Exception as error:
-            return _Untouched(why_not=f"that raised {type(error).__name__}: {error}")
+            return _Untouched(why_not=f"the model raised {type(error).__name__}: {error}")
         if not torch.equal(before, torch.get_rng_state()):
             return _Untouched(
-                why_not="the model draws random numbers, others in float32 than in the low-precision dtype: to compare it with a run "
-                "without hmp call model.eval()"
+                why_not="the model draws random numbers, which differ between float32 and the low-precision dtype; call model.eval() first"
             )
         number = float(local(value).detach()) if isinstance(value, Tensor) and value.numel() == 1 else None
         return _Untouched(tuple(t.detach().clone() for t in _floating(output)), number)
@@ -265,7 +265,7 @@ def _saying_what_was_seen(chosen: Policy, statistics: ErrorSums) -> Iterator[Non
         seen = "; ".join(last[-_LAST_SEEN:]) or "no op"
         notes = [
             *getattr(error, "__notes__", ()),
-            f"compare() under policy {chosen.name!r} saw before that, with the error to float32: {seen}",
+            f"the last ops that compare() saw under policy {chosen.name!r}, with their errors against float32: {seen}",
         ]
         with contextlib.suppress(AttributeError):  # an exception with slots
             error.__notes__ = notes  # type: ignore[attr-defined]  # what add_note() of Python 3.11 does
@@ -280,9 +280,9 @@ def _device(model: torch.nn.Module) -> str:
 def _check(model: Any, loss: Any) -> None:
     model_call.check_module(model, "compare()")
     if loss is not None and not callable(loss):
-        raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
+        raise HmpError(f"loss= expected a function of the model's output, got {type(loss).__name__}")
     if here.aten is not None and any(isinstance(each, Float32Reference) for each in here.aten.told):
-        raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
+        raise HmpError("compare() was called inside compare(), which would count the ops of both; call one after the other")
 
 
 def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
@@ -293,7 +293,7 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     else:
         found = model_call.own_loss(output)
         if found is None:
-            return None, "forward only: no loss was given, and the output has none"
+            return None, "forward only: no loss was given, and the model's output has none"
         value, source = found, "forward and backward of the output's own loss"
     if not torch.is_grad_enabled():
         return None, "forward only: gradients are disabled here"
@@ -308,15 +308,15 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
     without = "call compare() under torch.no_grad()"
     if loss is not None and any(tensor.requires_grad for tensor in each_tensor((output,))):
         return (
-            f"the loss needs no gradient: the output does, and {cut} in loss(output) cuts it off; "
-            f"take that out, or to compare the forward alone {without}"
+            f"expected a loss that requires grad, got one that doesn't: {cut} in loss(output) detaches it from the output; "
+            f"remove that, or to compare only the forward pass {without}"
         )
     if any(parameter.requires_grad for parameter in model.parameters()):
         return (
-            f"the loss needs no gradient: weights of the model do, and have no part in it, or {cut} on the way cuts it off; "
-            f"take that out, or to compare the forward alone {without}"
+            f"expected a loss that requires grad, got one that doesn't: it does not depend on the model's weights, or {cut} detaches it; "
+            f"change that, or to compare only the forward pass {without}"
         )
-    return f"the loss needs no gradient: nothing that it was computed from does; {without}"
+    return f"expected a loss that requires grad, got one that doesn't: no weight of the model does; {without}"
 
 
 def _recorder(statistics: ErrorSums) -> Seen:

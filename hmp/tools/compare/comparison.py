@@ -148,8 +148,8 @@ class Comparison(Result):
         """Return why no change to the lists is advised."""
         most = next((group for group in self.by_op() if group.share > 0), None)
         if most is None:
-            return "no op rounds: there is nothing to move to the FP32 list"
-        return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
+            return "no op adds a rounding error, so there is nothing to move to the FP32 list"
+        return f"nothing to move to the FP32 list: {most.name} adds most of the error ({most.share:.0%}), and lists don't affect it"
 
     def first_changes(self) -> list[str]:
         """Return what to change first, a line for each list; from the FP8 list an op goes to the BF16 list first.

@@ -54,8 +54,8 @@ def comparison_page(comparison: Comparison) -> Page:
     if other is not None:
         changes += [f"under {other.policy!r}: {each}" for each in other.first_changes()]
     told = (
-        "The ops that no list keeps in float32 and that have the largest part of all rounding errors (squared, as independent errors add "
-        "up). Moving one costs time: measure both policies with `hmp.benchmark()`, and compare again."
+        "The ops that add most of the rounding error (as a share of the sum of squared errors) and that are not on the FP32 list. Moving "
+        "one may cost time: measure both policies with `hmp.benchmark()`, and compare again."
     )
     sections = [
         Section("change", "What to change", "What to change in your lists", [Items(changes), Text(told, is_soft=True)]),
@@ -89,8 +89,8 @@ def _of_whole(comparison: Comparison) -> list[str]:
     lines += [f"relative distance from a float32 run without hmp: {', '.join(told)}"]
     if max(far) > _OTHER_WAY * max(comparison.output or 0.0, comparison.loss or 0.0, _LEAST):
         lines.append(
-            "that is more than its ops account for: the model goes another way in float32, where it picks a constant or a branch by "
-            "the dtype, such as torch.finfo(x.dtype).eps"
+            "that is more than the errors of the ops explain: the model computes something else in float32, because it chooses a constant "
+            "or a branch by the dtype, such as torch.finfo(x.dtype).eps"
         )
     return lines
 
@@ -109,11 +109,11 @@ def _cards(comparison: Comparison, low: str) -> list[tuple[str, str, str]]:
         of += f"; {error_text(getattr(other, name))} under {other.policy}" if other else ""
         found.append((f"error of the {name}", error_text(value), of))
     worst = max(comparison.rows, key=_own, default=None)
-    own = (error_text(worst.isolated), f"{worst.op}, by itself") if worst is not None and worst.isolated else ("-", "none, by itself")
+    own = (error_text(worst.isolated), f"{worst.op}, isolated") if worst is not None and worst.isolated else ("-", "none")
     found.append(("largest error of one op", *own))
     if comparison.gradient_packed is not None:
-        of = "compared with the same step where nothing is packed"
-        found.append(("gradient, by packing alone", error_text(comparison.gradient_packed), of))
+        of = "compared with the same step without packing"
+        found.append(("error of the gradient by packing alone", error_text(comparison.gradient_packed), of))
     if low in HALF_ULP:
         found.append((f"one rounding to {low}", error_text(HALF_ULP[low]), "at most: half an ulp"))
     return found
@@ -133,7 +133,9 @@ def _by(what: str, comparison: Comparison, other: Comparison | None) -> Section:
         if other is not None:
             cells += [number(None, NOTHING)] * 2 if beside is None else [at_most(beside.isolated, 1), at_most(beside.accumulated, 1)]
         rows.append([module(name), *cells])
-    told = "Isolated is the error of an op by itself, accumulated all that has come together up to its result; the largest of all calls."
+    told = (
+        "Isolated is the error that an op adds, accumulated the error including that of all earlier ops. Each is the largest of all calls."
+    )
     columns = (what, ">calls", ">isolated", ">ulps", ">accumulated", ">ulps", ">share", *heads)
     table = Table(columns, rows, label=f"Errors by {what}", where=f"the page and .by_{what}() have them all", most=TEXT_ROWS)
     return Section(f"by-{what}", f"By {what}", f"By {what}", [table, Text(told, is_soft=True)])
@@ -147,9 +149,8 @@ def at_most(value: float, limit: int) -> Cell:
 def _depth(comparison: Comparison, ordered: Sequence[ErrorRow], low: str) -> Section:
     found: list[Part] = [
         Text(
-            "Red is the error that has come together up to an op, compared with a run in float32: small points for each op, and their "
-            "median over nine ops as a line. The other points are what each op adds by itself, on the inputs that it got. At 1 nothing "
-            "is left of a value, often one that float32 cancels to zero."
+            "Red: the accumulated error of each op against float32 (points), and its median over nine ops (line). The other points are the "
+            "isolated errors. At 1 the result has nothing in common with float32's, often because float32's is close to zero."
         )
     ]
     for direction in _DIRECTIONS:
@@ -169,12 +170,12 @@ def _calls(rows: Sequence[ErrorRow]) -> Section:
          whole(row.calls), error(row.isolated), error(row.isolated_ulps), error(row.accumulated)]
         for row in shown
     ]  # fmt: skip
-    columns = ("op", "ATen op", ">order", "direction", "result", "list", "module", ">calls", ">its own error", ">in ulps", ">accumulated")
+    columns = ("op", "ATen op", ">order", "direction", "result", "list", "module", ">calls", ">isolated", ">in ulps", ">accumulated")
     table = Table(
         columns,
         lines,
-        label="Every op in every place, with its errors",
-        note=left_out(shown, len(rows), "with most error of their own", "`to_dict()`"),
+        label="Errors of every op, module by module",
+        note=left_out(shown, len(rows), "with the largest isolated errors", "`to_dict()`"),
         filter="op, module, dtype",
         choice="Direction",
         choices=_DIRECTIONS,
@@ -200,7 +201,7 @@ def _figure(rows: Sequence[ErrorRow], low: str, direction: str) -> Depth | None:
     for dtype in sorted({row.dtype for row in rows}):
         own = [(at, min(row.isolated, 1.0)) for at, row in enumerate(rows, 1) if row.isolated and row.dtype == dtype]
         if own:
-            lines.append(Line(f"the op's own, {dtype} result", dtype, own, 4.0))
+            lines.append(Line(f"isolated, {dtype} result", dtype, own, 4.0))
     if not lines:
         return None
     worst = max(range(len(rows)), key=lambda at: _own(rows[at]))
@@ -227,7 +228,7 @@ def _verdict(comparison: Comparison, low: str) -> str:
     if all(getattr(comparison, name) is None for name in _ENDS):
         return f"{first}."
     if not comparison.advice:
-        return f"{first}; no op in {low} stands out."
+        return f"{first}; no op is responsible for most of it."
     name, squares = comparison.advice[0]
     return f"{first}; {name} makes {share(squares, 1)} of the rounding error."
 
@@ -236,7 +237,7 @@ def _verdict_of_whole(comparison: Comparison) -> str:
     known = [(name, value) for name in _ENDS if (value := getattr(comparison, name)) is not None]
     broken = [name for name, value in known if not math.isfinite(value)]
     if not known:
-        return "Nothing of the whole was compared"
+        return "Neither output, loss nor gradient was compared"
     if broken:
         return f"Under {comparison.policy} the {_and(broken)} cannot be compared with float32's: NaN, Inf, or a float32 value of zero"
     return f"Under {comparison.policy} {_and([f'the {name} is {_percent(value)}' for name, value in known])} away from float32's"

@@ -35,7 +35,7 @@ class TokenDistance:
     kl_max: float
 
     def __str__(self) -> str:
-        errors = f"off by {self.error_mean:.2g} on average, {self.error_max:.2g} at most"
+        errors = f"error {self.error_mean:.2g} on average, {self.error_max:.2g} at most"
         of = f"{self.tokens} {self.of}, in float32 {self.reference:.4g} on average"
         return f"{errors}; KL divergence {self.kl_mean:.2g}, {self.kl_max:.2g} at most (nats; {of})"
 
@@ -62,10 +62,10 @@ def distance_of_tokens(
     where = where if mask is None else where & mask
     if shift and labels is not None:
         if logits.dim() != 3:
-            raise HmpError(f"shift=True: expected logits of shape (batch, places, vocabulary), got {tuple(logits.shape)}; leave it out")
+            raise HmpError(f"shift=True: expected logits of shape (batch, positions, vocabulary), got {tuple(logits.shape)}; leave it out")
         # padding predicts nothing, and is not predicted
         where = where[:, 1:] if mask is None else where[:, 1:] & mask[:, :-1]
-        logits, exact, tokens, of = logits[:, :-1], exact[:, :-1], tokens[:, 1:], "labels, each of the logits one place before"
+        logits, exact, tokens, of = logits[:, :-1], exact[:, :-1], tokens[:, 1:], "labels (shifted by one position)"
     return token_distance(logits, exact, tokens, where, of)
 
 

@@ -26,29 +26,33 @@ def detect_nonfinite(
 ) -> contextlib.AbstractContextManager[Findings]:
     """Find the first op that makes NaN or Inf out of finite arguments, in forward or backward; context manager and decorator.
 
-    Works under hmp's casts, torch.autocast and neither. No findings: infinities that were written (masks, fills of sampling), memory
-    that nobody wrote, what an op or its backward makes and masks in its inside (the norm of a zero), Inf that integers make (log of a
-    position 0) until a NaN comes of it, and backward overflows of a scaled loss when the GradScaler skips the step. A NaN in the data or
-    in a parameter is reported as what it is when an op first computes with it. A NaN that is made of written infinities alone is a
-    warning. Inf in bmm is the finding, not the NaN that softmax makes of it.
+    It works under hmp's casts, under torch.autocast and in plain torch. If bmm makes an Inf, and softmax a NaN out of it, bmm is the
+    finding. A NaN in the data or in a parameter is reported when an op first computes with it. Not reported are:
 
-    With several processes each watches its own ops, and a finding has its `rank`. One that raises leaves the others in the collective
-    that they wait in: torchrun and torch.multiprocessing.spawn end them.
+    - infinities that the program writes (masks, fills for sampling), and uninitialised memory;
+    - values that an op or its backward makes and then masks itself (the norm of zero);
+    - Inf computed from integers (the log of a position 0), until it becomes a NaN;
+    - overflows in backward if the GradScaler skips the step.
 
-    Ops of other threads than the one that entered, and those inside a kernel, are not seen; compiled models run uncompiled. Each op's
-    results are read once, and on a GPU waited for.
+    A NaN that comes only from infinities that the program wrote is logged as a warning.
+
+    Each process watches its own ops, and a finding has its `rank`. If one process raises, the others wait in their next collective until
+    torchrun or torch.multiprocessing.spawn ends them.
+
+    Only ops of the thread that entered are watched, and no values inside a kernel; compiled models run uncompiled. Each op's results are
+    read once, which synchronises with a GPU.
 
     Args:
-        on_find: "raise" stops at the first finding, "log" goes on and logs each as an error of the logger `hmp`.
-        ignore: Names of ops and globs over module paths, such as "masked_fill" and "*.mask", whose Infs are meant: they count as written.
-            A glob holds in the modules inside too. NaNs are findings all the same.
+        on_find: "raise" stops at the first finding; "log" logs each as an error of the logger `hmp`, and continues.
+        ignore: Op names and globs over module paths, such as "masked_fill" and "*.mask", in which Inf is intended. A glob also covers the
+            modules inside. A NaN is still reported.
 
     Returns:
         A context manager that gives the findings so far.
 
     Raises:
-        NonFiniteError: With `.finding`, where the op ran.
-        HmpError: For another `on_find`, and for anything but a list of names.
+        NonFiniteError: With `.finding`, raised where the op ran.
+        HmpError: `on_find` or `ignore` is invalid.
 
     Example:
         >>> x = torch.zeros(2)
@@ -58,9 +62,9 @@ def detect_nonfinite(
         'Inf'
     """
     if on_find not in ("raise", "log"):
-        raise HmpError(f'on_find={on_find!r} is unknown; use "raise" to stop at the first finding or "log" to go on')
+        raise HmpError(f'on_find= expected "raise" (stop at the first finding) or "log" (log each and continue), got {on_find!r}')
     if isinstance(ignore, str) or not all(isinstance(each, str) for each in ignore):
-        raise HmpError(f'ignore={ignore!r}: expected a list of names of ops and of globs over module paths, such as ["*.mask", "exp"]')
+        raise HmpError(f'ignore= expected a list of op names and globs over module paths, such as ["*.mask", "exp"], got {ignore!r}')
     return _region(on_find, _meant(ignore))
 
 

@@ -98,8 +98,11 @@ class Finding:
             in_backward = f" in the backward ({self.node})" if self.direction == Direction.BACKWARD else ""
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
-            head = f"{self.made} came in with {self.source}, no op made it; first used by {spelled}: {where}"
-        given = [*map(str, self.inputs), *(["what it wrote in place, whose values before are gone"] if self.overwritten else [])]
+            head = f"no op made {self.made}: it was already in {self.source}; first used by {spelled}: {where}"
+        given = [
+            *map(str, self.inputs),
+            *(["the tensor that it wrote to in place, whose earlier values are lost"] if self.overwritten else []),
+        ]
         lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
         return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
 
@@ -139,10 +142,10 @@ def find(
     )
 
 
-_OF_USER = "none of hmp's: your code in backward runs without lists (R13)"
+_OF_USER = "none: lists don't apply to your own code in backward (R13)"
 _DATA = {
-    FindingKind.DATA: "look at the batch: no list changes this",
-    FindingKind.PARAMETER: "look at the step before, or at the checkpoint that was loaded: no list changes this",
+    FindingKind.DATA: "check the batch: op lists don't affect this",
+    FindingKind.PARAMETER: "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
 }
 
 
@@ -158,11 +161,11 @@ def _explained(op: str, owner: Owner) -> Rule | None:
 
 def _rule(explained: Rule | None, owner: Owner) -> str:
     if owner.policy is None:
-        return "none of hmp's: no policy was in force here"
+        return "none: no policy was active here"
     if _in_place(owner):
         return rules.IN_PLACE.sentence
     if explained is None or explained.cast is None:
-        return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
+        return f"on no list of policy {owner.policy.name!r}: computed in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
@@ -182,22 +185,23 @@ def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
 def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
     owner, op = call.owner, call.owner.op
     if not is_low:
-        return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"
+        return "it ran in float32 or wider, so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
     if op in op_facts.DTYPE_OPS:
-        return f"`{op}` asks for that dtype itself, and no list reaches it: leave the tensor in float32 here, or take bfloat16"
+        return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
     if owner.policy is None and call.by_user:
-        return "cast to float32 in this line, `grad.float()`: no list reaches a hook or the backward of an autograd.Function"
+        return "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in the backward of an "
+        "autograd.Function"
     if owner.policy is None:
-        return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
+        return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
     if _in_place(owner):
         name = sites.base_of(op)
-        out_of_place = f"write it out of place, with `{name}` on the FP32 list, or " if can_be_listed(name) else "write "
-        return f"no list reaches an in-place form: {out_of_place}into a float32 tensor"
+        out_of_place = f"call `{name}` instead and put it on the FP32 list, or " if can_be_listed(name) else ""
+        return f"op lists don't change the dtype of an in-place op; {out_of_place}write into a float32 tensor"
     if explained is None:
-        return "run the line inside hmp.disable_casts(), in float32"
-    wider = "bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+        return "run the line in float32, inside hmp.disable_casts()"
+    wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
     if explained.cast == "fp32":
-        said = f"`{op}` is on the FP32 list: what overflowed is the cast of its result; put the op that asked for the cast there too"
+        said = f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
         return "; ".join(filter(None, (said, wider)))
     return _moved(explained, owner.policy, wider)
 

@@ -298,8 +298,8 @@ class NonfiniteFinder(OpOwners):
         if (op, place) not in self._warned:
             self._warned.add((op, place))
             made = origin.finding
-            what = "infinities that were given, such as a row that is masked whole" if made is None else f"the Inf that `{made.op}` made"
-            log.warning("`%s` made NaN of %s: %s", op, what, place)
+            what = "infinities in its inputs, such as a row that is masked throughout" if made is None else f"the Inf that `{made.op}` made"
+            log.warning("`%s` made NaN out of %s: %s", op, what, place)
 
     # The GradScaler
 

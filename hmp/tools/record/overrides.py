@@ -78,7 +78,7 @@ def outside_of(model: torch.nn.Module) -> Overrider:
     model = unwrapped(model)[1]
     steps = model_wrappers.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
-    return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, outside of any call of it")
+    return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, called directly instead of through the model")
 
 
 def is_around_a_forward() -> bool:
@@ -95,7 +95,7 @@ def in_place_of_casts() -> Overrider | None:
     if isinstance(here, autocast.Paused):
         return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
     if isinstance(here, InBackward):
-        return Overrider(OverrideKind.BACKWARD, "autograd's backward: no list applies to Python that it calls (R13)")
+        return Overrider(OverrideKind.BACKWARD, "autograd's backward, in which lists don't apply to Python code (R13)")
     return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and is_by_user() else None
 
 
@@ -107,7 +107,7 @@ def _opened(enabled: bool) -> str:
 _LOW = frozenset(("bfloat16", "float16"))
 _CASTS = frozenset(("to", "type", "type_as", "bfloat16", "half"))
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LEFT = Overrider(OverrideKind.TORCH, "torch itself, to which hmp left the call")
+_LEFT = Overrider(OverrideKind.TORCH, "hmp, which left the call to torch")
 Given = tuple[Any, ...]  # the arguments of a call
 
 
@@ -139,12 +139,12 @@ class RoundedBefore:
         lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
         for tensor in lows:
             if isinstance(tensor, torch.nn.Parameter):
-                return dtype_name(tensor.dtype), f"a weight that is stored in {dtype_name(tensor.dtype)}"
+                return dtype_name(tensor.dtype), f"a weight stored in {dtype_name(tensor.dtype)}"
         for tensor in lows:
             if tensor in self._others:
                 return dtype_name(tensor.dtype), f"a hook or a wrapper that casts its input to {dtype_name(tensor.dtype)}"
             if not self._any_by_hmp:
-                return dtype_name(tensor.dtype), f"an input that came in {dtype_name(tensor.dtype)}"
+                return dtype_name(tensor.dtype), f"an input in {dtype_name(tensor.dtype)}"
         return "", ""
 
 
@@ -180,7 +180,7 @@ class OverrideRecorder:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and rule.kind.is_list:
             lacks = (
-                Overrider(OverrideKind.NO_KERNEL, f"there is no {dtype_name(rule.low_dtype)} kernel for it (R11)")
+                Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(rule.low_dtype)} kernel for it (R11)")
                 if call.lacks_kernel
                 else _LEFT
             )
@@ -195,11 +195,13 @@ class OverrideRecorder:
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words))
+            self._note(
+                op, entry.source, "float32", f"float32, on values already rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words)
+            )
 
     def past(self, call: Call) -> None:
         """Note a call of torch's own function by a name that Python code took before."""
-        overrider = Overrider(OverrideKind.BYPASSED, "a name that was taken before hmp patched torch")
+        overrider = Overrider(OverrideKind.BYPASSED, "a reference taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:

@@ -54,7 +54,7 @@ for _rule in rules.RULES:
     if _rule.in_reports:
         RULES.setdefault(_rule.in_reports, []).append(_rule.sentence)
 RULES[UNLISTED] = ["on no list: left to torch"]
-RULES[BYPASSED] = ["on a list, and called by a name that Python code took before: hmp.unreachable() says where"]
+RULES[BYPASSED] = ["on a list, but called through a reference taken before hmp patched torch: hmp.unreachable() says where"]
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
 _OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
@@ -93,13 +93,12 @@ def report_page(report: Report) -> Page:
 
 
 _CLOSING = (
-    "Dtypes are those of the floating inputs as the caller gave them, of the first input as torch's op got it, and of the result. Times "
-    "are those that the calling thread spent; on an accelerator they are those of the kernels only with `hmp.record(synchronize=True)`. "
-    "What autograd runs by itself in a backward pass is not in it: no list applies there. Bytes cast are those of tensors before their "
-    "casts; saved are the casts that a cache made unnecessary."
+    "Dtypes: of the floating-point inputs that the caller passed, of the computation, and of the result. Times are the calling thread's; "
+    "on an accelerator they include the kernels only with `hmp.record(synchronize=True)`. Autograd's own ops in backward are not included, "
+    "because lists don't apply to them. Bytes cast: the tensors' sizes before their casts. Saved: casts that the caches made unnecessary."
 )
 _UNCAST = (
-    "calls ran where no casts are active (disable_casts(), optimizer steps, outside of a region or of an applied model), and are not "
+    "calls ran where no policy is active (optimizer steps, disable_casts(), outside of hmp.casts() or of an applied model), and are not "
     "counted here."
 )
 
@@ -115,7 +114,7 @@ def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
     decided = sum(row.calls for row in report.rows if row.rule not in (BYPASSED, UNLISTED))
     cards = [
         ("in casts", typeset_duration(sums.cast_seconds), f"{share(sums.cast_seconds, sums.seconds)} of the time in ops and casts"),
-        ("in ops", typeset_duration(sums.op_seconds), f"{sums.calls:,} calls, {decided:,} by a rule"),
+        ("in ops", typeset_duration(sums.op_seconds), f"{sums.calls:,} calls, {decided:,} decided by hmp"),
         ("casts", f"{sums.casts:,}", f"{size(sums.cast_bytes)}; {sums.casts_saved:,} more saved by the caches"),
     ]
     models = report.models
@@ -123,9 +122,9 @@ def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
         of_several = f", of the first of {len(models):,} models" if len(models) > 1 else ""
         cards.append(("parameters", amount(models[0].size), f"{models[0].dtypes}; {size(models[0].parameter_bytes)}{of_several}"))
         if models[0].kept:
-            cards.append(("kept for backward", size(models[0].kept_bytes), "by a call of it" if of_several else "by a call"))
-    cards.append(("float32 for want of a kernel", f"{sum(row.no_kernel for row in report.no_kernel):,}", "calls (R11)"))
-    cards.append(("listed, never called", f"{len(report.never_called):,}", "names, see the lists below"))
+            cards.append(("saved for backward", size(models[0].kept_bytes), "by a call of it" if of_several else "by a call"))
+    cards.append(("in float32, no kernel", f"{sum(row.no_kernel for row in report.no_kernel):,}", "calls (R11)"))
+    cards.append(("listed, never called", f"{len(report.never_called):,}", "entries, listed below"))
     return cards
 
 
@@ -180,7 +179,7 @@ def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) ->
         numbers = [whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds)]
         times = [duration(row.op_seconds), bar(longest, (colour_class(row.compute), row.op_seconds), ("casts", row.cast_seconds))]
         lines.append([*(cells[word] for word in words), *numbers, *times, *([nbytes(kept.get(row.module, 0))] if kept else [])])
-    columns = (*words, ">calls", ">casts", ">saved", ">cast", ">in casts", ">in ops", "", *([">kept by a call"] if kept else []))
+    columns = (*words, ">calls", ">casts", ">saved", ">cast", ">in casts", ">in ops", "", *([">saved for backward"] if kept else []))
     return Table(columns, lines, label=f"What was cast, by {by}", most=most)
 
 
@@ -199,7 +198,7 @@ def _models(models: list[Model]) -> Iterator[Section]:
          Cell(each.dtypes), nbytes(each.parameter_bytes), nbytes(each.kept_bytes)]
         for each in models
     ]  # fmt: skip
-    columns = ("model", ">parameters", ">to be trained", "dtypes", ">bytes", ">kept for backward by a call")
+    columns = ("model", ">parameters", ">trainable", "dtypes", ">bytes", ">saved for backward by a call")
     yield Section("models", "Models", "Models", [Table(columns, rows, where="report.models holds them")])
     found: list[Part] = []
     for each in models[:MODELS]:
@@ -211,14 +210,14 @@ def _models(models: list[Model]) -> Iterator[Section]:
                 for row in kept[:KEPT_ROWS]
             ]  # fmt: skip
             more = f"… and {len(kept) - KEPT_ROWS} more." if len(kept) > KEPT_ROWS else ""
-            found += [Heading(f"By a call of {each.name}"), Table(("module", ">kept", ">of all", ""), lines, note=more)]
+            found += [Heading(f"By a call of {each.name}"), Table(("module", ">saved", ">of all", ""), lines, note=more)]
     told = (
-        "Of a model's first call that autograd recorded: each storage once, for the first module that keeps it, parameters left out. "
-        'Layers whose names differ in a number are taken together; `report.table("module")` has each.'
+        "What a model's first call with gradients saved for backward, without parameters; memory that several modules save counts for the "
+        'first one. Layers whose names differ only in a number are added up; `report.table("module")` has each.'
         if found
-        else "Nothing is known to be kept for backward: autograd recorded no call of a model, or this release of torch does not tell."
+        else "Unknown: no call of a model ran with gradients, or this release of torch does not report saved tensors."
     )
-    yield Section("saved", "Kept", "Kept for backward", [*found, Text(told, is_soft=True)], is_long=True)
+    yield Section("saved", "Saved for backward", "Saved for backward", [*found, Text(told, is_soft=True)], is_long=True)
 
 
 def _unlisted(report: Report, sums: Row) -> Section | None:
@@ -228,14 +227,18 @@ def _unlisted(report: Report, sums: Row) -> Section | None:
     ]
     columns = ("op", "dtypes", ">calls", ">in ops", ">share")
     table = Table(columns, rows, label="Ops on no list", where="report.unlisted holds them")
-    return Section("unlisted", "On no list", "On no list: in the dtype of their inputs, most time first", [table]) if rows else None
+    return (
+        Section("unlisted", "On no list", "Ops on no list, computed in the dtype of their inputs; most time first", [table])
+        if rows
+        else None
+    )
 
 
 def _in_fp8(report: Report) -> Section | None:
     found: list[Fp8Row] = report.fp8
     if not found:
         listed = any(policy.get("fp8") for policy in report.policies)
-        told = "Nothing ran in FP8: the ops on its list were not called, or could not (hmp.fallbacks() says why)."
+        told = "Nothing ran in FP8: the ops on the FP8 list were not called, or FP8 was impossible (hmp.fallbacks() says why)."
         return Section("fp8", "In FP8", "", [Text(told)]) if listed else None
     shown = sorted(found, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS]
     rows = [
@@ -245,15 +248,15 @@ def _in_fp8(report: Report) -> Section | None:
         for row in shown
     ]  # fmt: skip
     told = (
-        'Of each product\'s left operand ("input"), right operand ("weight") and of its result\'s gradient ("grad"). Saturated are the '
-        "elements at the format's largest number, flushed those that became 0 and were not. Where much is flushed, the values of one "
-        "tensor span more than the format does: a recipe with a scale for each row or block, or the low-precision dtype for this module "
-        "(`linear @ module` in bf16.txt), keeps them."
+        'Roles: left operand ("input"), right operand ("weight") and gradient of the result ("grad") of a matrix multiplication. '
+        "Saturated: the share of elements clipped to the format's largest number. Flushed: the share rounded to zero. If much is "
+        "flushed, the values of one tensor span more than the format's range: use a recipe with a scale for each row or block, or take "
+        "this module off the FP8 list."
     )
     columns = ("op", "module", "role", ">tensors", ">amax", ">least scale", ">greatest scale", ">saturated", ">flushed to 0")
     note = left_out(shown, len(found), "rows, with most flushed", "`report.fp8`")
-    table = Table(columns, rows, label="What quantising did, by op, module and role", note=note, where="report.fp8 holds them")
-    return Section("fp8", "In FP8", "What quantising did to operands of products in FP8", [Text(told, is_soft=True), table])
+    table = Table(columns, rows, label="FP8 quantisation, by op, module and role", note=note, where="report.fp8 holds them")
+    return Section("fp8", "In FP8", "Quantisation of the operands of FP8 matrix multiplications", [Text(told, is_soft=True), table])
 
 
 def _packed(report: Report) -> Section | None:
@@ -267,13 +270,12 @@ def _packed(report: Report) -> Section | None:
         for row in found
     ]  # fmt: skip
     told = (
-        "What the ops on the saved list kept until backward: the bytes that torch would keep and those that packing left, the error of "
-        "what backward got, and the time in packing and unpacking. Nothing is left of a weight's low-precision copy, which backward "
-        "makes again."
+        "Activations of the ops on the saved list: bytes as torch would save them, bytes after packing, the error of the unpacked values, "
+        "and the time for packing and unpacking. The low-precision copy of a weight takes no bytes: backward casts the weight again."
     )
     columns = ("op", "module", ">tensors", ">bytes", ">packed", ">error", ">in packing")
-    table = Table(columns, rows, label="What was kept for backward, by op and module", where="report.kept holds them")
-    return Section("kept", "Packed", "What is kept for backward by ops, packed", [Text(told, is_soft=True), table])
+    table = Table(columns, rows, label="Packed activations, by op and module", where="report.kept holds them")
+    return Section("kept", "Packed", "Packed activations", [Text(told, is_soft=True), table])
 
 
 def _calls(report: Report) -> Section:
@@ -288,7 +290,7 @@ def _calls(report: Report) -> Section:
     table = Table(
         ("op", "rule", "inputs → compute → output", "module", "line", ">calls", ">casts", ">saved", ">bytes cast", ">in casts", ">in ops"),
         rows,
-        label="Every distinct call, with what was counted of it",
+        label="Every distinct call",
         note=left_out(shown, len(found), "with most time", "`Report.to_json()`"),
         filter="op, module, file, dtype",
         choice="Rule",
@@ -301,12 +303,12 @@ def _calls(report: Report) -> Section:
 def _lists(report: Report) -> Section | None:
     found: list[Part] = []
     if report.no_kernel:
-        found.append(Heading("In float32 for want of a kernel (R11)"))
+        found.append(Heading("In float32, because the device has no kernel (R11)"))
         listed = [f", listed as {short_entry(row.source)}" if row.source else "" for row in report.no_kernel]
         calls = [f"{row.no_kernel:,} of {row.calls:,} calls" for row in report.no_kernel]
         found.append(Items([f"`{row.op}`: {told}{where}" for row, told, where in zip(report.no_kernel, calls, listed, strict=True)]))
     if report.never_called:
-        told = "A list may hold more than one model needs; a name that you expected above may be the wrong one for what the model calls."
+        told = "A list may have more ops than one model calls. If you expected one of these to run, check its name against the ops above."
         found += [Text(told, is_soft=True), Names("Listed and never called", report.never_called, "report.never_called")]
     return Section("lists", "Lists", "The lists and this program", found) if found else None
 
@@ -426,7 +428,7 @@ def in_short(modules: Iterable[str]) -> str:
 def verdict(report: Report, sums: Row) -> str:
     """Return what was seen, in a sentence."""
     if all(row.rule in (BYPASSED, UNLISTED) for row in report.rows):
-        return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
+        return f"No policy applied to any of {count(sums.calls, 'call')}: all ran as in plain torch."
     dtypes = sorted({policy["dtype"] for policy in report.policies})
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
@@ -447,5 +449,5 @@ def headline(report: Report) -> str:
     file = path.replace("\\", "/").rpartition("/")[2]
     inside = in_short(row.module for row in report.rows if (row.op, row.file, row.line) == (name, path, line))
     return (
-        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{line}, {name} in {inside}, {share(seconds, whole)}."
+        f"Most cast time: {', '.join(named)}. The line with the most cast time: {file}:{line}, {name} in {inside}, {share(seconds, whole)}."
     ).replace(" %", "\u00a0%")

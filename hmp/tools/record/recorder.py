@@ -198,14 +198,14 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
 
 @contextmanager
 def record(*, synchronize: bool = False) -> Iterator[Report]:
-    """Record every op that hmp decides, in every thread, and in this one what no list decides.
+    """Record which dtype each op runs in: all ops of this thread, and of other threads the ops that hmp handles.
 
-    The report can be read inside as well as after, and keeps what was recorded when an exception leaves the context. Recordings nest;
-    each has its own report. Outside nothing is observed and nothing is paid. What torch.compile has compiled runs uncompiled meanwhile.
+    The report can be read inside the block and after it, also after an exception. Recordings can be nested; each has its own report.
+    Outside of a recording there is no cost. Compiled models run uncompiled inside.
 
     Args:
-        synchronize: Whether the accelerator is waited for around each op and cast, so that times are those of its kernels. Without it they
-            are what the calling thread spent.
+        synchronize: Synchronise with the accelerator around each op and cast, so that times are those of its kernels. Without it they are
+            the calling thread's.
 
     Yields:
         The report.

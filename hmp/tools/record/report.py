@@ -179,13 +179,13 @@ class Report(Result):
         notes = []
         if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
             notes.append(
-                "No policy decided anything: call hmp.convert(), or use hmp.casts() or hmp.apply(), before or inside hmp.record()."
+                "No policy applied to any call: use hmp.apply(), hmp.casts() or hmp.convert(), before or inside hmp.record()."
                 if not self.policies
-                else "A policy was in force, and none of its ops was called."
+                else "A policy was active, but none of the ops on its lists was called."
             )
         traced = sum(row.traced for row in rows)
         if traced:
-            notes.append(f"{count(traced, 'call')} seen only by a compiler.")
+            notes.append(f"{count(traced, 'call')} seen only while torch.compile traced.")
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
@@ -197,16 +197,17 @@ class Report(Result):
         unplaced = self._told("unplaced_calls")
         if unplaced:
             notes.append(
-                f"{count(unplaced, 'call')} in places beyond the first {rows_.MOST_PLACES:,} are added up by op, without module and line."
+                f"{count(unplaced, 'call')} from places after the first {rows_.MOST_PLACES:,} are added up by op, without module and line."
             )
         past = [row for row in rows if row.rule == BYPASSED]
         if past:
             names = ", ".join(sorted({row.op for row in past}))
             notes.append(
-                f"{count(sum(row.calls for row in past), 'call')} of {names} went past hmp: hmp.unreachable() says by which names."
+                f"{count(sum(row.calls for row in past), 'call')} of {names} bypassed hmp, through references taken before it patched "
+                "torch: hmp.unreachable() lists them."
             )
         if self._about["ranks"] > 1:
-            notes.append(f"Added up over {self._about['ranks']} recordings, of ranks or of runs.")
+            notes.append(f"The sum of {self._about['ranks']} recordings, of ranks or of runs.")
         return notes
 
     def _told(self, name: str) -> Any:
@@ -236,7 +237,7 @@ class Report(Result):
         wanted = dtype_name(dtype)
         if not rows:
             called = ", ".join(sorted({row.op for row in self.rows})) or "nothing"
-            raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
+            raise AssertionError(f"expected a call of {op} with a floating-point tensor, got none; called were {called}")
         wrong = [row for row in rows if row.compute != wanted]
         if wrong:
             lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
@@ -248,7 +249,7 @@ class Report(Result):
         Args:
             allow: Kinds of violations that do not raise: "region" (an enabled torch.autocast), "island" (a model's own
                 torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
-                it, called outside of its calls), "bypassed" (a name that was taken before hmp patched torch), "backward", "rounded_before"
+                it, called outside of its calls), "bypassed" (a reference taken before hmp patched torch), "backward", "rounded_before"
                 (an op on the FP32 list whose weight or input came in a low-precision dtype, from the caller, a hook or a wrapper and not by
                 hmp), "torch".
 
@@ -258,7 +259,7 @@ class Report(Result):
         Raises:
             ViolationError: Calls did not follow their lists. It is an AssertionError, whose message has for each op, entry, module, the
                 dtype that was wanted and the one that it got, what overrode the list, and the remedy.
-            HmpError: No call followed a list, so that nothing was shown, or `allow` isn't a list of kinds.
+            HmpError: No op on a list was called, so nothing was verified, or `allow` isn't a list of kinds.
 
         Example:
             >>> net, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
@@ -274,7 +275,7 @@ class Report(Result):
             raise ViolationError(f"{told}:\n{in_lines(found)}{self.never_called_notice}", self)
         if not any(row.source for row in self.rows):
             raise HmpError(
-                "nothing was verified: no call followed an entry of a list; give a policy, or call hmp.apply(model, policy) first"
+                "nothing was verified, because no op on a list was called; give a policy, or call hmp.apply(model, policy) first"
                 + self.never_called_notice
             )
         return self
@@ -283,7 +284,7 @@ class Report(Result):
     def never_called_notice(self) -> str:
         """Return a line that names what is on the lists and matched no call; "" for nothing."""
         names = self.never_called
-        return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""
+        return f"\nnotice: entries that no call matched: {some(names, _SHOWN)}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
         """Return what ran in other dtypes in another report: ops that compute otherwise, that came or went.
@@ -383,11 +384,11 @@ class Report(Result):
             HmpError: It is something else, or of another version.
         """
         if not isinstance(values, Mapping):
-            raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
+            raise HmpError(f"Report.from_dict() expected what Report.to_dict() returned, got {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
-            raise HmpError(f"expected a report of hmp with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; give what this hmp wrote")
+            raise HmpError(f"expected a report with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; record it again with this hmp")
         if not isinstance(values.get("rows"), list):
-            raise HmpError("is a report without rows: it was cut off, or is part of one; give all that Report.to_dict() gave")
+            raise HmpError("expected a report with rows, got one without; pass all that Report.to_dict() returned")
         kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
         # which reports of older releases have not all of
         found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
@@ -459,7 +460,7 @@ def _check_reports(method: str, *others: object) -> None:
     """Raise HmpError if one of `others`, the arguments of that method, isn't a report."""
     for each in others:
         if not isinstance(each, Report):
-            raise HmpError(f"Report.{method}(): expected reports, got {each!r}; of a file give Report.load(path)")
+            raise HmpError(f"Report.{method}(): expected reports, got {each!r}; load a file with Report.load(path)")
 
 
 def _dtypes_by_op(report: Report) -> dict[str, set[str]]:

@@ -13,18 +13,18 @@ from .rows import group_rows
 class OverrideKind(Word):
     """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
 
-    REGION = "region", "end the region before, or activate the policy inside it: by hmp.casts(), or by a call of a model with hmp.apply()"
-    ISLAND = "island", "take the region out, or the op off the list where it is meant to be float32 here"
-    DISABLE_CASTS = "disable_casts", "take the call out of disable_casts(), or the op off the list"
-    NO_KERNEL = "no_kernel", "take the op off the list on this device, or say `op @ modules` where it has a kernel"
-    OUTSIDE = "outside", "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))"
-    BYPASSED = "bypassed", "hmp.unreachable() says which name was taken before; take it after hmp.convert()"
-    BACKWARD = "backward", "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd"
+    REGION = "region", "close the autocast context first, or enter hmp.casts() or call the applied model inside it"
+    ISLAND = "island", "remove the autocast(enabled=False) context or, if float32 is right here, take the op off the list"
+    DISABLE_CASTS = "disable_casts", "move the call out of disable_casts(), or take the op off the list"
+    NO_KERNEL = "no_kernel", "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`"
+    OUTSIDE = "outside", "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))"
+    BYPASSED = "bypassed", "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call"
+    BACKWARD = "backward", "cast in that code with .to(), or decorate it with torch.amp.custom_fwd and custom_bwd"
     ROUNDED_BEFORE = (
         "rounded_before",
-        "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
+        "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
     )
-    TORCH = "torch", "hmp left the call to torch, for what it was given; the rules say when"
+    TORCH = "torch", "hmp left the call to torch because of its arguments; see the rules for when it does"
 
     remedy: str
 
@@ -40,7 +40,7 @@ def check_allowed(allow: Collection[str]) -> None:
     """Raise HmpError unless `allow` is a list of kinds of violations."""
     known = [each.value for each in OverrideKind]
     if isinstance(allow, str) or any(kind not in known for kind in allow):
-        raise HmpError(f"allow={allow!r}: expected a list of kinds of violations; there are {', '.join(map(repr, known))}")
+        raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, known))}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Violation:
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
         times = "once" if self.calls == 1 else f"{self.calls} times"
-        return f"{self.op}{line} in {self.place}: wanted {self.wanted}, got {self.got}, {times}; by {self.by}"
+        return f"{self.op}{line} in {self.place}: wanted {self.wanted}, got {self.got}, {times}; caused by {self.by}"
 
 
 def together(found: Iterable[Violation]) -> list[Violation]:

@@ -77,7 +77,7 @@ def align_batches(a: Capture, b: Capture, calls: tuple[int | None, int | None], 
     one, other = _batch(a, calls[0]), _batch(b, calls[1])
     for batch, row in zip((one, other), rows or (), strict=False):
         if batch.rows and not 0 <= row < batch.rows:
-            raise HmpError(f"{batch.name}: there is no row {row}; its batch has {batch.rows}, counted from 0")
+            raise HmpError(f"{batch.name}: expected a row from 0 to {batch.rows - 1}, got {row}")
     if rows is None and not (one.rows and other.rows):  # modules were called, and not the model that holds them
         return Alignment(one, other, (), True, "")
     if one.tokens is not None and other.tokens is not None:
@@ -86,12 +86,14 @@ def align_batches(a: Capture, b: Capture, calls: tuple[int | None, int | None], 
         pairs = [rows] if rows is not None else [(row, row) for row in range(one.rows)]
     else:
         raise HmpError(
-            f"{one.name} has a batch of {one.rows} and {other.name} one of {other.rows}, and no tokens (input_ids) say which row is which; "
-            "name one of each: rows=(0, 3), --row-a 0 --row-b 3"
+            f"the rows of {one.name} (a batch of {one.rows}) and {other.name} (of {other.rows}) can't be matched without tokens "
+            "(input_ids); name one row of each: rows=(0, 3), --row-a 0 --row-b 3"
         )
     made = tuple(_pair(one, other, *pair) for pair in pairs)
     if all(pair.places_a is not None and not len(pair.places_a) for pair in made):
-        raise HmpError(f"no place counts in the rows of {one.name} and {other.name}: give the captures a mask= that is 1 where one does")
+        raise HmpError(
+            f"the masks of {one.name} and {other.name} leave no token in common; pass hmp.capture(..., mask=m), with m = 1 at real tokens"
+        )
     same_rows = rows is None and one.rows == other.rows and [(pair.row_a, pair.row_b) for pair in made] == [(r, r) for r in range(one.rows)]
     is_whole = (
         same_rows and all(_is_all(pair.places_a, one) and _is_all(pair.places_b, other) for pair in made) and one.length == other.length
@@ -113,8 +115,8 @@ def _batch(capture: Capture, call: int | None) -> Batch:
         shape = next((each for each in shapes if each[:2] == tuple(given[MASK].shape)), shape)
     if call is not None and not capture.calls[call].root and MASK in given and not _fits(given[MASK], shape):
         raise HmpError(
-            f"{capture.name}: the mask= of its capture() is {list(given[MASK].shape)}, and the batch {list(shape[:2])}; capture again with "
-            "one of the batch's shape, 1 where a place counts"
+            f"{capture.name}: expected a mask= of the batch's shape {list(shape[:2])}, got {list(given[MASK].shape)}; capture again with a "
+            "mask of that shape, 1 at real tokens"
         )
     rows, length = shape[0], shape[1] if len(shape) > 1 else 0
     counted = next(
@@ -145,8 +147,8 @@ def _by_tokens(a: tuple[str, tuple[Tensor, ...]], b: tuple[str, tuple[Tensor, ..
         one, other = tokens_a[rows[0]], tokens_b[rows[1]]
         if not _begin_alike(one, other):
             raise HmpError(
-                f"row {rows[0]} of {name_a} was given other tokens than row {rows[1]} of {name_b}: {_first(one)} and {_first(other)}; "
-                "name two rows with the same tokens, or none, and they are found"
+                f"expected rows with the same tokens, got row {rows[0]} of {name_a} and row {rows[1]} of {name_b}: {_first(one)} and "
+                f"{_first(other)}; name two rows with the same tokens, or none to have them matched"
             )
         return [rows]
     left, found = dict(enumerate(tokens_b)), []
@@ -158,7 +160,7 @@ def _by_tokens(a: tuple[str, tuple[Tensor, ...]], b: tuple[str, tuple[Tensor, ..
             found.append((row, same))
     if not found:
         raise HmpError(
-            f"no row of {name_a} was given the tokens of a row of {name_b}: the first begin {_first(tokens_a[0])} and "
+            f"no row of {name_a} has the tokens of a row of {name_b}: their first rows begin with {_first(tokens_a[0])} and "
             f"{_first(tokens_b[0])}; capture both programs with the same batch"
         )
     return found
@@ -182,8 +184,8 @@ def _pair(a: Batch, b: Batch, row_a: int, row_b: int) -> Pair:
     common = min(len(places_a), len(places_b))
     if len(places_a) != len(places_b) and (a.tokens is None or b.tokens is None):
         raise HmpError(
-            f"row {row_a} of {a.name} has {len(places_a)} places that count and row {row_b} of {b.name} {len(places_b)}, and no tokens "
-            "(input_ids) say which are the same; capture the same rows, or give both captures a mask="
+            f"row {row_a} of {a.name} has {len(places_a)} unmasked positions, row {row_b} of {b.name} {len(places_b)}, and without tokens "
+            "(input_ids) they can't be matched; capture the same rows, or pass mask= to both captures"
         )
     return Pair(row_a, row_b, places_a[:common], places_b[:common])
 
@@ -194,12 +196,12 @@ def _is_all(places: Tensor | None, batch: Batch) -> bool:
 
 def _told(a: Batch, b: Batch, pairs: Sequence[Pair]) -> str:
     """Return in words which rows are compared with which."""
-    shown = ", ".join(f"row {pair.row_a} beside row {pair.row_b}" for pair in pairs[:4])
+    shown = ", ".join(f"row {pair.row_a} against row {pair.row_b}" for pair in pairs[:4])
     more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
     places = sum(len(pair.places_a) for pair in pairs if pair.places_a is not None)
-    which = f", {count(places, 'place')} counted in both" if places else ""
+    which = f", {count(places, 'position')} compared" if places else ""
     alone = min(a.rows, b.rows) - len(pairs) if a.tokens is not None and b.tokens is not None else 0
-    lacking = f"; {count(alone, 'row')} without one with the same tokens" if alone > 0 and len(pairs) > 1 else ""
+    lacking = f"; {count(alone, 'row')} without a counterpart" if alone > 0 and len(pairs) > 1 else ""
     batches = f" of batches of {a.rows} and {b.rows}" if a.rows and b.rows else ""
     return f"{shown}{more}{batches}{which}{lacking}"
 

@@ -46,26 +46,26 @@ def capture(
     calls: int | None = None,
     **removed: Any,
 ) -> Iterator[Capture]:
-    """Write what each module returns within the context into a file, for `hmp.compare_captures()` and `hmp compare`.
+    """Record what each module returns inside the `with` block in a file, for `hmp.compare_captures()` and `hmp diff`.
 
-    Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
-    kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
-    say. The file is written when the context ends, by an exception too. Needs the extra `capture` (safetensors, numpy).
+    The model computes the same bits as without it, under any policy, torch.autocast or torch.no_grad(). No graph is kept alive, and no hook
+    remains. Compiled models run compiled, so only their output is recorded; a note in the capture says so. The file is written when the
+    block ends, also after an exception. This needs the extra `capture` (safetensors, numpy).
 
     Args:
         path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
-        model: the model to watch; every module that runs without one.
-        mask: says which places count, as `attention_mask` does (1 where one does), where the model gets no such keyword.
-        calls: how many calls of the model are noted, None for all.
-        **removed: parameters of earlier versions, which are refused.
+        model: the model to record. Default: every module that runs.
+        mask: a mask of the batch's positions, 1 at real tokens and 0 at padding, if the model gets no `attention_mask`.
+        calls: the number of calls of the model to record, None for all.
+        **removed: parameters of earlier versions, which raise an error.
 
     Yields:
-        The capture, to be read after the context. Of every output it has shape, dtype, moments, a hash of its bytes, and the values if
-        they are at most 4 MiB; of the model's own call also what it was given.
+        The capture, which can be read after the block. It has the shape, dtype, moments and a hash of every output, the values of outputs
+        up to 4 MiB, and the model's inputs.
 
     Raises:
         HmpError: no module was called, or the file cannot be written.
-        TypeError: for `keep`, `bytes_each` and `bytes_all`: values are kept up to one limit.
+        TypeError: for `keep`, `bytes_each` and `bytes_all`, which do not exist any longer.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -91,12 +91,15 @@ def capture(
             found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
-            raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the context")
+            raise NothingCalled(
+                f"{target} was not written: no module of {watcher.named()} was called inside capture(); call the model as model(...)"
+            )
 
 
 def _about_removed(name: str) -> str:
     if name in ("keep", "bytes_each", "bytes_all"):
-        return f"capture() takes no {name}: it keeps the values of outputs of up to {size(MOST_BYTES)}; give calls= to capture less"
+        return f"capture() has no argument {name} any longer: it stores the values of outputs up to {size(MOST_BYTES)}; use calls= to "
+        "capture less"
     return f"capture() got an unexpected keyword argument {name!r}"
 
 
@@ -104,11 +107,11 @@ def _check(model: Any, mask: Any, calls: int | None) -> None:
     if model is not None:
         check_module(model, "capture()", "a file and a torch.nn.Module")
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-        raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
+        raise HmpError("mask= expected a tensor of shape (batch, positions), 1 at real tokens and 0 at padding")
     if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
-        raise HmpError("mask= is 1 where a place counts and 0 where none does; another value is in it")
+        raise HmpError("mask= expected only 1 (real tokens) and 0 (padding), got other values")
     if calls is not None and calls < 1:
-        raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
+        raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
 
 
 class _TraceRecorder(Listener):
@@ -237,28 +240,26 @@ class _TraceRecorder(Listener):
         inside = {name: begin for name, begin in inside.items() if not any(each != name and each.startswith(begin) for each in seen)}
         if inside:
             compiled = some([name or "the model" for name in inside])
-            notes.append(f"{compiled} ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it")
+            notes.append(f"{compiled} ran compiled by torch.compile, so only its output was recorded, not the modules inside it")
         others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
         unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
         if unseen:
             notes.append(
-                f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
-                f"kernels, or where their parent reads the weights itself: {some(unseen)}"
+                f"{count(len(unseen), 'module')} with weights not called as module(...), because of compiled code, a fused kernel, or a "
+                f"parent module that uses the weights itself: {some(unseen)}"
             )
         for names, said in (
-            (self._hooked, "with forward hooks: what is kept is what came before these"),
-            (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
+            (self._hooked, "with forward hooks, recorded before these ran"),
+            (self._opaque, "returned no tensor, nor a tuple, list, dict or dataclass with one"),
         ):
             notes += [f"{count(len(names), 'module')} {said}: {some([name or 'the model' for name in names])}"] if names else []
         if self._left_out:
-            notes.append(
-                f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
-            )
+            notes.append(f"{count(self._left_out, 'call')} left out, because a capture describes at most {_MOST_OUTPUTS} outputs")
         if self._unkept:
-            notes.append(f"of {count(self._unkept, 'output')} no values are kept, as they are larger than {size(MOST_BYTES)}")
+            notes.append(f"the values of {count(self._unkept, 'output')} are not stored, because they are larger than {size(MOST_BYTES)}")
         if self._unread:
             notes.append(
-                f"of {count(self._unread, 'output')} torch does not tell the values: on the meta device, a shard, sparse, or in a transform"
+                f"the values of {count(self._unread, 'output')} can't be read: on the meta device, sharded, sparse, or under torch.func"
             )
         return notes
 

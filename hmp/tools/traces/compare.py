@@ -28,24 +28,23 @@ def compare_captures(
     map: Mapping[str, str] | Iterable[str] = (),
     rows: tuple[int, int] | None = None,
 ) -> CaptureComparison:
-    """Compare two captured programs module by module: where they part first, how the gap grows, what each computed in.
+    """Compare two captured programs module by module: where they first differ, how the difference grows, and the dtypes of each.
 
-    Modules are matched by name and number of the call. Where the batches differ, the rows and places that are matched are those with the
-    same `input_ids`, without what `attention_mask` (or capture's `mask=`) leaves out: a batch of one and a batch of eight, padded on either
-    side.
+    Modules are matched by name and number of the call. If the batches differ, as a batch of one and a padded batch of eight, rows and
+    positions with the same `input_ids` are matched. Positions masked by `attention_mask` (or capture's `mask=`) are left out.
 
     Args:
         a: A capture, or its file.
-        b: Another one, to which gaps are relative.
-        map: Which names of the first are others in the second: `["model.layers.*=transformer.h.*"]`, each `*` for any text, each rule on
-            what those before it gave.
-        rows: A row of each batch, such as (0, 3), instead of those with the same tokens.
+        b: Another capture or file. Differences are relative to it.
+        map: Rules that map names of `a` to names of `b`: `["model.layers.*=transformer.h.*"]`. `*` matches any text; each rule is applied
+            to the result of the rules before it.
+        rows: A row of each batch, such as (0, 3), instead of rows with the same tokens.
 
     Returns:
         The comparison.
 
     Raises:
-        HmpError: No names are common, rows cannot be matched, or the programs were given other tokens.
+        HmpError: The captures have no module name in common, or their rows or tokens can't be matched.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -63,7 +62,7 @@ def compare_captures(
     common = [(at, found) for at, found in pairs if found is not None]
     if not any(one.calls[at].kind for at, _ in common):
         raise HmpError(
-            f"{one.path} and {other.path} have no module's name in common: {_names(one)} and {_names(other)}; say which are the same: "
+            f"{one.path} and {other.path} have no module name in common: {_names(one)} and {_names(other)}; map the names: "
             'map=["model.layers.*=transformer.h.*"], --map "model.layers.*=transformer.h.*"'
         )
     order = _order(one.calls)
@@ -191,18 +190,18 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
     """Return how far two outputs are apart, how that is known, and why not."""
     one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
     if not one.bits or not other.bits:
-        return None, "", "torch did not tell the values"
+        return None, "", "torch did not give access to its values"
     if alignment.is_whole:
         if one.shape != other.shape:
             return None, "", f"shapes {list(one.shape)} and {list(other.shape)}"
         if (one.dtype, one.bits) == (other.dtype, other.bits):
             return 0.0, "bits", ""
     if not (one.is_whole and other.is_whole):
-        why = "its values are too large to be kept"
+        why = "it was too large to be stored"
         return None, "", f"{OTHER_BITS}, and {why}" if alignment.is_whole and one.dtype == other.dtype else why
     picked = alignment.picked(a.values(*here), b.values(*there))
     if picked is None:
-        return None, "", f"shapes {list(one.shape)} and {list(other.shape)} do not tell which rows and places are the same"
+        return None, "", f"shapes {list(one.shape)} and {list(other.shape)} can't be matched by rows and positions"
     return _relative(*picked), "values", ""
 
 
@@ -220,7 +219,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps: Sequence[Gap]) -> list[str]:
     """Return what was not compared, and what each capture says of itself."""
     notes = [
-        f"{count(len(names), 'module')} of {capture.name} alone returned, or more often: {_some(names)}"
+        f"{count(len(names), 'module')} called only in {capture.name}, or more often there: {_some(names)}"
         for capture, names in ((a, alone_a), (b, alone_b))
         if names
     ]
@@ -250,16 +249,16 @@ def _told_of_pairs(a: Capture, b: Capture, common: Sequence[tuple[int, int]]) ->
             outputs = [call.outputs[each].path for each in sorted(missing)]
             alone[side].update((f"{call.module or '(the model)'}[{path}]", None) for path in outputs if path not in MASKS or call.kind)
     if twice:
-        notes.append(f"{count(len(twice), 'module')} of {a.name} share their name in {b.name} with another one: {_some(list(twice))}")
+        notes.append(f"{count(len(twice), 'module')} of {a.name} were mapped to the same name in {b.name}: {_some(list(twice))}")
     for capture, names in zip((a, b), alone, strict=True):
-        notes += [f"{count(len(names), 'output')} of {capture.name} alone: {_some(list(names))}"] if names else []
+        notes += [f"{count(len(names), 'output')} only in {capture.name}: {_some(list(names))}"] if names else []
     return notes
 
 
 def _names(capture: Capture) -> str:
     """Return some of the modules' names, for an error."""
     names = dict.fromkeys(call.module for call in capture.calls if call.module and not call.module.endswith(INPUTS))
-    return f"{capture.name} has {_some(list(names)) or 'the model alone'}"
+    return f"{capture.name} has {_some(list(names)) or 'only the model itself'}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from ..pages.page import Page, Result
 from ..record.models import pattern
 from .trace import INPUTS, Capture
 
-OTHER_BITS = "its bits are others"
+OTHER_BITS = "its values differ"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class CaptureComparison(Result):
         ...         y = net(x)
         >>> found = hmp.compare_captures("a.capture", "b.capture")
         >>> found.verdict()
-        ['they do not part: 2 outputs that can be compared are equal']
+        ['they do not differ: 2 outputs that can be compared are equal']
         >>> found.layers(), found.jumps(), found.computed(), found.to_dict()["first"]
         ({}, [], [], None)
         >>> json, page = found.to_json("captures.json"), found.to_html("captures.html")
@@ -204,26 +204,26 @@ class CaptureComparison(Result):
             known = sum(gap.relative is not None for gap in self.gaps)
             others = [gap for gap in self.gaps if gap.why.startswith(OTHER_BITS)]
             if others:
-                which = f"of {count(len(others), 'output')} the bits are others, first of {others[0].named}"
-                return [f"they part, how far is not known: {which}"]
+                which = f"{count(len(others), 'output')}, first {others[0].named}"
+                return [f"they differ, by an unknown amount, in {which}"]
             if not known:
-                return ["they may part or not: no output can be compared"]
-            return [f"they do not part: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]
+                return ["they may or may not differ: no output can be compared"]
+            return [f"they do not differ: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]
         kind = f" ({first.kind})" if first.kind else ""
         equal = [gap for gap in self.gaps[: self.gaps.index(first)] if gap.relative == 0 and gap.kind]
-        since = f"; {equal[-1].named}, which returned before it, is equal" if equal else ""
+        since = f"; {equal[-1].named}, before it, is equal" if equal else ""
         unknown = sum(gap.relative is None for gap in self.gaps[: self.gaps.index(first)])
         since += f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
-        said = [f"they part first at {first.named}{kind}: {two_digits(first.relative)}, {first.a} beside {first.b}{since}"]
+        said = [f"they first differ at {first.named}{kind}: by {two_digits(first.relative)}, {first.a} against {first.b}{since}"]
         if beyond is None:
-            said.append("no output is further apart than one rounding to its dtype explains")
+            said.append("no output differs by more than one rounding to its dtype explains")
         else:
             said.append(
-                f"further apart than one rounding explains ({two_digits(beyond.rounding)}) first at {beyond.named}: "
-                f"{two_digits(beyond.relative)}"
+                f"they first differ by more than one rounding explains ({two_digits(beyond.rounding)}) at {beyond.named}: "
+                f"by {two_digits(beyond.relative)}"
             )
         if last is not None:
-            said.append(f"what the model returned{f', {last.output},' if last.output else ''} is {two_digits(last.relative)} apart")
+            said.append(f"the model's output{f' {last.output}' if last.output else ''} differs by {two_digits(last.relative)}")
         return said
 
 

@@ -53,13 +53,13 @@ def of_rank(path: Path, number: str = "") -> Path:
 def check(path: Path) -> None:
     """Raise HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
     if not path.absolute().parent.is_dir():
-        raise HmpError(f"{path}: there is no folder {path.parent} to write the capture into; make the folder first")
+        raise HmpError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
-        raise HmpError(f"{path} is a folder; give the file that the capture is to be written into")
+        raise HmpError(f"{path}: expected a file to write, got a folder; give a file's name")
     try:
         tempfile.TemporaryFile(dir=path.absolute().parent).close()
     except OSError as error:
-        raise HmpError(f"{path}: no file can be written into the folder {path.parent}: {error}; give one in another folder") from None
+        raise HmpError(f"{path}: can't write into the folder {path.parent}: {error}; give a file in another folder") from None
     _safetensors("numpy")
 
 
@@ -72,7 +72,7 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
         library.torch.save_file(dict(tensors), being_written, metadata=metadata)
         being_written.replace(path)
     except (library.SafetensorError, OSError) as error:
-        raise HmpError(f"{path} was not written: {error}; give a file where there is room, or capture less: calls=1") from error
+        raise HmpError(f"{path} was not written: {error}; give a file where there is space, or capture less: calls=1") from error
     finally:
         being_written.unlink(missing_ok=True)
 
@@ -80,23 +80,25 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
 def opened(path: Path) -> Opened:
     """Open the file and read its header alone. Raise HmpError if it isn't a capture, is cut off, or has another form."""
     if path.is_dir():
-        raise HmpError(f"{path} is a folder; give the file that hmp.capture() or hmp run --capture wrote")
+        raise HmpError(f"{path}: expected a capture, got a folder; give a file that hmp.capture() or hmp run --capture wrote")
     if not path.is_file():
-        raise HmpError(f"{path}: there is no such file; hmp.capture() and hmp run --capture write captures")
+        raise HmpError(f"{path}: no such file; give a file that hmp.capture() or hmp run --capture wrote")
     library = _safetensors()
     try:
         handle = library.safe_open(path, "pt")
     except library.SafetensorError as error:
-        raise HmpError(f"{path} is not a capture, or is cut off: {error}; copy it again, or capture again") from None
+        raise HmpError(f"{path}: expected a capture, got another or a truncated file: {error}; copy it again, or capture again") from None
     except OSError as error:
         raise HmpError(f"{path} cannot be read: {error}") from None
     metadata = handle.metadata() or {}
     form = metadata.get(_KEY)
     if form is None:
-        raise HmpError(f"{path} is a file of safetensors, and no capture; hmp.capture() and hmp run --capture write captures")
+        raise HmpError(
+            f"{path}: expected a capture, got another safetensors file; give a file that hmp.capture() or hmp run --capture wrote"
+        )
     if form != str(FORM):
         raise HmpError(
-            f"{path} was written by {_by(metadata)} in form {form} of captures, and this hmp reads form {FORM}: compare with that release, "
+            f"{path}: expected a capture of format {FORM}, got format {form}, written by {_by(metadata)}; compare with that release, "
             "or capture again with this one"
         )
     about, notes, calls = (json.loads(metadata[name]) for name in ("about", "notes", "calls"))

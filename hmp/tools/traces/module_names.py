@@ -140,7 +140,7 @@ def renamer(rules: Mapping[str, str] | Iterable[str], names: Iterable[str]) -> C
     for (old, new), step in zip(pairs, steps, strict=True):
         changed = [step(name) for name in known]
         if changed == known:
-            raise HmpError(f"map {old}={new}: no module's name is {old}; there are {_some(known)}")
+            raise HmpError(f"map {old}={new}: no module is called {old}; the names are {_some(known)}")
         known = changed
 
     def renamed(name: str) -> str:
@@ -155,13 +155,13 @@ def renamer(rules: Mapping[str, str] | Iterable[str], names: Iterable[str]) -> C
 def _split(rule: str) -> tuple[str, str]:
     old, equals, new = rule.partition("=")
     if not equals:
-        raise HmpError(f"map {rule}: there is no = in it; give OLD=NEW, such as model.layers.*=transformer.h.*")
+        raise HmpError(f"map {rule}: expected OLD=NEW, such as model.layers.*=transformer.h.*")
     return old, new
 
 
 def _rule(old: str, new: str) -> Callable[[str], str]:
     if old.count("*") != new.count("*"):
-        raise HmpError(f"map {old}={new}: {old.count('*')} and {new.count('*')} stars; each * on the left is one on the right")
+        raise HmpError(f"map {old}={new}: expected as many * on the right as on the left, got {old.count('*')} and {new.count('*')}")
     # a dot ends every name, so that `model.*` holds for `model` too
     pattern = re.compile("(.*)".join(map(re.escape, _ended(old).split("*"))))
     parts = _ended(new).split("*")

@@ -37,15 +37,15 @@ def captures_page(comparison: CaptureComparison) -> Page:
     cards = [
         (name, error_text(gap.relative if gap else None), gap.named if gap else "nowhere")
         for name, gap in (
-            ("they part at", comparison.first),
-            ("beyond one rounding at", comparison.beyond_rounding),
-            ("what the model returned", comparison.last),
+            ("first difference", comparison.first),
+            ("beyond one rounding", comparison.beyond_rounding),
+            ("the model's output", comparison.last),
         )
     ]
     if low is not None and low.rounding:
-        cards.append(("one rounding", error_text(low.rounding), "at most, to the lowest dtype returned"))
+        cards.append(("one rounding", error_text(low.rounding), "at most, to the narrowest output dtype"))
     return Page(
-        title=f"{a.name} beside {b.name}",
+        title=f"{a.name} against {b.name}",
         verdict="; ".join(comparison.verdict()).replace("they", "They", 1) + ".",
         made=made_of(b.about),
         policies=[(side.name, str(side)) for side in (a, b)],
@@ -61,18 +61,18 @@ def _side(side: Computed) -> Cell:
 
 def _depth(comparison: CaptureComparison, low: Gap | None) -> Section:
     told = (
-        f"How far each module's output is apart in the two programs, relative to {comparison.b.name}: in the order in which the modules "
-        "returned, those inside of others first."
+        f"The relative difference of each module's output, ||a - b|| / ||b||, where b is {comparison.b.name}'s. In the order in which the "
+        "modules returned: inner modules before the modules that contain them."
     )
-    found: list[Part] = [Text(told, is_soft=True), _figure(comparison, low) or Text("No output is apart.", is_soft=True)]
+    found: list[Part] = [Text(told, is_soft=True), _figure(comparison, low) or Text("No output differs.", is_soft=True)]
     for name, gaps in list(comparison.layers().items())[:1]:
         most = max((each.relative for each in gaps if each.relative is not None and math.isfinite(each.relative)), default=0.0)
         rows = [
             [module(gap.module), _side(gap.a), _side(gap.b), error(gap.relative), bar(most, ("casts", min(gap.relative or 0.0, most)))]
             for gap in gaps
         ]
-        found.append(Table((name, comparison.a.name, comparison.b.name, ">apart", "by depth"), rows))
-    return Section("depth", "Gap by depth", "Gap by depth", found)
+        found.append(Table((name, comparison.a.name, comparison.b.name, ">difference", "by depth"), rows))
+    return Section("depth", "By depth", "Difference by depth", found)
 
 
 def _grows(comparison: CaptureComparison) -> Section:
@@ -81,23 +81,23 @@ def _grows(comparison: CaptureComparison) -> Section:
          number(times, f"{times:.3g}" if before.relative else "from 0")]
         for times, before, gap in comparison.jumps()[:_TOP]
     ]  # fmt: skip
-    columns = ("module", "class", comparison.a.name, comparison.b.name, ">before", ">apart", ">times")
-    told = "From one module without modules inside to the next it at least doubles here."
-    nowhere = Text("Nowhere does it double from one module to the next.", is_soft=True)
+    columns = ("module", "class", comparison.a.name, comparison.b.name, ">before", ">difference", ">times")
+    told = "Where the difference at least doubles from one innermost module to the next."
+    nowhere = Text("It doubles nowhere from one innermost module to the next.", is_soft=True)
     parts: list[Part] = [Text(told, is_soft=True), Table(columns, rows)] if rows else [nowhere]
-    return Section("grows", "Where it grows", "Where the gap grows", parts)
+    return Section("grows", "Where it grows", "Where the difference grows", parts)
 
 
 def _computed(comparison: CaptureComparison) -> Section:
     rows = [[module(name, "(the model)"), Cell(one), Cell(other), whole(number)] for name, one, other, number in comparison.computed()]
     told = (
-        "The modules that were computed in other dtypes, with `*` for the numbers of layers: what they were given and returned, and the "
-        "dtype of their weights where it is another one."
+        "The modules whose dtypes differ, with `*` for the numbers of layers: dtypes of inputs and outputs, and of the weights if they "
+        "differ from these."
     )
     table = Table(("module", comparison.a.name, comparison.b.name, ">outputs"), rows, where=".computed() holds them")
-    alike = Text("Every module was given, held and returned the same dtypes in both.", is_soft=True)
+    alike = Text("Every module has the same dtypes of inputs, weights and outputs in both programs.", is_soft=True)
     parts: list[Part] = [Text(told, is_soft=True), table] if rows else [alike]
-    return Section("computed", "Computed in", "What each computed in", parts)
+    return Section("computed", "Dtypes", "Modules with different dtypes", parts)
 
 
 def _modules(comparison: CaptureComparison) -> Section:
@@ -106,11 +106,11 @@ def _modules(comparison: CaptureComparison) -> Section:
         [module(gap.named), whole(at), Cell(gap.kind), _side(gap.a), _side(gap.b), error(gap.relative), Cell(gap.how or gap.why)]
         for at, gap in enumerate(shown, 1)
     ]
-    kinds = ("with modules inside", "without modules inside")
+    kinds = ("with inner modules", "innermost")
     table = Table(
-        ("module", ">order", "class", comparison.a.name, comparison.b.name, ">apart", "compared by"),
+        ("module", ">order", "class", comparison.a.name, comparison.b.name, ">difference", "compared by"),
         rows,
-        label="Every module's output, with how far it is apart",
+        label="The difference of every module's output",
         note=left_out(shown, len(comparison.gaps), "first", "`to_dict()`"),
         filter="module, class, dtype",
         choice="Modules",
@@ -130,7 +130,7 @@ def _figure(comparison: CaptureComparison, low: Gap | None) -> Depth | None:
     layers = {id(gap) for gaps in list(comparison.layers().values())[:1] for gap in gaps}
     for name, colour, size, chosen in (
         ("modules", "casts", 2.6, [each for each in known if each[1].is_leaf]),
-        ("modules that hold others", "other", 2.6, [each for each in known if not each[1].is_leaf and id(each[1]) not in layers]),
+        ("modules with inner modules", "other", 2.6, [each for each in known if not each[1].is_leaf and id(each[1]) not in layers]),
         ("layers", "bfloat16", 0.0, [each for each in known if id(each[1]) in layers]),
     ):
         points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in chosen]

@@ -103,7 +103,7 @@ class Capture(Result):
     @cached_property
     def _file(self) -> file.Opened:
         if not self.is_written:
-            raise HmpError(f"{self.path} is written when the context of capture() ends; read it after that")
+            raise HmpError(f"{self.path} is written when the `with hmp.capture(...)` block ends; read it after the block")
         return file.opened(self.path)
 
     @property

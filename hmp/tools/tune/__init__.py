@@ -37,44 +37,41 @@ def tune(  # noqa: PLR0913
 ) -> TuneResult:
     """Search for the cheapest op lists that keep a model within a tolerance of float32.
 
-    Each trial trains or evaluates the model under one policy, from the same state and seed. The ops are added to the low-precision dtype in
-    one order, those first that change the loss least for what they gain, and bisection finds those that are too many. Afterwards model,
-    random state and torch are as before.
+    Each trial trains or evaluates the model under one policy, from the same state and seed. The search moves ops to the low-precision dtype
+    in a fixed order: first those that change the loss least for what they save. Bisection finds how many can be moved within the tolerance.
+    Afterwards model, random state and torch are as before.
 
     Args:
-        model: the model, to which no policy is applied.
+        model: the model. No policy may be applied to it.
         batches: the batches, which are used in turns. A batch that is a mapping is copied for each use; its tensors are not.
-        loss: gives a scalar tensor for `loss(model, batch)`.
-        tolerance: the most by which the metric may be worse than float32's or, where there is no metric, the loss may differ from it,
-            relative to it; or a mapping with bounds for "loss", "metric" and "gradient", the last being the least cosine between the
-            gradient and float32's.
-        metric: gives a number for `metric(model)`, the larger the better (an accuracy). It is called after training, under the policy.
-        optimizer: gives an optimizer over the model's parameters for `optimizer(model)`. With it a trial trains `steps` steps, and its
-            loss is the mean over the last pass over the batches; without it, the mean over all batches.
-        seconds: the search begins no trial after so many seconds.
-        max_trials: the search makes at most so many trials.
-        start: the policy to begin with. It says what is done with ops that are not decided, and its low-precision dtype and FP8 recipe are
-            used.
-        per_module: decides each op in each module by itself, and writes scoped entries.
+        loss: a function; `loss(model, batch)` returns a scalar tensor.
+        tolerance: how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's.
+            Or a mapping with bounds for "loss", "metric" and "gradient", the last being the smallest cosine similarity of the gradients.
+        metric: a function; `metric(model)` returns a number, larger is better (an accuracy). It is called after training, under the policy.
+        optimizer: a function; `optimizer(model)` returns an optimizer of the model's parameters. With it a trial trains for `steps` steps,
+            and its loss is the mean over the last pass over the batches. Without it, a trial evaluates: the mean over all batches.
+        seconds: the search starts no new trial after this time.
+        max_trials: the largest number of trials.
+        start: the policy to start from. Ops that are not decided stay on its lists; its low-precision dtype and FP8 recipe are used.
+        per_module: decide each op separately in each module, and write entries with a scope.
         ops: the ops to decide. By default those that the model calls and that `start` or a preset has on its BF16 or FP32 list.
-        levels: with "fp8" among them, as much of the matrix products' work as the tolerance allows then moves to the FP8 list. Work is
-            counted in floating-point operations, since most devices emulate FP8. On one that computes in FP8 the lists must also be
-            faster, where time is the objective.
-        objective: what is made small: the "time" of a step, or what it saves for backward, in bytes, by the lists of casts alone
-            ("memory") or also by packing what ops keep, with the recipe of the preset saved8 ("bytes").
-        steps: the training steps of a trial. By default once over all batches, and 20 at least.
+        levels: with "fp8" among them, as many matrix multiplication FLOPs as the tolerance allows move to the FP8 list. On a device with
+            FP8, if the objective is "time", these lists must also be faster.
+        objective: what to minimise: the "time" of a step, its activation memory ("memory"), or its activation memory with packed
+            activations ("bytes"; packed as in the preset saved8).
+        steps: the training steps of a trial. Default: one pass over the batches, but at least 20.
         seed: the seed of every trial.
-        folder: holds the best lists so far at any time (after Ctrl-C too), and tune.json with all that was measured.
-        resume: goes on with what an earlier search with the same settings left in `folder`. Float32 runs again first: another loss of
-            its is another task. False begins anew.
-        progress: shows a bar (tqdm) or lines on stderr. None shows them on a terminal.
-        **removed: parameters of earlier versions, which are refused.
+        folder: a folder that holds the best lists so far at any time (even after Ctrl-C), and tune.json with all measurements.
+        resume: continue an earlier search with the same settings in `folder`. If float32's loss has changed, that is an error. False starts
+            anew.
+        progress: show a progress bar (tqdm) or lines on stderr. None: only on a terminal.
+        **removed: parameters of earlier versions, which raise an error.
 
     Returns:
-        What was found: `policy` is the cheapest policy within the tolerance, `trials` and `units` hold what was measured.
+        The result: `policy` is the cheapest policy within the tolerance, `trials` and `units` hold the measurements.
 
     Raises:
-        HmpError: for wrong arguments, where float32 itself gives no finite loss, and where no lists are within the tolerance.
+        HmpError: for wrong arguments, if float32's loss is not finite, and if no lists are within the tolerance.
         TypeError: for `budget`, which is now `seconds` or `max_trials`.
 
     Example:
@@ -101,5 +98,5 @@ def tune(  # noqa: PLR0913
 
 def _about_removed(names: Collection[str]) -> str:
     if "budget" in names:
-        return "tune() takes no budget: give seconds=600 for ten minutes, or max_trials=30"
+        return "tune() has no argument budget any longer; give seconds=600 for ten minutes, or max_trials=30"
     return f"tune() got an unexpected keyword argument {next(iter(names))!r}"

@@ -21,10 +21,10 @@ from .trials import Trials
 
 # The preset whose recipe packs: of those with eight bits it has the least error.
 PRESET = "saved8"
-_NO_FP8 = "no product in FP8: none of the decided ops has one whose dimensions FP8 takes, and that is finite there"
-_NO_FASTER = "no product in FP8: within the tolerance, but no faster on this device"
-_NOTHING_KEPT = "nothing packed for backward: no op keeps tensors that are large enough"
-_LITTLE_KEPT = "nothing packed for backward: it would save too little"
+_NO_FP8 = "no matrix multiplication moved to FP8: in none of the decided ops are the dimensions supported by FP8 and the results finite"
+_NO_FASTER = "no matrix multiplication moved to FP8: within the tolerance, but not faster on this device"
+_NOTHING_KEPT = "no activations packed: no op saves tensors that are large enough"
+_LITTLE_KEPT = "no activations packed: it would save too little"
 
 Fits = Callable[[frozenset[Key], "Key | None"], bool]
 
@@ -112,7 +112,7 @@ def search_fp8(
         return trial.fits
 
     def bar(key: Key) -> None:
-        notes.append(f"{key}: in FP8 the tolerance is left, found by bisection")
+        notes.append(f"{key}: exceeds the tolerance in FP8 (found by bisection)")
 
     search_level(order, changes, trials.tolerance.first_order, fits, bar)
     if is_timed and found is not None and not trials.lead_if_faster(found):
@@ -183,11 +183,11 @@ def search_packing(trials: Trials, notes: list[str], units: Mapping[Key, PackedU
         return trial.fits
 
     def bar(key: Key) -> None:
-        notes.append(f"{key}: with what it keeps packed the tolerance is left, found by bisection")
+        notes.append(f"{key}: exceeds the tolerance with its activations packed (found by bisection)")
 
     search_level(order, errors, 0.0, fits, bar)
     for key in sorted(chosen - _lines_can_pack(chosen, order)):
-        notes.append(f"{key}: not packed, as a line for it would hold for units of `{key.op}` that are left out, too")
+        notes.append(f"{key}: not packed, because an entry for it would also cover modules in which `{key.op}` must not be packed")
 
 
 def _lines_can_pack(packed: frozenset[Key], order: Sequence[Key]) -> frozenset[Key]:

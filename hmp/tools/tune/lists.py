@@ -17,9 +17,9 @@ from .result import LEAST_GAIN, Objective, Stopped, TuneResult, Unit, least_gain
 
 # How a search ended.
 ENDS = {
-    Stopped.SOLVED: "no change of one unit made it cheaper within the tolerance",
-    Stopped.BUDGET: "the budget is spent; a larger one goes on from here",
-    Stopped.INTERRUPTED: "interrupted; the same call goes on from here",
+    Stopped.SOLVED: "finished: no further change of one unit is cheaper and within the tolerance",
+    Stopped.BUDGET: "the budget is spent (seconds=, max_trials=); a larger one continues from here",
+    Stopped.INTERRUPTED: "interrupted; the same call continues from here",
 }
 
 
@@ -76,7 +76,7 @@ def reason(cast: str, units: Sequence[Unit], result: TuneResult) -> Reason:
     if cast == "fp8":
         work = sum(unit.work for unit in result.units)
         moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
-        return Reason(f"{moved:.0%} of the products' work", percent(sum(unit.sensitivity_fp8 for unit in units)), "chosen")
+        return Reason(f"{moved:.0%} of the matrix multiplication FLOPs", percent(sum(unit.sensitivity_fp8 for unit in units)), "chosen")
     low, objective = dtype_name(result.policy.dtype), result.objective
     runs = [unit for unit in units if runs_low(unit)]
     if not runs:
@@ -89,7 +89,7 @@ def reason(cast: str, units: Sequence[Unit], result: TuneResult) -> Reason:
 def _why_float32(units: Sequence[Unit], gained: float, change: float, result: TuneResult) -> str:
     """Return what keeps these units out of the low-precision dtype."""
     if any(note.startswith(f"{unit.name}: ") for unit in units for note in result.notes):
-        return "beyond the tolerance in a trial"
+        return "exceeded the tolerance in a trial"
     if result.tolerance.loss is not None and change > result.tolerance.loss:
         return "changes the loss too much"
     if gained <= 0:
@@ -108,7 +108,7 @@ def reason_packed(name: str, result: TuneResult) -> Reason:
     units = [unit for unit in result.packed if name in (unit.op, unit.name) and unit.name in result.best.saved]
     nbytes, left = (sum(getattr(unit, each) for unit in units) for each in ("nbytes", "left"))
     if not nbytes:
-        return Reason(why="keeps what others do")
+        return Reason(why="saves only tensors that other ops save too")
     return Reason(f"{size(nbytes)} -> {size(left)}", f"{max(unit.error for unit in units):.1e}", "chosen")
 
 
@@ -138,7 +138,7 @@ def write(result: TuneResult, folder: Path) -> Path:
             for part in staged:
                 part.unlink(missing_ok=True)
     except OSError as error:
-        raise HmpError(f"{folder}: the lists cannot be written: {error.strerror or error}; name a folder that can be written to") from error
+        raise HmpError(f"{folder}: can't write the lists ({error.strerror or error}); give a folder that can be written to") from error
     return folder
 
 
@@ -166,9 +166,9 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     """Return what holds for the whole list, as comments."""
     low = dtype_name(result.policy.dtype)
     said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
-    said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
-    ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose tensors for backward are packed ({result.policy.saved_recipe})"
-    best, objective = result.best, {Objective.TIME: "the time of a step", Objective.MEMORY: "the bytes kept for backward"}[result.objective]
+    said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 is impossible"
+    ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose saved activations are packed ({result.policy.saved_recipe})"
+    best, objective = result.best, {Objective.TIME: "the time of a step", Objective.MEMORY: "activation memory"}[result.objective]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
         found.append(f"metric {percent(-best.metric_change)}")
@@ -176,16 +176,16 @@ def _heading(result: TuneResult, cast: ListName) -> str:
         found.append(f"{best.ratio:.2f} of the time")
     base = result.trials[0].saved_bytes if result.trials else 0
     if base:
-        found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
+        found.append(f"{best.saved_bytes / base:.2f} of the bytes saved for backward")
     steps = f", {count(result.steps, 'step')}" if result.steps else ""
-    moved = ", then moved products to FP8" if best.fp8 else ""
+    moved = ", then moved matrix multiplications to FP8" if best.fp8 else ""
     if cast == "fp8":
-        found.append(f"{result.share_in_fp8:.0%} of the products' work in FP8")
+        found.append(f"{result.share_in_fp8:.0%} of the matrix multiplication FLOPs in FP8")
     heading = (
-        f"{ops}; written by hmp tune, which made {objective} small{moved}.",
+        f"{ops}; written by hmp tune, which minimised {objective}{moved}.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
-        f"Behind each name: {_columns(result, cast)}.",
+        f"After each name: {_columns(result, cast)}.",
     )
     return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
 
@@ -193,9 +193,9 @@ def _heading(result: TuneResult, cast: ListName) -> str:
 def _columns(result: TuneResult, cast: ListName) -> str:
     """Return what the columns of the comments are."""
     if cast == "saved":
-        return "bytes of a step before and after | relative error | reason"
-    gained = "bytes fewer" if result.objective == Objective.MEMORY else "time less"
-    return f"{'share in FP8' if cast == 'fp8' else f'{gained} in a step in the low-precision dtype'} | change of the loss | reason"
+        return "bytes of a step, before and after packing | relative error | reason"
+    gained = "bytes saved" if result.objective == Objective.MEMORY else "time saved"
+    return f"{'share in FP8' if cast == 'fp8' else f'{gained} per step by the low-precision dtype'} | change of the loss | reason"
 
 
 def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:
@@ -259,7 +259,7 @@ def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
 
 def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> Reason:
     if name == EVERY_OP:
-        return Reason(why="every op that no list names")
+        return Reason(why="every op on no other list")
     if result.best.low is None:
         return reason("bf16", units, result)._replace(why=f"as in {result.best.name}")
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine

@@ -34,7 +34,7 @@ from ..pages.page import (
 from .lists import ENDS, amount, by_gain, gain, list_by_unit, list_lines, percent, reason, runs_low, units_by_line
 from .result import Objective, Trial, TuneResult, Unit
 
-_COSTS = {Objective.TIME: "time of a step", Objective.MEMORY: "bytes kept for backward"}
+_COSTS = {Objective.TIME: "time of a step", Objective.MEMORY: "bytes saved for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0
 
@@ -44,8 +44,8 @@ def tuning_page(result: TuneResult) -> Page:
     low = dtype_name(result.policy.dtype)
     ranked, listed = by_gain(result), list_by_unit(result)
     steps = f", {count(result.steps, 'step')} a trial" if result.steps else ""
-    smallest = "the most work in FP8" if result.best.fp8 else "the fastest" if result.objective == Objective.TIME else "the smallest"
-    chosen = f"Chosen: {result.best.name}, with {smallest} of {len(result.trials):,} trials that is within the tolerance."
+    smallest = "the most FLOPs in FP8" if result.best.fp8 else "the fastest" if result.objective == Objective.TIME else "the smallest"
+    chosen = f"Chosen: {result.best.name}, with {smallest} of {len(result.trials):,} trials, within the tolerance."
     chosen = chosen if result.best.fp8 else chosen.replace(", with ", ", ")
     opening: list[Part] = [Text(f"{chosen} {ENDS[result.stopped].capitalize()}."), Items(_names(result))]
     if result.notes:
@@ -87,7 +87,7 @@ def _names(result: TuneResult) -> list[str]:
     if packed:
         nbytes, left = (sum(getattr(unit, each) for unit in packed) for each in ("nbytes", "left"))
         told = f"{count(len(packed), 'unit')}, {size(nbytes)} -> {size(left)} a step"
-        lines.append(f"packed for backward ({result.policy.saved_recipe}): {told}")
+        lines.append(f"packed activations ({result.policy.saved_recipe}): {told}")
     return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
 
 
@@ -126,11 +126,10 @@ def _curve(result: TuneResult) -> Section:
         points.append(Point(cost, worse, trial.fits, trial.name if trial.name in named else "", trial.name == result.best.name))
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
-    worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
+    worse_name = "metric worse than float32's" if is_metric else "difference of the loss from float32's"
     told = (
-        "Each point is a policy that the model was really run under. Down and to the left is better. Dots are within the tolerance, "
-        "crosses are not, a frame gives a point its name in the legend, and the line joins the best trade-offs; beyond the dashed line "
-        "the scale is logarithmic."
+        "Each point is a policy that the model ran under. Lower and further left is better. Dots are within the tolerance, crosses are "
+        "not. The legend names the framed points, the line joins the best trade-offs, and beyond the dashed line the scale is logarithmic."
     )
     parts: list[Part] = [Text(told)]
     if points:
@@ -138,7 +137,7 @@ def _curve(result: TuneResult) -> Section:
     else:
         parts.append(Text("No trial has finite numbers."))
     if left_out:
-        why = "Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated"
+        why = "Not drawn, because they are not finite, off the scale, or not timed (emulated FP8)"
         parts.append(Text(f"{why}: {', '.join(left_out)}.", is_soft=True))
     return Section("curve", "Trade-off", f"Accuracy against {'time' if result.objective == 'time' else 'memory'}", parts, is_long=True)
 
@@ -155,19 +154,19 @@ def _verdict(result: TuneResult, low: str) -> str:
     best, cost = result.best, _cost(result.best, result)
     takes = {
         Objective.TIME: "A step takes {:.2f} of float32's time",
-        Objective.MEMORY: "A step keeps {:.2f} of float32's bytes for backward",
+        Objective.MEMORY: "A step saves {:.2f} of float32's bytes for backward",
     }
     changes = [f"loss {_compared(best.loss_change)}"]
     changes += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
     if best.fp8 and (cost is None or cost >= 1):
-        moved = f"{result.share_in_fp8:.0%} of the products' work runs in FP8, in {count(len(best.fp8), 'unit')}"
-        return f"{moved}; {' and '.join(changes)}, within the tolerance. What that gains is for a device to say that computes in FP8."
+        moved = f"{result.share_in_fp8:.0%} of the matrix multiplication FLOPs run in FP8, in {count(len(best.fp8), 'unit')}"
+        return f"{moved}; {' and '.join(changes)}, within the tolerance. The gain in time has to be measured on a device with FP8."
     if best is result.trials[0] or (best.low == () and not best.fp8) or cost is None or cost >= 1:
-        saved = "was faster" if result.objective == Objective.TIME else "kept fewer bytes for backward"
-        return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance {saved}."
+        saved = "was faster" if result.objective == Objective.TIME else "saved fewer bytes for backward"
+        return f"Stay in float32: none of {count(len(result.trials), 'trial')} within the tolerance {saved}."
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
     if best.fp8:
-        units += f" and {len(best.fp8)}, {result.share_in_fp8:.0%} of the products' work, in FP8"
+        units += f" and {len(best.fp8)} ({result.share_in_fp8:.0%} of the matrix multiplication FLOPs) in FP8"
     if best.saved:
         units += f"{' and' if units else ', with'} {count(len(best.saved), 'unit')} packed"
     return f"{takes[result.objective].format(cost)}{units}; {' and '.join(changes)}, within the tolerance."
@@ -181,7 +180,7 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     found = [
         timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {typeset_duration(base.seconds)}"),
         (
-            "kept for backward",
+            "saved for backward",
             f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else "-",
             f"{size(best.saved_bytes)} of {size(base.saved_bytes)}",
         ),
@@ -194,9 +193,11 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     if best.low is not None:
         found.append(("units in the low-precision dtype", str(len(best.low)), f"of {len(result.units)} measured"))
     if best.saved:
-        found.append(("units packed for backward", str(len(best.saved)), f"of {len(result.packed)}, {result.policy.saved_recipe}"))
+        found.append(("units with packed activations", str(len(best.saved)), f"of {len(result.packed)}, {result.policy.saved_recipe}"))
     if best.fp8:
-        found.append(("products' work in FP8", f"{result.share_in_fp8:.0%}", f"{len(best.fp8)} units, {result.policy.fp8_recipe}"))
+        found.append(
+            ("matrix multiplication FLOPs in FP8", f"{result.share_in_fp8:.0%}", f"{len(best.fp8)} units, {result.policy.fp8_recipe}")
+        )
     return found
 
 
@@ -211,7 +212,7 @@ def _lists(result: TuneResult) -> Section:
         parts.append(Heading(f"{cast}.txt"))
         rows = [[op(name), Cell(_typeset(str(reason)), "why")] for name, reason in lines[cast] if name in decided]
         others = [name for name, _ in lines[cast] if name not in decided]
-        parts += [Table(("line", "why"), rows)] if rows else []
+        parts += [Table(("entry", "why"), rows)] if rows else []
         parts += [Names("not decided", others)] if others else [] if rows else [Text("Nothing.", is_soft=True)]
     return Section("lists", "Lists", "The lists", parts, is_long=True)
 
@@ -241,7 +242,7 @@ def _trials(result: TuneResult) -> Section:
         )
     columns = ("trial", ">low", *([">fp8"] if has_fp8 else []), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine",
                ">step",
-               ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
+               ">float32 = 1", ">saved", "within the tolerance")  # fmt: skip
     return Section(
         "trials", "Trials", "All trials", [Table(columns, rows, label="Every policy that was run", chosen=chosen, most=len(rows))]
     )
@@ -277,7 +278,7 @@ def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, lo
     table = Table(
         columns,
         rows,
-        label="Every unit, with what was measured of it",
+        label="Every unit, with its measurements",
         filter="op, module, reason",
         choice="List",
         choices=[*(["fp8"] if has_fp8 else []), "bf16", "fp32", "promote"],
@@ -287,8 +288,8 @@ def _units(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, lo
     if has_fp8:
         colours.insert(1, ("float8_e4m3fn", "chosen for FP8"))
     told = (
-        "Measured of each unit alone, in one step; the bar is what is gained. Gains need not add up: what runs in one dtype next to what "
-        "does not casts between them, which is why the lists are verified as a whole."
+        "A unit is an op or, with per_module=True, an op in one module. Each was measured alone, in one step; the bar is its gain. Gains "
+        "need not add up, because neighbouring ops in different dtypes need casts. So the lists are verified as a whole."
     )
     return Section("units", "Units", "What each unit gains, and what it changes", [Legend(colours), Text(told), table], is_long=True)
 
@@ -321,5 +322,5 @@ def _typeset(text: str) -> str:
 def _use(result: TuneResult) -> str:
     folder = result.folder or "tuned"
     if result.policy.scoped:
-        return f'hmp.apply(model, "{folder}")  # lines of single modules hold inside a model'
+        return f'hmp.apply(model, "{folder}")'
     return f'hmp.convert(policy="{folder}")  # or hmp run --policy {folder} script.py'

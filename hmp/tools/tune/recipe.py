@@ -20,13 +20,13 @@ from ...errors import HmpError, is_interrupt
 from ..benchmark.runner import misfit
 
 _MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
-_TRAINED = f"{_MADE}, {_LOSS} and, if it is to train, optimizer(model)"
+_TRAINED = f"{_MADE}, {_LOSS} and, for training, optimizer(model)"
 # A command → what it takes of a recipe.
 FORMS = {
     "benchmark": f"a recipe for hmp benchmark defines {_TRAINED}; or step() alone",
     "compare": f"a recipe for hmp compare defines {_MADE} and {_LOSS}",
     "summary": f"a recipe for hmp summary defines {_MADE} and {_LOSS}",
-    "tune": f"a recipe for hmp tune defines {_TRAINED}, and, if one is to be watched, metric(model) -> a number, the larger the better",
+    "tune": f"a recipe for hmp tune defines {_TRAINED}, and optionally metric(model) -> a number, larger is better",
 }
 MOST_BATCHES = 16
 # name → how many arguments it is called with

@@ -14,7 +14,7 @@ from ...errors import HmpError
 from ..pages.page import Page, Result
 from .decisions import Key
 
-_KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (least cosine, 0.99)"
+_KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (smallest cosine similarity, such as 0.99)"
 _FIRST_ORDER = 0.01  # where neither loss nor metric is bounded
 
 
@@ -47,7 +47,7 @@ class Tolerance:
         if self.metric is not None and metric_change is not None and not metric_change <= self.metric:
             found.append(f"metric worse by {metric_change:.2%}, {self.metric:.2%} allowed")
         if self.gradient is not None and gradient_cosine is not None and not gradient_cosine >= self.gradient:
-            found.append(f"gradient cosine {gradient_cosine:.4f}, {self.gradient:.4f} asked for")
+            found.append(f"gradient cosine {gradient_cosine:.4f}, at least {self.gradient:.4f} needed")
         return "; ".join(found)
 
     def __str__(self) -> str:
@@ -66,12 +66,12 @@ def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: boo
     elif isinstance(value, Mapping):
         unknown = sorted(set(map(str, value)) - {"loss", "metric", "gradient"})
         if unknown or not value:
-            raise HmpError(f"tolerance has {', '.join(map(repr, unknown)) or 'no bound'}; give {_KEYS}")
+            raise HmpError(f"tolerance= expected {_KEYS}, got {', '.join(map(repr, unknown)) or 'an empty mapping'}")
         found = Tolerance(**{name: _number(name, each) for name, each in value.items()})
     else:
         found = Tolerance(**{"metric" if has_metric else "loss": _number("tolerance", value)})
     if found.metric is not None and not has_metric:
-        raise HmpError("tolerance has a bound for the metric, but metric= is missing; give metric=, a function of the model")
+        raise HmpError("tolerance= has a bound for the metric, but metric= is missing; pass metric=, a function of the model")
     if found.gradient is not None and not 0 < found.gradient <= 1:
         raise HmpError(f"invalid gradient={found.gradient!r}: expected a cosine above 0, such as 0.99")
     return found
@@ -253,7 +253,7 @@ class TuneResult(Result):
         for trial in self.trials:
             if trial.name == name:
                 return trial
-        raise KeyError(f"no trial {name!r}; there are {', '.join(trial.name for trial in self.trials)}")
+        raise KeyError(f"expected the name of a trial, got {name!r}; the trials are {', '.join(trial.name for trial in self.trials)}")
 
     @property
     def share_in_fp8(self) -> float:

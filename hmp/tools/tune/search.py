@@ -42,19 +42,19 @@ def decided(
     """Return what tune() decides. Raise HmpError for what cannot be searched, and for a policy with lists that a search writes."""
     if objective not in ("time", "memory", "bytes"):
         raise HmpError(
-            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (saved for backward) or "bytes" (saved, with packing)'
+            f'objective= expected "time" (of a step), "memory" (activation memory) or "bytes" (packed activations), got {objective!r}'
         )
     if isinstance(levels, str) or set(levels) not in ({"bf16", "fp32"}, {"fp8", "bf16", "fp32"}):
-        raise HmpError(f'levels={levels!r} cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
+        raise HmpError(f'levels= expected ("bf16", "fp32") or ("fp8", "bf16", "fp32"), got {levels!r}')
     policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
     besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
     for which, has, remedy in (
         ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
-        ("scoped lines", policy.scoped, 'such as "autocast"'),
+        ("entries with a scope", policy.scoped, 'such as "autocast"'),
         ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
     ):
         if has:
-            raise HmpError(f"policy {policy.name!r} has {which}, which tune() writes; give one without as start=, {remedy}")
+            raise HmpError(f"start= expected a policy without {which}, got {policy.name!r}; give another one, {remedy}")
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
 
@@ -72,7 +72,7 @@ def run(
 ) -> TuneResult:
     """Search, or go on with the search in the folder, and return what was found."""
     if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
-        raise HmpError(f"{folder}: holds lists that tune() did not write and would replace; name another folder")
+        raise HmpError(f"{folder}: has lists that tune() did not write and would replace; give another folder")
     key = _key(task, decisions, tolerance, objective)
     shows, journal = Progress(progress), Journal(folder, key, resume)
     try:
@@ -128,7 +128,7 @@ class Search:
 
     def go(self) -> None:
         """Make the trials. Raise Over when the budget is spent."""
-        self._progress.stage("float32 and the policies that there are")
+        self._progress.stage("running float32 and the presets")
         self._trials.tell = self._tell
         self._trials.begin()
         self._progress.stage("measuring each op in both precisions")
@@ -147,11 +147,11 @@ class Search:
         self._flip()
         self._trials.run_off()
         if self._decisions.in_fp8:
-            self._progress.stage("moving products to FP8")
+            self._progress.stage("moving matrix multiplications to FP8")
             search_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
         best = self._trials.best
         if self._decisions.packs and best is not None:
-            self._progress.stage("packing what is kept for backward")
+            self._progress.stage("packing saved activations")
             packed = measure_packing(self._task, self._decisions, best.policy)
             self._packed = tuple(packed.values())
             search_packing(self._trials, self._notes, packed, best)
@@ -236,7 +236,7 @@ class Search:
             changes,
             self._trials.tolerance.first_order,
             fits,
-            lambda key: self._bar({key}, "found by bisection: with it the tolerance is left"),
+            lambda key: self._bar({key}, "exceeds the tolerance (found by bisection)"),
         )
 
     def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
@@ -302,14 +302,14 @@ class Search:
     def end(self, stopped: Stopped) -> TuneResult:
         """Return the result, written into the folder. Raise HmpError where nothing was within the tolerance."""
         if self._trials.best is None:
-            lacking = "give a larger budget" if stopped == Stopped.BUDGET else "decide more ops, or allow more"
+            lacking = "give a larger budget" if stopped == Stopped.BUDGET else "decide more ops, or raise the tolerance"
             nothing = self._trials.made.get("nothing low")
             also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
             raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
         if stopped == Stopped.BUDGET and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
-            self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
+            self._notes.append("no matrix multiplication moved to FP8: the budget was spent before that was tried")
         if stopped == Stopped.BUDGET and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
-            self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
+            self._notes.append("no activations packed: the budget was spent before that was tried")
         result = self.result(stopped)
         if self._folder is not None:
             lists.write(result, self._folder)

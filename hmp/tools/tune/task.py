@@ -72,21 +72,21 @@ class Task:
             raise HmpError(f"tune(): expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
         applied = applied_policy(model)
         if applied is not None:
-            raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
+            raise HmpError(f"policy {applied.name!r} is applied to the model and would override tune(); call hmp.remove(model) first")
         for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
             if given is not None and not callable(given):
-                raise HmpError(f"{name}= takes a function, not an object of type {type(given).__name__}")
+                raise HmpError(f"{name}= expected a function, got {type(given).__name__}")
         if any(map(torch.nn.parameter.is_lazy, itertools.chain(model.parameters(), model.buffers()))):
-            raise HmpError("the model has lazy parameters, which get their shape in its first call; call it once before tune()")
+            raise HmpError("the model has lazy parameters without shapes; call it once before tune()")
         if not isinstance(batches, Iterable):
-            raise HmpError(f"batches is an object of type {type(batches).__name__}; give an iterable, such as a list or a DataLoader")
+            raise HmpError(f"batches= expected an iterable, such as a list or a DataLoader, got {type(batches).__name__}")
         first = next(itertools.chain(model.parameters(), model.buffers()), None)
         self.device = torch.device("cpu") if first is None else first.device
         self.model = model
         with random_state_kept(self.device):  # a DataLoader draws
             self.batches = list(itertools.islice(batches, MOST_BATCHES))
         if not self.batches:
-            raise HmpError("batches is empty; give at least one batch")
+            raise HmpError("batches= expected at least one batch, got none")
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise HmpError(f"invalid steps={steps!r}: expected a number of training steps, 1 or more")
         self._loss, self._metric, self._optimizer = loss, metric, optimizer
@@ -181,8 +181,8 @@ class Task:
             if not inspect.isclass(kind):
                 raise
             raise HmpError(
-                f"optimizer= is called with the model, and {kind.__name__} cannot be ({error}); "
-                f"give a function: lambda model: {kind.__name__}(model.parameters(), ...)"
+                f"optimizer= expected a function of the model, got {kind.__name__} ({error}); "
+                f"give lambda model: {kind.__name__}(model.parameters(), ...)"
             ) from error
         return stepping(made, HmpError)
 
@@ -204,7 +204,9 @@ class Task:
         if loss.requires_grad:
             loss.backward()
         elif optimizer is not None:
-            raise HmpError("optimizer= is to train the model, and loss(model, batch) has no gradient; leave optimizer= out to evaluate")
+            raise HmpError(
+                "expected loss(model, batch) to require grad, because optimizer= is given; leave optimizer= out to only evaluate"
+            )
         return loss
 
     def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
@@ -287,9 +289,7 @@ def _number(found: Any) -> float:
         return float(found)
     except (TypeError, ValueError, RuntimeError):
         kind = type(found).__name__
-        raise HmpError(
-            f"metric(model) returned an object of type {kind}; return a number, the larger the better, such as an accuracy"
-        ) from None
+        raise HmpError(f"expected metric(model) to return a number (larger is better), such as an accuracy, got {kind}") from None
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from .lists import JSON_FILE
 from .result import Objective, Stopped, Tolerance, Trial, TuneResult, Unit, least_gain, result_of, trial_of
 from .task import Outcome, Task, cosine, failed
 
-_ANEW = "name another folder, or give resume=False (--no-resume) to start anew"
+_ANEW = "give another folder, or resume=False (--no-resume) to start anew"
 # Losses of the same training that are further apart are of two tasks; by less they differ with the number of threads.
 _SAME_LOSS = 1e-4
 
@@ -53,14 +53,14 @@ class Journal:
             known = values["key"]
             apart = [f"{name} ({known.get(name)} there, {key[name]} here)" for name in key if key[name] != known.get(name)]
             if apart:
-                raise OtherTaskError(f"{file}: is of a search with another {' and another '.join(apart)}; {_ANEW}")
+                raise OtherTaskError(f"{file}: an earlier search had another {' and another '.join(apart)}; {_ANEW}")
             self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
             self.units = tuple(of_json(Unit, each) for each in values["units"])
             if values["stopped"] == Stopped.SOLVED:
                 self.result = result_of(values)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
             raise HmpError(
-                f"{file}: expected a tune.json of hmp, got {type(error).__name__}: {error}; take it away, or name another folder"
+                f"{file}: expected a tune.json of hmp, got {type(error).__name__}: {error}; remove it, or give another folder"
             ) from None
 
     def trial(self, name: str, policy: Policy) -> Trial | None:
@@ -71,8 +71,8 @@ class Journal:
         """Compare float32's loss with that of the earlier search: another model, loss or optimizer gives another. HmpError then."""
         if not math.isclose(known, loss, rel_tol=_SAME_LOSS):
             raise OtherTaskError(
-                f"{self._file}: is of a search in which float32's loss was {known:.6g}, here it is {loss:.6g}: "
-                f"the model, the loss or the optimizer is another; {_ANEW}"
+                f"{self._file}: an earlier search had another model, loss or optimizer: its float32 loss was {known:.6g}, now it is "
+                f"{loss:.6g}; {_ANEW}"
             )
 
 
@@ -150,7 +150,9 @@ class Trials:
             self._journal.check(known.loss, self._task.run(None).loss)
         reference = self._note(self._in_float32() if known is None else known)
         if self.objective == Objective.MEMORY and not reference.saved_bytes:
-            raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
+            raise HmpError(
+                'a step saves nothing for backward, or torch does not report it, so there is nothing to minimise; give objective="time"'
+            )
 
     @property
     def least_gain(self) -> float:
@@ -161,9 +163,9 @@ class Trials:
         before = self._task.batch_versions()
         outcome = self._outcome(None)
         if self._task.batch_versions() != before:
-            raise HmpError("loss(model, batch) writes into the batch's tensors, which every trial needs as they were; write into clones")
+            raise HmpError("loss(model, batch) writes into the batch's tensors, but every trial needs the same batch; write into clones")
         if outcome.failure:
-            raise HmpError(f"in float32 {outcome.failure}: there is nothing to keep to. Make the step train in float32 first")
+            raise HmpError(f"the float32 baseline failed: {outcome.failure}; make the step train in float32 first")
         return Trial(FLOAT32, _NO_LISTS, None, outcome.loss, 0.0, outcome.metric, None if outcome.metric is None else 0.0,
             None if outcome.gradient is None else 1.0, outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
 

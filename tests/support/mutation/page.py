@@ -20,18 +20,18 @@ Found = Mapping[str, Any]
 
 OPENING = """# Mutants
 
-Whether the tests notice a wrong core: one place of it is changed at a time (a `not` added, a number raised by one, a loop left \
-out), and the tests that run the changed line are asked. A mutant is killed when one of them fails; one that survives is a hole \
-in the tests, or changes nothing that could be seen.
+Do the tests notice errors in the core? One place of the core is changed at a time (a `not` added, a number raised by one, a loop \
+left out), and tests that cover the changed line are run. A mutant is killed if one of them fails. A survivor is a gap in the tests, \
+or a change without a visible effect.
 
 `python -m tests.support.mutation cover`, `run` and `page` made this page, with the extra `mutation`, of hmp and its tests \
 as of {commit}: {ran} mutants, drawn with the seed {seed} of those that cosmic-ray's operators make in the core, from each package \
-in proportion. {asked}At most {most} tests were asked about one, the quickest of each \
-file first, for at most {budget:g} seconds. They are chosen of {tests} that passed while `cover` measured them, \
-of the default suite: {folders}. What slow tests notice, and those in processes of their own, is not counted.
+in proportion. {asked}At most {most} tests were run for each mutant, the fastest of each \
+file first, for at most {budget:g} seconds. They were chosen from {tests} tests of the default suite that passed while `cover` \
+measured them: {folders}. Slow tests, and tests in their own processes, do not count.
 
 **{killed} of {counted} were killed, {rate}**: {how}. Apart from these, {apart} are in lines that no measured test runs, such as branches \
-for other devices and releases of torch. What survived is listed below, as it came; some of it is equivalent.
+for other devices and releases of torch. The survivors are listed below; some of them are equivalent to the original.
 
 | package | mutants | killed | |
 |---|---|---|---|
