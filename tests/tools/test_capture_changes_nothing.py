@@ -65,7 +65,7 @@ def test_no_bit_changes(name: str, is_training: bool, tmp_path: Path) -> None:
     assert policies == said.get(name, {""})
     is_fused = not is_training and name in ("no_grad", "inference_mode")
     assert ("attention.linear1" not in {call.module for call in found.calls}) is is_fused
-    assert any("fused kernels" in note and "attention.linear1" in note for note in found.notes) is is_fused
+    assert any("fused kernel" in note and "attention.linear1" in note for note in found.notes) is is_fused
 
 
 def test_an_applied_policy_is_noted_for_the_whole_model(tmp_path: Path) -> None:

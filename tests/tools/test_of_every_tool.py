@@ -96,7 +96,7 @@ def test_the_policy_is_that_in_force_or_the_one_applied(tool: str) -> None:
             assert name(run(model, x)) == "mine"
     hmp.apply(model, LISTS)
     assert name(run(model, x)) == "mine"
-    with pytest.raises(hmp.HmpError, match=r"'mine' is applied to the model, .* not 'test'; call hmp\.remove\(model\)"):
+    with pytest.raises(hmp.HmpError, match=r"'mine' is applied to the model .* 'test'; call hmp\.remove\(model\)"):
         run(model, x, policy(bf16={"linear"}))
     with pytest.raises(hmp.HmpError, match="got builtin_function_or_method"):
         run(torch.relu, x)
@@ -108,8 +108,8 @@ def test_verify_and_compare_say_what_loss_they_take_of_a_complex_output() -> Non
             return torch.fft.fft(super().forward(x))
 
     model, x = Fourier(4, 4), torch.randn(2, 4)
-    with pytest.raises(hmp.HmpError, match=r"the sum of the model's output is complex64\[\]: expected a real tensor with one element"):
+    with pytest.raises(hmp.HmpError, match=r"the sum of the model's output: expected a real tensor with one element, got complex64\[\]"):
         hmp.verify(model, x, "autocast")
-    with pytest.raises(hmp.HmpError, match=r"loss\(output\) is complex64\[\]: expected a real"):
+    with pytest.raises(hmp.HmpError, match=r"loss\(output\): expected a real"):
         hmp.compare(model, x, "autocast", loss=torch.Tensor.sum)
     hmp.verify(model, x, "autocast", loss=lambda output: output.abs().sum())

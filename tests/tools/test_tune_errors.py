@@ -46,8 +46,8 @@ REFUSED = [
     ({"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None}, 'objective="time"'),
     ({"start": SCOPED}, "entries with a scope"),
     ({"start": "saved8", "objective": "bytes"}, "saved list"),
-    ({"levels": "fp8"}, "cannot be searched"),
-    ({"levels": ("fp8", "fp32")}, "cannot be searched"),
+    ({"levels": "fp8"}, "got 'fp8'"),
+    ({"levels": ("fp8", "fp32")}, "got ('fp8', 'fp32')"),
     ({"start": FP8, "levels": ("fp8", "bf16", "fp32")}, "FP8 list"),
     ({"start": "fp8", "levels": ("bf16", "fp32")}, 'levels=("fp8", "bf16", "fp32")'),
 ]

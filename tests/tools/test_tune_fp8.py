@@ -117,7 +117,7 @@ def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -
 
 def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
     short = {"optimizer": None, "ops": ["linear"], "max_trials": 3}
-    assert "no product in FP8: the budget was spent" in str(tuned(two(), **short))
+    assert "moved to FP8: the budget was spent" in str(tuned(two(), **short))
     assert "FP8" not in str(tuned(two(), **short, levels=("bf16", "fp32")))
 
 
