@@ -270,6 +270,8 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
     on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
     for rule in RULES:
+        if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.line):
+            continue  # it cannot hold, and most ops are in no such set
         if rule.holds(case):
             return rule
     return None

@@ -150,6 +150,9 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 _OF_OBJECTS = frozenset(dir(object))
 
 
+_WRITTEN_IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
+
+
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """Return torch's function `owner.attribute`, or None."""
     # dictionaries first: most names are not there, and a getattr() that fails is slow
@@ -162,6 +165,8 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
+    if type(found) in _WRITTEN_IN_C:
+        return found
     if found is None or not callable(found) or isinstance(found, type):
         return None
     return _told_apart(unpatched_op(layered_patches.inside(found)))
