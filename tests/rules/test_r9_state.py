@@ -57,6 +57,25 @@ def test_r9_statistics_given_to_torchs_own_layout():
         torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_r9_statistics_of_a_third_dtype_are_written_in_training_alone(training):
+    """torch takes no float16 statistics next to float32 weights: hmp casts them for the call."""
+    x, weight = torch.randn(4, 3, 5), torch.ones(3)
+    for norm, named in ((F.batch_norm, {"training": True}), (F.instance_norm, {})):
+        mean, variance = torch.full((3,), 0.5, dtype=torch.float16), torch.full((3,), 2.0, dtype=torch.float16)
+        wide = mean.float(), variance.float()
+        named = named if training else {} if norm is F.batch_norm else {"use_input_stats": False}
+        expected = norm(x.to(LOW), *wide, weight, None, **named)
+        scaled = torch.ones((3,), dtype=torch.float16, requires_grad=True) * mean  # keeps the mean for backward: a write would be an error
+        with hmp.casts("habana"):
+            same(norm(x, mean, variance, weight, None, **named), expected)
+        same(mean, wide[0].half())
+        same(variance, wide[1].half())
+        assert training == (float(variance[0]) != 2)
+        if not training:
+            scaled.sum().backward()
+
+
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
 def test_r9_max_norm_renormalises_the_real_weight(listed):
     lists = policy(**{listed: ["embedding", "embedding_bag"]}) if listed != "unlisted" else policy(bf16=["relu"])
