@@ -104,6 +104,22 @@ def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
         assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_r9_sums_of_rows_are_of_cast_rows_but_where_the_gradient_is_sparse(mode):
+    """Through a cast of the table a sparse gradient does not pass."""
+    rows = torch.tensor([[0, 1, 1, 4], [2, 2, 3, 4]])
+    for sparse in (False, True):
+        table = torch.nn.EmbeddingBag(5, 16, mode=mode, sparse=sparse)
+        with hmp.casts(policy(bf16=["embedding_bag"])):
+            y = table(rows)
+        summed = F.embedding_bag(rows, table.weight if sparse else table.weight.to(LOW), mode=mode)
+        same(y, summed.to(LOW))
+        y.float().sum().backward()
+        gradient = table.weight.grad
+        assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
+        torch.testing.assert_close(gradient.to_dense()[:, 0], torch.tensor([1.0, 2, 2, 1, 2]) / (4 if mode == "mean" else 1))
+
+
 def test_r9_what_is_assigned_to_data_and_grad_takes_their_dtype():
     p = torch.nn.Parameter(torch.full((3,), 1.5))
     p.grad = torch.full((3,), 2.0)
