@@ -36,7 +36,7 @@ from no_instructions_kit import (
     recurrent,
     weights_of,
 )
-from oracle import BF16, F16, F32, kept_for_backward, tensors
+from oracle import BF16, F16, F32, kept_for_backward
 from saved_oracle import packs
 from thread_kit import in_threads
 from trap_kit import refused, same
@@ -124,20 +124,6 @@ def test_r11_weights_of_many_steps_used_again_have_the_gradients_of_one_sum() ->
             found = layer(x)[0]
         same(found, expected)
         all_same(gradients(found, of), wanted)
-
-
-def test_r11_recurrent_ops_on_a_list_round_all_their_results() -> None:
-    """torch.autocast leaves those of cells, and of packed batches, in float32: a list does not."""
-    x = random(5, 2, 3, grad=False)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3])
-    layers = [(torch.nn.LSTM(3, 4), packed), (torch.nn.GRU(3, 4), packed), (torch.nn.LSTMCell(3, 4), x[0]), (torch.nn.GRUCell(3, 4), x[0])]
-    for layer, given in layers:
-        rounded = {n: p.to(BF16).float() for n, p in layer.named_parameters()}
-        expected = tensors(torch.func.functional_call(layer, rounded, (given.to(BF16).to(F32),)))
-        with hmp.casts(listed()):
-            found = list(tensors(layer(given)))
-        for one, other in zip(found, expected, strict=True):
-            same(one, other.to(BF16) if other.dtype is F32 else other)
 
 
 def test_r11_a_mask_that_was_made_in_inference_mode() -> None:

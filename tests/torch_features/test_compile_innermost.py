@@ -53,7 +53,6 @@ class Product(torch.autograd.Function):
 
 
 def test_r17_the_backward_of_what_is_compiled_in_the_programs_own_region_is_torchs():
-    """torch.compile traces it in the region around forward, where no policy comes into force inside that."""
     x, w = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(1, 2, 16).reshape(4, 4).requires_grad_()
 
     def gradient():
