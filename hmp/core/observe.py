@@ -91,7 +91,7 @@ class Listener:
     in_backward = False  # whether it gets torch's functions in the user's Python that backward calls
 
     def begin(self, call: Call) -> None:
-        """Handle the call of an op."""
+        """Handle the call of an op that hmp decides; of the others listeners get the end alone."""
 
     def end(self, call: Call) -> None:
         """Handle the end of the call, which returned or raised."""
@@ -426,7 +426,6 @@ class _Functions(TorchFunctionMode):
         self.told = tuple(told)
         self.inside = tuple(each for each in told if each.inside)
         self.clock = clock_of(told)
-        self.begins = begins_of(told)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the function's own result."""
@@ -446,8 +445,6 @@ class _Functions(TorchFunctionMode):
         if not name:
             return func(*args, **(kwargs or {}))
         call = here.function = Call(name, None, func, args, kwargs or {})
-        for begin in self.begins if told is self.told else [each.begin for each in told]:
-            begin(call)
         clock = self.clock
         try:
             if clock is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,25 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     on_cuda = hmp.Policy.load("torch-cuda").replace(dtype=torch.bfloat16 if natively else torch.float16)
     assert hmp.Policy.load("autocast") == on_cuda  # without a model: the accelerator's
     assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
+
+
+@pytest.mark.parametrize(("index", "low"), [(0, "bfloat16"), (1, "float16")])
+def test_of_several_cards_the_one_that_the_model_is_on_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, index: int, low: str
+) -> None:
+    """The second has no bfloat16, and the program is at the other one."""
+    given, current = _linear_on(f"cuda:{index}"), [1 - index]
+
+    @contextlib.contextmanager
+    def at(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", at)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: current[-1] == 0)
+    with caplog.at_level(logging.INFO, logger="hmp"):
+        hmp.apply(given, verbose=True)
+    assert f"low-precision dtype {low}" in caplog.text and current == [1 - index]

@@ -215,6 +215,7 @@ NAMED = {
     "enabled inside disabled": [enter("low"), enter("disable"), enter("enable"), LEAVE, LEAVE],
     "another policy inside": [enter("low"), enter("half"), LEAVE],
     "a policy inside autocast, and autocast inside that": [enter("autocast on"), enter("low"), enter("autocast on"), enter("half")],
+    "casts disabled and enabled inside autocast": [enter("autocast on"), enter("disable"), enter("enable"), LEAVE, LEAVE],
     "an island inside autocast": [enter("low"), enter("autocast on"), enter("autocast off"), LEAVE],
     "autocast does not end disable_casts": [enter("low"), enter("disable"), enter("autocast on")],
     "autocast ends an island": [enter("low"), enter("autocast off"), enter("autocast on")],

@@ -126,6 +126,20 @@ def test_r10_a_write_that_goes_another_way_arrives_or_raises(policy: hmp.Policy,
             assert (x.a if wrapped else x).view(-1)[0] == 1, f"{name} was lost"
 
 
+class Named(torch.Tensor):
+    def __init_subclass__(cls, *, name: str) -> None:
+        pass
+
+
+def test_r10_a_view_of_a_class_that_can_have_no_subclass_stays_a_view() -> None:
+    for view in (lambda x: x.t(), lambda x: x.view(-1), lambda x: x.chunk(2)[0], lambda x: x.t().t()):
+        x = torch.zeros(2, 2).as_subclass(Named)
+        with hmp.casts(LISTS):
+            seen = view(x)
+            seen.fill_(1)
+        assert type(seen) is Named and seen.dtype is x.dtype and bool((view(x) == 1).all())
+
+
 def test_r10_a_default_device_hides_no_write_into_a_storage() -> None:
     x = torch.zeros(2, 2)
     for name in ("untyped_storage", "storage"):

@@ -137,6 +137,25 @@ def test_r11_a_mask_that_was_made_in_inference_mode() -> None:
     all_same(gradients(found, [q]), gradients(expected, [q]))
 
 
+def test_r11_out_takes_no_part_in_autograd_as_in_torch() -> None:
+    for grad, lists in itertools.product((False, True), (hmp.Policy("none"), listed())):
+        x, out = random(4, 4, dtype=BF16, grad=grad), torch.zeros(4, 4, dtype=BF16)
+        with hmp.casts(lists), pytest.raises(RuntimeError, match="automatic differentiation") if grad else contextlib.nullcontext():
+            torch.mm(x, x, out=out)
+        same(out, torch.zeros(4, 4, dtype=BF16) if grad else by_hand(torch.mm)(x, x))
+
+
+def test_r11_a_tensordot_to_one_element_is_the_sum_that_torch_autocast_leaves_in_float32() -> None:
+    a, b = random(4, 4, grad=False), random(4, 4, grad=False, seed=1)
+    for dims, dtype in ((2, F32), (([1, 0], [0, 1]), F32), (1, BF16), (([1], [0]), BF16), (0, BF16)):
+        with torch.autocast("cpu"):
+            assert torch.tensordot(a, b, dims).dtype is dtype
+        expected = torch.tensordot(a, b, dims) if dtype is F32 else by_hand(torch.tensordot)(a, b, dims)
+        with hmp.casts("torch-cpu"):
+            same(torch.tensordot(a, b, dims), expected)
+            same(torch.tensordot(a, b, dims=dims), expected)
+
+
 def test_r11_a_view_stays_a_view() -> None:
     """An einsum of one tensor multiplies nothing."""
     x = random(4, 5, dtype=BF16, grad=False)

@@ -36,6 +36,32 @@ def test_r7_inner_of_a_number_and_a_vector_takes_a_mixture_as_torch_does() -> No
         assert torch.inner(vector.to(BF16), vector).dtype is BF16  # torch refuses that mixture
 
 
+def test_r7_the_first_input_is_the_ops_whatever_the_order_of_keywords() -> None:
+    wide, low = torch.rand(3, 3), torch.rand(3, 3).to(BF16)
+    calls = (
+        (F.linear, {"weight": wide, "input": low}),
+        (torch.mm, {"mat2": wide, "input": low}),
+        (torch.addmm, {"mat2": wide, "mat1": wide, "input": low}),
+        (torch.lerp, {"weight": wide, "end": wide, "input": low}),
+    )
+    with hmp.casts(NOTHING):
+        assert [op(**named).dtype for op, named in calls] == [BF16] * len(calls)
+
+
+@pytest.mark.parametrize("lists", [NOTHING, hmp.Policy("listed", bf16={"addr", "mse_loss"})], ids=["unlisted", "listed"])
+def test_r7_a_mixture_that_only_backward_refuses_is_widened_before(lists: hmp.Policy) -> None:
+    """torch computes it, and raises in the middle of a training step; on a list it is the list's dtype."""
+    dtype = F32 if lists is NOTHING else BF16
+    for call, shapes in ((torch.addr, [(3, 3), (3,), (3,)]), (F.mse_loss, [(3, 3), (3, 3)])):
+        given = [torch.rand(shape, dtype=F32 if i else BF16, requires_grad=True) for i, shape in enumerate(shapes)]
+        expected = call(*(t.to(dtype) for t in given))
+        with hmp.casts(lists):
+            found = call(*given)
+        assert found.dtype is expected.dtype is dtype and torch.equal(found, expected)
+        for one, other in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+            assert one.dtype is other.dtype and torch.equal(one, other)
+
+
 RECURRENT = {
     "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True),
     "LSTM_projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),

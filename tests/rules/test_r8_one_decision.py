@@ -180,14 +180,14 @@ def test_r8_an_encoder_layer_has_the_same_precision_in_eval_as_in_training(prese
         torch.testing.assert_close(trained.float(), plain, rtol=0.1, atol=0.1)
 
 
-LEFT, RIGHT = torch.tensor([[False] * 3 + [True] * 2, [False] * 5]), torch.tensor([[True] * 2 + [False] * 3, [False] * 5])
+LEFT, RIGHT = (torch.tensor([row, [False] * 5, [False] * 5]) for row in ([False] * 3 + [True] * 2, [True] * 2 + [False] * 3))
 
 
 @pytest.mark.parametrize(
     ("packs", "padding", "norm"),
     [
         (True, LEFT, None),
-        (True, torch.zeros(2, 5).masked_fill(LEFT, float("-inf")), torch.nn.LayerNorm(8)),
+        (True, torch.zeros(3, 5).masked_fill(LEFT, float("-inf")), torch.nn.LayerNorm(8)),
         (True, RIGHT, torch.nn.LayerNorm(8)),
         (False, LEFT, torch.nn.LayerNorm(8)),
     ],
@@ -199,7 +199,7 @@ def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
     """Zeros before its norm where torch packs the batch, what the layers made where it does not: also while it is recorded."""
     if norm is not None:
         torch.nn.init.normal_(norm.bias)
-    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2, norm, enable_nested_tensor=packs).eval(), torch.randn(2, 5, 8)
+    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2, norm, enable_nested_tensor=packs).eval(), torch.randn(3, 5, 8)
     with torch.no_grad():
         plain = encoder(a, None, padding)
         with hmp.casts("habana"):
@@ -225,7 +225,7 @@ def test_r8_an_encoder_packs_nothing_where_torch_hands_its_ops_on(what: str) -> 
     class Sub(torch.Tensor):
         pass
 
-    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2).eval(), torch.randn(2, 5, 8)
+    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2).eval(), torch.randn(3, 5, 8)
     around: Any = {"a default device": torch.device(a.device), "a mode": Mode()}.get(what, contextlib.nullcontext())
     if what == "a subclass":
         weight = encoder.layers[0].linear1.weight

@@ -57,6 +57,25 @@ def test_r9_statistics_given_to_torchs_own_layout():
         torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_r9_statistics_of_a_third_dtype_are_written_in_training_alone(training):
+    """torch takes no float16 statistics next to float32 weights: hmp casts them for the call."""
+    x, weight = torch.randn(4, 3, 5), torch.ones(3)
+    for norm, named in ((F.batch_norm, {"training": True}), (F.instance_norm, {})):
+        mean, variance = torch.full((3,), 0.5, dtype=torch.float16), torch.full((3,), 2.0, dtype=torch.float16)
+        wide = mean.float(), variance.float()
+        named = named if training else {} if norm is F.batch_norm else {"use_input_stats": False}
+        expected = norm(x.to(LOW), *wide, weight, None, **named)
+        scaled = torch.ones((3,), dtype=torch.float16, requires_grad=True) * mean  # keeps the mean for backward: a write would be an error
+        with hmp.casts("habana"):
+            same(norm(x, mean, variance, weight, None, **named), expected)
+        same(mean, wide[0].half())
+        same(variance, wide[1].half())
+        assert training == (float(variance[0]) != 2)
+        if not training:
+            scaled.sum().backward()
+
+
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
 def test_r9_max_norm_renormalises_the_real_weight(listed):
     lists = policy(**{listed: ["embedding", "embedding_bag"]}) if listed != "unlisted" else policy(bf16=["relu"])
@@ -83,6 +102,22 @@ def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
         gradient = table.weight.grad
         assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
         assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_r9_sums_of_rows_are_of_cast_rows_but_where_the_gradient_is_sparse(mode):
+    """Through a cast of the table a sparse gradient does not pass."""
+    rows = torch.tensor([[0, 1, 1, 4], [2, 2, 3, 4]])
+    for sparse in (False, True):
+        table = torch.nn.EmbeddingBag(5, 16, mode=mode, sparse=sparse)
+        with hmp.casts(policy(bf16=["embedding_bag"])):
+            y = table(rows)
+        summed = F.embedding_bag(rows, table.weight if sparse else table.weight.to(LOW), mode=mode)
+        same(y, summed.to(LOW))
+        y.float().sum().backward()
+        gradient = table.weight.grad
+        assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
+        torch.testing.assert_close(gradient.to_dense()[:, 0], torch.tensor([1.0, 2, 2, 1, 2]) / (4 if mode == "mean" else 1))
 
 
 def test_r9_what_is_assigned_to_data_and_grad_takes_their_dtype():

@@ -74,6 +74,19 @@ def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once() -> None:
             assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
+def test_r22_a_graph_that_is_used_again_keeps_the_pack_and_not_its_numbers() -> None:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+
+    def run() -> Tensor:
+        result = F.gelu(x + 1)
+        F.gelu(torch.ones(8))
+        torch.autograd.grad(result.sum(), x, retain_graph=True)
+        return result
+
+    with hmp.casts(PACKED):
+        assert bytes_of(run)[0] == FLOATS + ROWS
+
+
 def test_r22_of_a_weights_low_precision_copy_nothing_is_kept_and_backward_has_its_bits() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(WIDTH, 2 * WIDTH, bias=False), torch.randn(ROWS, WIDTH, requires_grad=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from saved_oracle import packs
+from saved_oracle import packs, quantised
 
 Tensor = torch.Tensor
 
@@ -97,11 +97,13 @@ def test_r22_a_gradient_is_near_where_rows_differ_by_a_thousand(recipe: str) -> 
 
 
 @packs
-def test_r22_what_backward_gets_has_the_strides_that_the_op_kept() -> None:
+@pytest.mark.parametrize("recipe", ["fp8", "int8"])
+def test_r22_what_backward_gets_has_the_strides_that_the_op_kept_and_scales_of_its_rows(recipe: str) -> None:
     """Kernels of backward choose their way by the strides of what they get beside their gradient's."""
-    x = torch.randn(8, 16, 8, 8).contiguous(memory_format=torch.channels_last)
-    for view in (x, x[:, :8], x.permute(0, 2, 1, 3), x[..., :5]):
+    x = rows(8, 16, 8, 8, dims=(2, 3)).contiguous(memory_format=torch.channels_last)
+    for view in (x, x[:, :8], x.permute(0, 2, 1, 3), x[..., :5], rows(64, 96).t(), rows(64, 96)):
         leaf = view.clone(memory_format=torch.preserve_format).requires_grad_()
-        with hmp.casts(hmp.Policy("everything", saved={"*"})):
+        with hmp.casts(hmp.Policy("everything", saved={"*"}, saved_recipe=recipe)):
             kept = F.gelu(leaf * 1.0)
-        assert kept.grad_fn._saved_self.stride() == leaf.stride()  # type: ignore[union-attr]
+        found = kept.grad_fn._saved_self  # type: ignore[union-attr]
+        assert found.stride() == leaf.stride() and torch.equal(found, quantised(leaf, recipe)) and not torch.equal(found, leaf)

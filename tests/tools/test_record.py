@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ def row_of(report: hmp.Report, op: str) -> Any:
 def test_dtypes_casts_bytes_and_places_are_those_of_the_calls() -> None:
     net, x = Net(), torch.randn(3, 8)
     with hmp.convert(policy=LISTS), hmp.record() as report:
+        started = time.perf_counter()
         net(x)
         torch.matmul(x, x.t())
+        elapsed = time.perf_counter() - started
     first, second, last, product = decided(report)
     assert (first.op, first.rule, first.inputs, first.compute, first.output) == ("linear", "bf16", "float32", "bfloat16", "bfloat16")
     # input 3x8, weight 8x8, bias 8, of 4 bytes each
@@ -55,6 +58,7 @@ def test_dtypes_casts_bytes_and_places_are_those_of_the_calls() -> None:
     assert (last.op, last.rule, last.casts, last.cast_bytes) == ("softmax", "fp32", 1, 2 * 12)
     assert (last.inputs, last.compute, last.output) == ("bfloat16", "float32", "float32")
     assert all(row.op_seconds > 0 and row.cast_seconds > 0 for row in (first, second, last))
+    assert sum(row.op_seconds + row.cast_seconds for row in report.rows) < elapsed
     assert [row.module for row in (first, second, last, product)] == ["blocks.0", "blocks.1.1", "Net", ""]
     assert (last.file, last.line, product.file) == (__file__, SOFTMAX_LINE, __file__)
 
@@ -77,13 +81,13 @@ def test_what_no_list_decides_is_seen_too() -> None:
         F.gelu(x)
         torch.cat([x, x.bfloat16()])
         x + x
-        x.shape  # noqa: B018  # no op
+        x.shape, x[0], x // 2  # no op, and two
     ops = {row.op: row.rule for row in report.rows}
     assert {op: ops[op] for op in ("tanh", "exp", "gelu")} == dict.fromkeys(("tanh", "exp", "gelu"), "unlisted")
     assert ops["mul"] in ("R12", "unlisted")
     assert ops["cat"] == ops["add"] == "promote"
     assert not any("shape" in op for op in ops)
-    assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
+    assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu", "getitem", "floordiv"}
     assert report.never_called == ["conv2d", "linear", "matmul", "softmax"]
 
 
@@ -124,6 +128,15 @@ def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:
     (row,) = report.no_kernel
     assert (row.op, row.rule, row.compute, row.no_kernel) == ("linalg.solve", "bf16", "float32", 1)
     assert "linalg.solve: 1 of 1 calls" in str(report)
+
+
+@pytest.mark.usefixtures("no_instructions")
+def test_products_that_compute_in_float32_on_rounded_inputs_are_told() -> None:
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        Net()(torch.randn(3, 8))
+    rows = [(row.op, row.compute, row.in_float32) for row in decided(report)]
+    assert rows == [("linear", "bfloat16", 1), ("linear", "bfloat16", 1), ("softmax", "float32", 0)]
+    assert "bfloat16 computed in float32 and rounded, in 2 calls of linear" in str(report)
 
 
 def test_a_recording_changes_no_bit_and_nothing_observes_after_it() -> None:

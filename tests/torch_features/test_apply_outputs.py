@@ -94,6 +94,10 @@ def test_gradients_pass_and_what_needs_no_cast_is_returned_itself() -> None:
 
     given = {"x": torch.ones(2), "y": [torch.ones(1)]}
     assert hmp.apply(Same(), LINEAR, outputs="float32")(given) is given
+    low = torch.ones(2, dtype=BF16)  # the model may hold what it returns
+    for held, get in (([low], lambda x: x[0]), (UserDict(a=low), lambda x: x["a"]), (Found(low, 1), lambda x: x.low)):
+        out = hmp.apply(Same(), LINEAR, outputs="float32")(held)
+        assert type(out) is type(held) and get(out).dtype is F32 and get(held) is low
 
 
 def test_it_lasts_as_long_as_the_policy_does() -> None:

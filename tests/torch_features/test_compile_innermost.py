@@ -41,6 +41,31 @@ def test_r17_compiled_code_has_the_numbers_of_eager(lists):
     assert_by_the_lists(bare, compiled(with_casts))
 
 
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, ctx.saved_tensors[0].t() @ grad.float()
+
+
+def test_r17_the_backward_of_what_is_compiled_in_the_programs_own_region_is_torchs():
+    x, w = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(1, 2, 16).reshape(4, 4).requires_grad_()
+
+    def gradient():
+        with autocast():
+            out = torch.compile(lambda: Product.apply(x, w) * 1, backend="aot_eager")()
+        return torch.autograd.grad(out.float().sum(), w)[0]
+
+    of_torch = gradient()
+    torch._dynamo.reset()
+    with hmp.convert(policy=hmp.Policy("others", bf16={"relu"})):
+        assert torch.equal(gradient(), of_torch)
+
+
 @pytest.mark.slow
 def test_r17_compiled_code_after_a_graph_break_knows_whose_region_it_is(lists):
     class Own(Head):

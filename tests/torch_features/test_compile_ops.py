@@ -227,7 +227,6 @@ class Outputs(OrderedDict):  # as what models of transformers return
         super().__setattr__(key, value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OrderedDict, pytest.param(Outputs, marks=TRACES_COPY)])
 def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     @hmp.bf16_function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -49,7 +50,9 @@ def by_hand(model: Coder, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.native_kernels
 def test_the_methods_that_are_named_run_under_the_policy_and_no_others() -> None:
+    told = [(str(inspect.signature(each)), each.__name__) for each in (Coder.encode, Coder.__call__)]
     model = hmp.apply(Coder(), LISTS, methods=("forward", "encode"))
+    assert [(str(inspect.signature(each)), each.__name__) for each in (type(model).encode, type(model).__call__)] == told
     assert torch.equal(model.encode(X), by_hand(model, X)) and model.encode(X).dtype is LOW
     assert model.decode(X).dtype is F32
     assert model(X).dtype is LOW

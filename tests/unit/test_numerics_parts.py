@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from hmp.core.formatting import aligned, duration
+from hmp.core.formatting import aligned, duration, share
 from hmp.tools.compare import distance as distances
 from hmp.tools.compare import tokens
 from hmp.tools.compare.tokens import token_distance
@@ -73,9 +73,17 @@ def test_tokens_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers[0] == pytest.approx(numbers[1])
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(0, "-"), (12.34, "12.3 s"), (0.25, "250 ms"), (2e-6, "2 us"), (5e-8, "0.05 us")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "-"), (12.34, "12.3 s"), (0.25, "250 ms"), (0.0994, "99.4 ms"), (2e-6, "2 us"), (5e-8, "0.05 us")],
+)
 def test_a_duration_has_three_digits_in_the_largest_unit_that_it_reaches(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("percent", "shown"), [(0, "0 %"), (0.05, "< 0.1 %"), (0.14, "0.1 %"), (9.94, "9.9 %"), (12.4, "12 %")])
+def test_a_share_has_two_digits_and_nothing_that_is_something_is_0(percent: float, shown: str) -> None:
+    assert share(percent * 7, 700) == shown and share(percent, 0) == "-"
 
 
 def test_words_are_aligned_left_numbers_right_and_nothing_is_cut() -> None:

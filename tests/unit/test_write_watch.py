@@ -80,6 +80,9 @@ def test_r18_a_name_says_nothing_of_what_is_found_by_it() -> None:
     calls = (
         lambda: table.get("fill")(1), lambda: table.get(name)(1, 2), lambda: table.recv("fill")(*name), lambda: done[0](table.get(1)),
         lambda: (table.get)(1)(2), lambda: (name or table.get)(1), lambda: table.get("recv")(1)(**name), lambda: table.fill(table.get(1)),
+        lambda: table.get(
+            "fill",
+        )(1),
     )  # fmt: skip
     for call in calls:
         places = [i.offset for i in dis.get_instructions(call.__code__) if i.opname.startswith(("CALL", "PRECALL"))]

@@ -33,7 +33,7 @@ _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda", "xla
 
 def unknown(name: str) -> str:
     """Return the message for a name that is neither a preset nor a folder: the nearest presets, and all."""
-    near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, policies())
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return f"unknown policy {name!r}; {meant}presets are {names()}, or name a folder of list files"
 

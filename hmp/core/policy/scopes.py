@@ -266,7 +266,7 @@ def _hint(scope: str, paths: list[str]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
 # --- modules that trainers and libraries wrap around a model: DDP, FSDP, Fabric, DeepSpeed, torch.compile, checkpoints, PEFT ---

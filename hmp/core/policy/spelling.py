@@ -171,7 +171,7 @@ def _unknown(entry: ListEntry) -> OpListError:
 def nearest(name: str) -> list[str]:
     """Up to three ids of ops whose spelling is close to `name`, closest first."""
     names = [op for op in every_op() if not op.endswith("_")]
-    return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return difflib.get_close_matches(name, names)
 
 
 _warned: set[tuple[str | None, str]] = set()

@@ -245,14 +245,17 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
     return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_memory(result, each) for each in values)
 
 
-def refuse_writes(result: Any, op: str, copies: Sequence[Tensor], cast: Cast) -> None:
+def refuse_writes(result: Any, op: str, copies: Sequence[Tensor], cast: Cast, kinds: Iterable[type[Tensor]] = ()) -> None:
     """Make a CopiedView of each tensor in `result`, of the op `op`, that shares memory with one of its cast inputs `copies`.
 
-    Raise TypeError where a tensor's class can have no such subclass.
+    Raise TypeError where a tensor's class can have no such subclass, or one of `kinds`, of which torch may make the result afterwards.
     """
     if not _in_make_fx():  # it raises on subclasses that it does not know
         for tensor in list(_held_in(result, {})):
             if not isinstance(tensor, CopiedView) and shares_memory(tensor, copies):
+                for kind in kinds:
+                    if kind.__torch_function__ is not no_torch_function and kind not in _UNWRAPPED and not issubclass(kind, CopiedView):
+                        _subclass_for(kind)
                 _mark(tensor, op, cast)
 
 

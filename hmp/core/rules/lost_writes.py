@@ -51,7 +51,7 @@ class _Copy(NamedTuple):
     argument: str
     low: Tensor
     given: Tensor
-    versions: tuple[int, int] | None
+    versions: tuple[int, int | None] | None
     is_marked: bool
 
     def refuse_writes(self, op: str) -> None:
@@ -78,8 +78,8 @@ class _Copy(NamedTuple):
             return not torch.equal(self.low.detach().view(bits), cast(self.given.detach(), self.low.dtype).view(bits))
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _copies(cast_call: _Call, given: _Call, order: Sequence[str]) -> Iterator[_Copy]:

@@ -156,7 +156,7 @@ def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
 def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
     """Return True if the call updates running statistics; the defaults are torch's."""
     if "training" in order:
-        return bool(values.get("training", False))
+        return bool(values.get("training"))
     return bool(values.get("use_input_stats", True))
 
 

@@ -148,8 +148,9 @@ class RuledOp:
         copies = [new for new, _ in copied]
         if not copies or not shares_memory(result, copies):
             return result
+        given = [old for _, old in copied]
         try:
-            refuse_writes(result, self.rule.op, copies, Cast([old for _, old in copied]))
+            refuse_writes(result, self.rule.op, copies, Cast(given), map(type, given))
         except TypeError:  # its class can have no subclass: it stays a view, which is not cast
             return self.op(*call[0], **call[1])
         return result

@@ -71,7 +71,7 @@ class Format(NamedTuple):
 class Packed(NamedTuple):
     """A tensor of one dimension, packed: pieces of it in order, and the elements after the last whole block as they were.
 
-    `row` and `padded` are the elements of a row, and those that it was made up to where blocks of one length do not fill it; else 0.
+    Where blocks of one length do not fill a row, `padded_row` has its elements, and those that it was made up to.
     """
 
     format: Format
@@ -80,8 +80,7 @@ class Packed(NamedTuple):
     block: int
     parts: tuple[_Part, ...]
     rest: Tensor
-    row: int = 0
-    padded: int = 0
+    padded_row: tuple[int, int] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +119,7 @@ def _pack_padded(flat: Tensor, form: Format, row: int, signs: bool) -> Packed:
     more = _cat([rows, _narrow(rows, 1, row - 1, 1).expand(-1, padded - row)], 1)
     packed = pack(_view(more, -1), form, padded // count, signs)
     rest = _numel(flat) % row
-    return packed._replace(length=_numel(flat), rest=_clone(_narrow(flat, 0, _numel(flat) - rest, rest)), row=row, padded=padded)
+    return packed._replace(length=_numel(flat), rest=_clone(_narrow(flat, 0, _numel(flat) - rest, rest)), padded_row=(row, padded))
 
 
 @functools.lru_cache
@@ -133,10 +132,11 @@ def unpack(packed: Packed) -> Tensor:
     """Return the tensor that was packed, as far as the format allows."""
     rest = _numel(packed.rest)
     whole = packed.length - rest
-    if packed.row:
-        wide = _empty(whole // packed.row, packed.padded, dtype=packed.dtype, device=packed.rest.device)
+    if packed.padded_row is not None:
+        row, padded = packed.padded_row
+        wide = _empty(whole // row, padded, dtype=packed.dtype, device=packed.rest.device)
         _unpack_into(packed, _view(wide, -1))
-        return _cat([_reshape(_narrow(wide, 1, 0, packed.row), -1), packed.rest])
+        return _cat([_reshape(_narrow(wide, 1, 0, row), -1), packed.rest])
     out = _empty(packed.length, dtype=packed.dtype, device=packed.rest.device)
     _unpack_into(packed, _narrow(out, 0, 0, whole))
     if rest:
