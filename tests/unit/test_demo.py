@@ -1,4 +1,7 @@
-"""The demo: its lists took effect as torch itself sees it. No public call gives the demo's model."""
+"""The demo: its lists took effect as torch itself sees it.
+
+No public call gives the demo's model.
+"""
 
 from __future__ import annotations
 
