@@ -51,6 +51,8 @@ class CastRule:
     calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: False  # whether it is the op's rule, where none before it in the table is
     ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
+    keep: frozenset[int] = frozenset()  # positions of parameters whose tensors it never casts
+    in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
     choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
@@ -179,11 +181,14 @@ def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bo
 # --- the facts of a function ----------------------------------------------------------------------------------------------
 
 
-def facts_of(site: Site, *, with_order: bool) -> OpFacts:
-    """Return the facts of torch's function at `site`; those of a builtin `with_order` of its parameters, which reads its schemas."""
+def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
+    """Return the facts of torch's function at `site`, under a rule that never casts what is at the positions `keep`.
+
+    `with_order`: the names of a builtin's parameters, too, which its schemas tell.
+    """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
-    order = parameters(site.original, op) if is_python or with_order or op in op_facts.KEPT_ARGUMENTS else ()
-    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
+    order = parameters(site.original, op) if is_python or with_order or keep or op in op_facts.KEPT_ARGUMENTS else ()
+    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if at in keep}
     return OpFacts(
         order=order,
         keep=kept | {order.index(name) for name in kept if name in order},

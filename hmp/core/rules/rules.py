@@ -213,6 +213,7 @@ FIRST_INPUT = CastRule(
     make=_cast_inputs,
     holds=lambda case: case.list is None and (case.op in op_facts.MIXED_RAISES or case.op in op_facts.NORMS),
     ops=op_facts.MIXED_RAISES | op_facts.NORMS,
+    in_order=True,
     choose=_first,
     repairs=True,
 )
@@ -281,7 +282,7 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
 def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
     """Return the op of `site` under a rule."""
     alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
-    facts = facts_of(site, with_order=kind is FIRST_INPUT or site.op in norms_and_lookups.BUILDERS)
+    facts = facts_of(site, kind.keep, with_order=kind.in_order or site.op in norms_and_lookups.BUILDERS)
     return OpRule(site.op, kind, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
