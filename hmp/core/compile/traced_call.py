@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -211,7 +212,9 @@ def plain_function(function: Callable[..., Any]) -> Any:
 
 
 def _with_items(holder: Any, items: Any) -> Any:
-    copied = copy.copy(holder)
+    copied = (
+        collections.OrderedDict(holder) if type(holder) is collections.OrderedDict else copy.copy(holder)
+    )  # torch 2.14 traces no copy of it
     for key, item in items.items():
         copied[key] = item
     return copied

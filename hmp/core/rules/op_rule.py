@@ -184,7 +184,7 @@ def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bo
 def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
     """Return the facts of torch's function at `site`, under a rule that never casts what is at the positions `keep`.
 
-    `with_order`: the names of a builtin's parameters, too, which its schemas tell.
+    `with_order`: the names of a builtin's parameters, too, which its schemas have.
     """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
     order = parameters(site.original, op) if is_python or with_order or keep or op in op_facts.KEPT_ARGUMENTS else ()
