@@ -47,3 +47,13 @@ def test_what_stands_in_unit_is_little_and_says_why() -> None:
     assert len(files) <= 20
     silent = [path.name for path in files if "\n\nNo public call " not in (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")]
     assert silent == []
+
+
+def test_the_tests_that_do_not_run_on_a_device_are_there() -> None:
+    """A test that got another name would run there again."""
+    names = re.findall(r'"(test_\w+)(?:\.py)?(?:\[[^"]*\])?"', (TESTS / "support" / "device_tensors.py").read_text(encoding="utf-8"))
+    files = sorted((TESTS / "rules").glob("*.py")) + sorted((TESTS / "properties").glob("*.py"))
+    there = {path.stem for path in files} | {
+        name for path in files for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert [name for name in names if name not in there] == []
