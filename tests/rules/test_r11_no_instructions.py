@@ -147,9 +147,9 @@ def test_r11_out_takes_no_part_in_autograd_as_in_torch() -> None:
 
 def test_r11_a_tensordot_to_one_element_is_the_sum_that_torch_autocast_leaves_in_float32() -> None:
     a, b = random(4, 4, grad=False), random(4, 4, grad=False, seed=1)
-    for dims, dtype in ((2, F32), (([1, 0], [0, 1]), F32), (1, BF16), (([1], [0]), BF16), (0, BF16)):
+    for dims in (2, ([1, 0], [0, 1]), 1, ([1], [0]), 0):
         with torch.autocast("cpu"):
-            assert torch.tensordot(a, b, dims).dtype is dtype
+            dtype = torch.tensordot(a, b, dims).dtype  # float32 of one element, in torch 2.7 bfloat16 of any
         expected = torch.tensordot(a, b, dims) if dtype is F32 else by_hand(torch.tensordot)(a, b, dims)
         with hmp.casts("torch-cpu"):
             same(torch.tensordot(a, b, dims), expected)
