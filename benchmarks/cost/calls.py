@@ -8,9 +8,10 @@ plain torch in the same round.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from hmp.compat import habana
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import LOW, converted, rotated
-from ..harness.stats import Estimate, mean_ratio, paired_difference, ratio_of
+from ..harness.stats import Estimate, paired_difference, ratio_of
 from ..harness.timing import no_garbage_collection, one_thread
 
 POLICY = "habana"
@@ -280,6 +281,12 @@ def untouched() -> bool:
     return changed and all(a is b for a, b in zip(before, _places(), strict=True))
 
 
+def _mean(ratios: list[Estimate]) -> Estimate:
+    """Return the arithmetic mean, with its noise: of a single round one may be below 0."""
+    noise = math.hypot(*(ratio.noise for ratio in ratios)) / len(ratios)
+    return Estimate(fmean(ratio.value for ratio in ratios), noise, min(ratio.rounds for ratio in ratios))
+
+
 def run(rounds: int, calls: int) -> Found:
     """Return the rows about single calls, and each op's figures."""
     found = Found("calls")
@@ -299,7 +306,7 @@ def run(rounds: int, calls: int) -> Found:
     for where, ratios in (("inside disable_casts()", off), ("that looks at each input's dtype", on)):
         for kind, target in (("functions", FUNCTIONS), ("methods and operators", METHODS)):
             of_kind = {name: ratio for name, ratio in ratios.items() if name.startswith(("Tensor.", "@")) is (kind != "functions")}
-            mean, worst = mean_ratio(list(of_kind.values())), max(of_kind, key=lambda name: of_kind[name].value)
+            mean, worst = _mean(list(of_kind.values())), max(of_kind, key=lambda name: of_kind[name].value)
             text = f"{mean.text(2)}; worst {of_kind[worst].text(2)} ({worst})"
             found.rows.append(at_most(f"a call {where}, time added / by a closure: {kind}", target, mean, text))
     found.rows.append(Row("a weight's copy used again, time added to linear", "-", f"{hits(rounds, calls).text(0)} ns", None))
