@@ -170,6 +170,7 @@ def test_p5_patches_of_others_stand(before: str | None, between: str, order: lis
     assert torch_differences() == []
 
 
+@pytest.mark.native_kernels
 @pytest.mark.parametrize("wrap", sorted(FOREIGN))
 @pytest.mark.parametrize("name", ["conv2d", "linear"])
 def test_p5_a_wrapper_at_one_of_a_functions_names_is_called_there_alone(name: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
