@@ -105,5 +105,5 @@ def test_r22_what_backward_gets_has_the_strides_that_the_op_kept_and_scales_of_i
         leaf = view.clone(memory_format=torch.preserve_format).requires_grad_()
         with hmp.casts(hmp.Policy("everything", saved={"*"}, saved_recipe=recipe)):
             kept = F.gelu(leaf * 1.0)
-        found = kept.grad_fn._saved_self  # type: ignore[union-attr]
+        found = kept.grad_fn._saved_self  # type: ignore[union-attr]  # an attribute that torch's stubs don't have
         assert found.stride() == leaf.stride() and torch.equal(found, quantised(leaf, recipe)) and not torch.equal(found, leaf)

@@ -23,7 +23,7 @@ UNSTEADY = {
 # Of these less than half of the weights has a steady gradient, and the others' are not compared.
 PARTLY_STEADY = {"gpt-oss": "its routers choose other experts when the weights change in their last bits"}
 # Weights whose gradient turns with the kernel that computes in bfloat16, under torch.autocast to the same bits.
-TURNED_BY_KERNELS = {"dpt": "neck.reassemble_stage"}  # on a processor with AMX
+TURNED_BY_KERNELS = {"dpt": ("neck.reassemble_stage",)}  # on a processor with AMX
 
 # Buffers that the model's own code casts to the dtype of its input, under torch.autocast as well.
 ROUNDS_ITSELF = {"wav2vec2-conformer": "wav2vec2_conformer.encoder.embed_positions.pe"}
@@ -33,7 +33,7 @@ ROUNDS_ITSELF = {"wav2vec2-conformer": "wav2vec2_conformer.encoder.embed_positio
 def wanted(name: str) -> Reference:
     """The float32 run; the policies of one model come one after the other."""
     found = reference(MODELS[name])
-    turned = "" if name in UNSTEADY else TURNED_BY_KERNELS.get(name, "nothing")
+    turned = ("",) if name in UNSTEADY else TURNED_BY_KERNELS.get(name, ())
     return dataclasses.replace(found, steady=frozenset(weight for weight in found.steady if not weight.startswith(turned)))
 
 

@@ -212,9 +212,8 @@ def plain_function(function: Callable[..., Any]) -> Any:
 
 
 def _with_items(holder: Any, items: Any) -> Any:
-    copied = (
-        collections.OrderedDict(holder) if type(holder) is collections.OrderedDict else copy.copy(holder)
-    )  # torch 2.14 traces no copy of it
+    is_ordered = type(holder) is collections.OrderedDict  # of which torch 2.14 traces no copy.copy()
+    copied = collections.OrderedDict(holder) if is_ordered else copy.copy(holder)
     for key, item in items.items():
         copied[key] = item
     return copied

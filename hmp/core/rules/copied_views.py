@@ -245,7 +245,7 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
     return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_memory(result, each) for each in values)
 
 
-def refuse_writes(result: Any, op: str, copies: Sequence[Tensor], cast: Cast, kinds: Iterable[type[Tensor]] = ()) -> None:
+def refuse_writes(result: Any, op: str, copies: Sequence[Tensor], cast: Cast, kinds: AbstractSet[type[Tensor]] = frozenset()) -> None:
     """Make a CopiedView of each tensor in `result`, of the op `op`, that shares memory with one of its cast inputs `copies`.
 
     Raise TypeError where a tensor's class can have no such subclass, or one of `kinds`, of which torch may make the result afterwards.

@@ -150,7 +150,7 @@ class RuledOp:
             return result
         given = [old for _, old in copied]
         try:
-            refuse_writes(result, self.rule.op, copies, Cast(given), map(type, given))
+            refuse_writes(result, self.rule.op, copies, Cast(given), frozenset(map(type, given)))
         except TypeError:  # its class can have no subclass: it stays a view, which is not cast
             return self.op(*call[0], **call[1])
         return result
