@@ -265,7 +265,8 @@ def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...
 
 def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return the wrapper of an op that writes into its first input (R5), and that runs in float32 without a kernel for that (R11)."""
-    return RuledOp(op, rule, caster).wrapper()
+    ruled = RuledOp(op, rule, caster)
+    return ruled.wrapper() if ruled.kernels.may_lack or ruled.fills or rule.facts.users else _usual_wrapper(ruled)
 
 
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
