@@ -202,6 +202,7 @@ def test_r16_a_list_of_one_op_patches_what_it_can_need_and_removing_it_gives_eve
     assert model(torch.ones(1, 4)).dtype is torch.float32 and torch_differences() == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < (2, 8), reason="revert() calls no torch._dynamo.reset in torch 2.7: nothing is imported meanwhile")
 def test_r16_a_module_that_torch_imports_during_revert_changes_nothing():
     run_in_another_process(
