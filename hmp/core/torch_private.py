@@ -163,8 +163,8 @@ if not TYPE_CHECKING:
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
-# Wraps a generator function: each step of its generators runs in a context of its own, as under torch.no_grad().
-wrap_generator: Callable[[Callable[[], Any], Any], Callable[..., Any]] = _required("torch.utils._contextlib._wrap_generator")
+# Wraps a function in the contexts that its first argument makes; of a generator function each step, as under torch.no_grad().
+context_decorator: Callable[[Callable[[], Any], Any], Callable[..., Any]] = _required("torch.utils._contextlib.context_decorator")
 
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")

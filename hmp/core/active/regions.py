@@ -90,7 +90,8 @@ def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
-    wrapped = torch_private.wrap_generator(region._once, function)  # its code runs inside the block, and the code that consumes it outside
+    # its code runs inside the block, and the code that consumes it outside
+    wrapped = torch_private.context_decorator(region._once, function)
     is_awaitable = function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
     return types.coroutine(wrapped) if is_awaitable else wrapped
 
