@@ -86,7 +86,8 @@ class InitWithoutCasts:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         bound = self.function.__get__(instance, owner)
-        return loading.while_loading(bound) if instance is not None and loading.is_needed() else bound
+        is_call = isinstance(instance, torch.nn.Module)  # inspect.signature() of Python 3.14 binds it to the class
+        return loading.while_loading(bound) if is_call and loading.is_needed() else bound
 
 
 def _patch_construction(cls: type) -> None:
