@@ -300,6 +300,6 @@ def test_r18_no_copy_is_kept_beside_a_thread_that_may_be_in_a_write() -> None:
     with hmp.casts(LISTS), _threads_in([compute], []):
         busy.wait()
         try:
-            assert {_refused() for _ in range(20)} == {"other threads"}
+            assert all("other threads" in _refused() for _ in range(20))
         finally:
             stop.set()
