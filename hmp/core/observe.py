@@ -89,6 +89,7 @@ class Listener:
     unlisted = False  # whether it gets torch's functions that hmp does not decide
     inside = False  # whether it gets those that an op calls which hmp decides
     in_backward = False  # whether it gets torch's functions in the user's Python that backward calls
+    follows_tensors = False  # whether ATen's ops must tell it where each tensor's values come from
 
     def begin(self, call: Call) -> None:
         """Handle the call of an op that hmp decides; of the others listeners get the end alone."""
@@ -506,6 +507,11 @@ class _Aten(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.told: tuple[Listener, ...] = ()
+
+    @property
+    def allows_exchanged_memory(self) -> bool:
+        """Return True if hmp may make nodes for casts that are used again, as it does where nobody listens."""
+        return not any(each.follows_tensors for each in self.told)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the op's own result."""

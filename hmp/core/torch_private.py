@@ -308,6 +308,11 @@ def in_plain_autograd() -> bool:
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
 
 
+def may_exchange_memory() -> bool:
+    """Return True if a tensor may be given other memory: no dispatch mode is active but those of hmp's tools that allow it."""
+    return not dispatch_modes() or all(getattr(mode, "allows_exchanged_memory", False) for mode in dispatch_mode_stack())
+
+
 def in_no_transform() -> bool:
     """Return True if this thread is in no function transform and no forward-mode differentiation."""
     return functorch_level() is None and _forward_ad._current_level < 0

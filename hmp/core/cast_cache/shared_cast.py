@@ -11,8 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..casting import Tensor
 from ..torch_private import copy_on_write as _copy_on_write
-from ..torch_private import dispatch_modes as _dispatch_modes
-from ..torch_private import in_plain_autograd
+from ..torch_private import in_plain_autograd, may_exchange_memory
 from ..torch_private import unsafe_view as _unsafe_view
 from . import mark_proof
 
@@ -59,8 +58,8 @@ def forget_hits() -> None:
 
 
 def can_make_nodes() -> bool:
-    """Return True if node_of() may be called here: outside of traces, dispatch modes and transforms."""
-    return not _compiling() and not _dispatch_modes() and in_plain_autograd()
+    """Return True if node_of() may be called here: outside of traces, transforms and others' dispatch modes."""
+    return not _compiling() and may_exchange_memory() and in_plain_autograd()
 
 
 def node_of(source: Tensor, copy: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from .op_rule import Op, OpRule
 
 _MOST_KERNELS = 4096
 # They move values or make none: what they get says nothing of the dtype that an op computes in.
-_MOVES = frozenset("_to_copy clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
+_MOVES = frozenset("_to_copy clone _lazy_clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
 _autocast_dtype = torch.get_autocast_dtype
 _compiling = torch.compiler.is_compiling
 

@@ -42,6 +42,8 @@ class Float32Reference(OpOwners):
     it is a part of.
     """
 
+    follows_tensors = True
+
     def __init__(self, seen: Seen, guarded: dict[int, list[Tensor]]) -> None:
         super().__init__()
         self._seen = seen
