@@ -188,8 +188,9 @@ holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use
 
 
 def _owners_of_one() -> int:
-    plain = torch.empty(1, device="cpu")
-    return owners_of_storage(memory_of(storage_of(plain)))
+    with _required("torch._C._DisableFuncTorch")():  # hmp may be used first inside torch.func.grad(), whose tensors have no storage
+        plain = torch.empty(1, device="cpu")
+        return owners_of_storage(memory_of(storage_of(plain)))
 
 
 # How many of a storage's owners aren't tensors, once it has a Python object.
@@ -236,8 +237,14 @@ def mkldnn_supports(name: str) -> bool | None:
 
     None: no oneDNN.
     """
-    ask = _mkldnn_flags[name]
-    return None if ask is None else bool(ask())
+    ask, trace = _mkldnn_flags[name], trace_here()
+    if ask is None:
+        return None
+    try:
+        set_trace(None)  # hmp may be used first inside torch.jit.trace(), which takes no op that returns a bool
+        return bool(ask())
+    finally:
+        set_trace(trace)
 
 
 def x86_multiplies_bfloat16() -> bool | None:

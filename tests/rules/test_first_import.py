@@ -10,9 +10,12 @@ _SCRIPT = """
 from low_kernels_kit import as_computed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-x, weight = torch.randn(8, 64), torch.nn.Parameter(torch.randn(64, 64))
-with {mode}:
+def convert(value):
     hmp.convert(policy="torch-cpu")
+    return value
+
+x, weight = torch.randn(8, 64), torch.nn.Parameter(torch.randn(64, 64))
+{first}
 with torch.no_grad():
     first = [F.linear(x, weight) for _ in range(3)][-1]
     assert hmp.cache_info().entries == 1
@@ -27,6 +30,14 @@ assert torch.equal(first, low(x, weight / 2)), "first"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["torch.inference_mode()", "FakeTensorMode()"])
-def test_the_first_convert_inside_a_mode_is_as_one_outside(mode: str) -> None:
-    run_in_another_process(_SCRIPT.format(mode=mode), path=str(ROOT / "tests" / "support"))
+@pytest.mark.parametrize(
+    "first",
+    [
+        "with torch.inference_mode(): convert(x)",
+        "with FakeTensorMode(): convert(x)",
+        "torch.func.grad(convert)(torch.ones(()))",
+        "torch.jit.trace(convert, x)",
+    ],
+)
+def test_the_first_convert_inside_a_mode_is_as_one_outside(first: str) -> None:
+    run_in_another_process(_SCRIPT.format(first=first), path=str(ROOT / "tests" / "support"))

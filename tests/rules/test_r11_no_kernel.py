@@ -134,6 +134,14 @@ def test_r11_a_matrix_without_a_kernel_says_nothing_of_vectors() -> None:
             assert torch.linalg.norm(matrix, 2).dtype is torch.float32
 
 
+def test_r11_a_forward_derivative_that_mixes_dtypes_says_nothing_of_calls_without_one() -> None:
+    """torch's formula of a mixed layer_norm has a float32 tangent beside a bfloat16 result, and that of linear refuses such a pair."""
+    x, norm, weight = low(), torch.ones(4), torch.eye(4)
+    with hmp.convert(policy="torch-cpu"):
+        torch.func.jvp(lambda x: F.linear(F.layer_norm(x, (4,), norm), weight), (x,), (x,))
+        assert F.linear(x, weight).dtype is torch.bfloat16
+
+
 def test_r11_is_logged_once_an_op_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hmp"), hmp.convert():
         for _ in range(3):

@@ -15,6 +15,7 @@ from ..formatting import dtype_name
 from ..log import log, should_log
 from ..patching import patches
 from ..torch_ops import op_facts, sites
+from ..torch_private import in_no_transform
 from . import jit_trace, refusals
 from .op_rule import OpRule
 
@@ -118,7 +119,8 @@ class Kernels:
 
         GIVEN_UP if `error` isn't the refusal of a dtype, or float32 raises as well.
 
-        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype again.
+        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype again. In
+        a function transform or forward-mode differentiation it may be the tangents that had two dtypes: nothing is remembered.
         Random ops and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have
         already run.
         """
@@ -134,13 +136,17 @@ class Kernels:
                 raise
             jit_trace.resume()
             return GIVEN_UP
+        if in_no_transform():
+            self._remember(_signature(tensors, dtype, args, kwargs))
+        self._note(tensors[0].device.type, dtype)
+        return result
+
+    def _remember(self, signature: Any) -> None:
         if not self.failed:
             patches.on_restore(self.failed.clear)  # a wrapper may be called again after revert() and convert()
         if len(self.failed) >= _MOST_FAILED:
             self.failed.clear()
-        self.failed[_signature(tensors, dtype, args, kwargs)] = None
-        self._note(tensors[0].device.type, dtype)
-        return result
+        self.failed[signature] = None
 
     def _note(self, device: str, dtype: torch.dtype) -> None:
         if _count(self._op) and should_log():
