@@ -34,6 +34,7 @@ WRONG = [
     ("run --device-map gpu=cpu x.py", "hmp run: device map 'gpu=cpu': only 'hpu' can be mapped, got 'gpu'"),
     ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),
     ("run --report none/a.html x.py", "hmp run: --report none/a.html: the folder does not exist"),
+    ("run --report folder.json x.py", "hmp run: --report folder.json: expected a file to write, got a folder"),
     ("run --capture none/a x.py", "hmp run: --capture: none/a: the folder none does not exist"),
     ("run --capture . x.py", "hmp run: --capture: .: expected a file to write, got a folder"),
     ("run --capture a --capture-calls 0 x.py", "hmp run: --capture-calls 0: "),
@@ -44,12 +45,14 @@ WRONG = [
     ("benchmark vector.py", "hmp benchmark: vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
     ("benchmark recipe.py --policies fp32", "hmp benchmark: unknown policy 'fp32'"),
     ("benchmark recipe.py --json no/out.json", "hmp benchmark: --json no/out.json: the folder does not exist"),
+    ("benchmark recipe.py --json folder.json", "hmp benchmark: --json folder.json: expected a file to write, got a folder"),
     ("benchmark recipe.py --device gpu", "hmp benchmark: invalid device='gpu': "),
     ("compare none.py --html a.html", "hmp compare: none.py: "),
     ("compare recipe.py --policy nope", "hmp compare: ... unknown policy 'nope'"),
     ("compare vector.py", "hmp compare: vector.py: loss(model, batch) returned a tensor of shape (4, 2); return a scalar tensor"),
     ("compare recipe.py --policy scoped", "hmp compare: scoped/bf16.txt:1: 'linear @ head' matches no module"),
     ("summary recipe.py --policy scoped", "hmp summary: scoped/bf16.txt:1: 'linear @ head' matches no module"),
+    ("compare recipe.py --html folder.json", "hmp compare: --html folder.json: expected a file to write, got a folder"),
     ("compare recipe.py --html none/c.html", "hmp compare: ... the folder does not exist"),
     ("diff habana", "usage: hmp diff"),
     ("diff trainer.capture server.capture --row-a 1", "hmp diff: ... --row-a and --row-b"),
@@ -87,6 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(f"{name}.py").write_text(text)
     hmp.Policy(bf16={"linear"}).save("mine")
     hmp.Policy(bf16={"linear @ head"}).save("scoped")
+    Path("folder.json").mkdir()
     layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
     for name, key in (("trainer", "dense"), ("server", "fc")):
         with hmp.capture(f"{name}.capture", model := torch.nn.ModuleDict({key: layer})):
@@ -108,3 +112,14 @@ def test_wrong_use_is_two_and_says_what_is_wrong(arguments: str, said: str, fold
     assert not hmp.is_converted()
     assert not hasattr(torch, "hpu")
     habana.uninstall()
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_the_script_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)  # root may write everywhere
+    assert main(["run", "--report", "a.json", "x.py"]) == 2
+    assert main(["summary", "recipe.py", "--json", "a.json"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert [line.partition(": it")[0] for line in printed.err.splitlines()] == ["hmp run: --report a.json", "hmp summary: --json a.json"]
