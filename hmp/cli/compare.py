@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ..tools.compare.compare import another, compare_under
     from ..tools.tune import recipe  # here, with what it imports: other subcommands do without
-    from ..tools.tune.recipe import LossAsModel
+    from ..tools.tune.recipe import LossAsModel, RecipeError
 
     check_page(options.html)
     torch.manual_seed(options.seed)
@@ -46,9 +46,11 @@ def run(options: argparse.Namespace) -> int:
     step = found.make_step()
     assert step.model is not None  # a recipe for compare has one
     try:
-        model = LossAsModel(step.model, found.loss)
+        model = LossAsModel(step.model, found)
         # scoped entries name the modules of the recipe's model; what the loss computes outside follows the others
         result = compare_under(model, (step.batches[0],), policy, against, lambda loss: loss, scopes=step.model)
+    except (hmp.OpListError, RecipeError):
+        raise  # wrong use
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1

@@ -34,9 +34,16 @@ def is_closed_pipe(error: BaseException) -> bool:
 
 
 def check_folder(file: str | Path | None, option: str) -> None:
-    """HmpError, which begins with `option`, where `file` has no folder to be written to: better now than when the work is done."""
-    if file is not None and file != "-" and not Path(file).absolute().parent.is_dir():
+    """HmpError, which begins with `option`, where `file` could not be written: better now than when the work is done."""
+    if file is None or file == "-":
+        return
+    path = Path(file).absolute()
+    if not path.parent.is_dir():
         raise hmp.HmpError(f"{option}{file}: the folder does not exist; create it first")
+    if path.is_dir():
+        raise hmp.HmpError(f"{option}{file}: expected a file to write, got a folder; give a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise hmp.HmpError(f"{option}{file}: it may not be written; give a file in a folder that can be written to")
 
 
 def lacking_for_a_page() -> str:
@@ -68,12 +75,12 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
     """Write `values` as --json asks for. Whether the text is left to print."""
     if file is None:
         return True
-    from ..core.formatting import json_text
+    from ..core.formatting import json_text, json_written
 
     if file == "-":
         print(json_text(values))
         return False
-    Path(file).write_text(json_text(values) + "\n", encoding="utf-8")
+    json_written(file, lambda: values)
     return True
 
 

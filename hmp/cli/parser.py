@@ -27,14 +27,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
 
 
-def positive(text: str) -> int:
-    """Return the number that an option takes, 1 or more."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
-    return number
-
-
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; what no command knows is the error of the command that was chosen."""
     options, unknown = parser.parse_known_args(argv)

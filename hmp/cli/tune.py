@@ -12,7 +12,7 @@ import hmp
 
 from ..errors import to_install
 from .output import check_page, lacking_for_a_page
-from .parser import Parser, positive
+from .parser import Parser
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 
@@ -40,7 +40,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "(default 0.01); or several bounds: loss=0.01,metric=0.005,gradient=0.99, where gradient is the smallest cosine similarity",
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="start no new trial after S seconds, such as 600")
-    parser.add_argument("--max-trials", type=positive, metavar="N", help="run at most N trials")
+    parser.add_argument("--max-trials", type=int, metavar="N", help="run at most N trials")
     parser.add_argument("--start", default="autocast", metavar="NAME", help="the preset or folder to start from (default autocast)")
     parser.add_argument(
         "--per-module",
@@ -63,7 +63,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "activations stored in 8 bits (bytes)",
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"
+        "--steps", type=int, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
     parser.add_argument(

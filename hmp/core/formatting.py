@@ -154,12 +154,16 @@ def json_text(values: Mapping[str, Any]) -> str:
 def written(path: str | Path, text: Callable[[], str]) -> Path:
     """Return the file `path`, into which the text that `text` makes was written.
 
-    HmpError where its folder is missing: before the text is made, for a page takes time.
+    HmpError where it cannot be; where its folder is missing, before the text is made, for a page takes time.
     """
     target = Path(path)
     if not target.absolute().parent.is_dir():
         raise HmpError(f"{target}: there is no folder {target.parent} to write it into; make the folder first")
-    target.write_text(text(), encoding="utf-8")
+    made = text()
+    try:
+        target.write_text(made, encoding="utf-8")
+    except OSError as error:
+        raise HmpError(f"{target}: cannot be written ({error.strerror or error}); give a file in a folder that can be written to") from None
     return target
 
 

@@ -168,10 +168,10 @@ class _Seen(SavedActivations):
         Of the nearest module that the model holds, None outside the model.
         """
         name = type(self._model).__name__
-        if place == name:
-            return ""
         known = set(self._paths.values())
         while place:
+            if place == name:
+                return ""
             if place in known:
                 return place
             place = place.rpartition(".")[0]

@@ -132,6 +132,8 @@ def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a
         for form in {"to_json", "to_html"} & {*dir(result)}:
             with pytest.raises(hmp.HmpError, match=f"there is no folder {folder} to write it into; make the folder first$"):
                 getattr(result, form)(folder / "file")
+            with pytest.raises(hmp.HmpError, match=f"^{tmp_path}: cannot be written .*; give a file in a folder that can be written to$"):
+                getattr(result, form)(tmp_path)
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ WRONG = [
     ("nonsense", "usage: hmp"),
     ("chek a.txt", "usage: hmp ... invalid choice: 'chek'"),
     ("lists habana", "usage: hmp"),
-    ("demo --epochs 0", "usage: hmp demo"),
+    ("demo --epochs 0", "hmp demo: --epochs 0: expected a number of epochs, 1 or more"),
+    ("demo --epochs all", "usage: hmp demo ... argument --epochs: invalid int value: 'all'"),
     ("explain mul --json", "usage: hmp explain ... expected one argument"),
     ("run", "usage: hmp run"),
     ("run --policy bert", "usage: hmp run"),
@@ -33,18 +34,25 @@ WRONG = [
     ("run --device-map gpu=cpu x.py", "hmp run: device map 'gpu=cpu': only 'hpu' can be mapped, got 'gpu'"),
     ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),
     ("run --report none/a.html x.py", "hmp run: --report none/a.html: the folder does not exist"),
+    ("run --report folder.json x.py", "hmp run: --report folder.json: expected a file to write, got a folder"),
     ("run --capture none/a x.py", "hmp run: --capture: none/a: the folder none does not exist"),
     ("run --capture . x.py", "hmp run: --capture: .: expected a file to write, got a folder"),
     ("run --capture a --capture-calls 0 x.py", "hmp run: --capture-calls 0: "),
-    ("benchmark recipe.py --seconds 0", "usage: hmp benchmark"),
+    ("benchmark recipe.py --seconds 0", "hmp benchmark: invalid seconds=0.0: expected a positive number"),
+    ("benchmark recipe.py --seconds soon", "usage: hmp benchmark ... argument --seconds: invalid float value: 'soon'"),
     ("benchmark no.py", "hmp benchmark: no.py: no such file"),
     ("benchmark none.py", "hmp benchmark: none.py: lacks loss(model, batch)"),
     ("benchmark vector.py", "hmp benchmark: vector.py: loss(model, batch) returned a tensor of shape (4, 2)"),
     ("benchmark recipe.py --policies fp32", "hmp benchmark: unknown policy 'fp32'"),
     ("benchmark recipe.py --json no/out.json", "hmp benchmark: --json no/out.json: the folder does not exist"),
+    ("benchmark recipe.py --json folder.json", "hmp benchmark: --json folder.json: expected a file to write, got a folder"),
     ("benchmark recipe.py --device gpu", "hmp benchmark: invalid device='gpu': "),
     ("compare none.py --html a.html", "hmp compare: none.py: "),
     ("compare recipe.py --policy nope", "hmp compare: ... unknown policy 'nope'"),
+    ("compare vector.py", "hmp compare: vector.py: loss(model, batch) returned a tensor of shape (4, 2); return a scalar tensor"),
+    ("compare recipe.py --policy scoped", "hmp compare: scoped/bf16.txt:1: 'linear @ head' matches no module"),
+    ("summary recipe.py --policy scoped", "hmp summary: scoped/bf16.txt:1: 'linear @ head' matches no module"),
+    ("compare recipe.py --html folder.json", "hmp compare: --html folder.json: expected a file to write, got a folder"),
     ("compare recipe.py --html none/c.html", "hmp compare: ... the folder does not exist"),
     ("diff habana", "usage: hmp diff"),
     ("diff trainer.capture server.capture --row-a 1", "hmp diff: ... --row-a and --row-b"),
@@ -63,7 +71,9 @@ WRONG = [
     ("tune recipe.py --out mine", "hmp tune: mine: has lists that hmp tune did not write"),
     ("tune recipe.py --tolerance much", "usage: hmp tune"),
     ("tune recipe.py --tolerance metric=0.1", "hmp tune: "),
-    ("tune recipe.py --steps 0", "usage: hmp tune"),
+    ("tune recipe.py --steps 0", "hmp tune: invalid steps=0: expected a number of training steps, 1 or more"),
+    ("tune recipe.py --max-trials 0", "hmp tune: invalid max_trials=0"),
+    ("tune recipe.py --max-trials all", "usage: hmp tune ... argument --max-trials: invalid int value: 'all'"),
     ("tune recipe.py --seconds 0", "hmp tune: "),
     ("tune recipe.py --start nope", "hmp tune: "),
 ]
@@ -79,6 +89,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {**recipes, "x": "print('ran')\n"}.items():
         Path(f"{name}.py").write_text(text)
     hmp.Policy(bf16={"linear"}).save("mine")
+    hmp.Policy(bf16={"linear @ head"}).save("scoped")
+    Path("folder.json").mkdir()
     layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
     for name, key in (("trainer", "dense"), ("server", "fc")):
         with hmp.capture(f"{name}.capture", model := torch.nn.ModuleDict({key: layer})):
@@ -100,3 +112,14 @@ def test_wrong_use_is_two_and_says_what_is_wrong(arguments: str, said: str, fold
     assert not hmp.is_converted()
     assert not hasattr(torch, "hpu")
     habana.uninstall()
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_the_script_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)  # root may write everywhere
+    assert main(["run", "--report", "a.json", "x.py"]) == 2
+    assert main(["summary", "recipe.py", "--json", "a.json"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert [line.partition(": it")[0] for line in printed.err.splitlines()] == ["hmp run: --report a.json", "hmp summary: --json a.json"]

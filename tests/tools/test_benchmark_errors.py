@@ -143,6 +143,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"step": 3}, "int"),
     ({"step": lambda batch: batch}, "'batch'"),
     ({"policies": "habana"}, "policies=['float32', 'habana']"),
+    ({"policies": 3}, "policies= expected a list, got 3"),
     ({"policies": []}, "policies= is empty"),
     ({"policies": ["habana", "float32", "habana"]}, "'habana' twice"),
     ({"policies": ["fp32"]}, "unknown policy 'fp32'"),

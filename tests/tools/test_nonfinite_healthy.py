@@ -232,6 +232,6 @@ def test_infs_that_are_meant_are_ignored_and_no_others(ignore: Any) -> None:
     assert beside.value.finding.op == "exp"
     with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite(ignore=["sqrt"]):
         torch.sqrt(-torch.ones(2))  # NaN
-    for wrong in ("*.mask", [3]):
+    for wrong in ("*.mask", [3], 3):
         with pytest.raises(hmp.HmpError, match=r"^ignore="):
             hmp.detect_nonfinite(ignore=wrong)

@@ -91,7 +91,14 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
             by_hand().table(*wrong)
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"hmp_report": 99, "rows": []}', '{"hmp_report": 1}', '{"hmp_report": 1, "rows": {}}'])
+ROW = '{"op": "linear", "rule": "bf16"}'
+NO_REPORTS = [
+    "{", "[]", '{"hmp_report": 99, "rows": []}', '{"hmp_report": 1}', '{"hmp_report": 1, "rows": {}}', '{"hmp_report": 1, "rows": [{}]}',
+    '{"hmp_report": 1, "rows": [3]}', f'{{"hmp_report": 1, "rows": [{ROW}], "models": 3}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [None, *NO_REPORTS])
 def test_what_is_no_report_is_refused_by_its_name(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "r.json"
     if text is not None:

@@ -76,6 +76,39 @@ def test_layers_are_those_that_hooks_of_plain_torch_see_under_autocast(net: Net)
     assert found.saved_bytes == sum(plain.saved.values()) > 0
 
 
+class WithLoss(nn.Module):
+    """Returns a loss, as classifiers of transformers do: by a module that is made for the call and belongs to no module of the tree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 500)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.CrossEntropyLoss()(self.head(x), torch.zeros(len(x), dtype=torch.int64))
+
+
+def test_what_a_module_made_for_the_call_does_counts_for_the_module_that_called_it() -> None:
+    model, x = WithLoss(), torch.randn(8, 16)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    held: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        head = model.head(x)
+        own = sum(kept.values())
+        nn.CrossEntropyLoss()(head, torch.zeros(8, dtype=torch.int64))
+    assert sum(kept.values()) - own > 8 * 500 * 4  # the log-probabilities
+    found = hmp.summary(model, x, hmp.Policy("none"))
+    assert found[""].computes == ("float32",)
+    assert (found["head"].saved_bytes, found.saved_bytes) == (own, sum(kept.values()))
+
+
 def test_a_policy_changes_what_layers_compute_in(net: Net) -> None:
     base = hmp.Policy(bf16={"linear"}, fp32={"softmax", "layer_norm"})
     found = hmp.summary(net, X, base)

@@ -218,7 +218,7 @@ def test_verify_raises_with_the_table_and_names_lines_without_a_call():
 def test_verify_refuses_what_shows_nothing_and_leaves_nothing_where_it_fails():
     with pytest.raises(hmp.HmpError, match="nothing was verified"):
         hmp.verify(Head(), torch.randn(2, 3))
-    for wrong in ("island", ["nonsense"]):
+    for wrong in ("island", ["nonsense"], 3):
         with pytest.raises(hmp.HmpError, match="'region', 'island'"):
             hmp.verify(Head(), X, LISTS, allow=wrong)
     with pytest.raises(ZeroDivisionError):

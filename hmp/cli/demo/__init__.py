@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...errors import to_install
+from ...errors import HmpError, to_install
 from ...tools.extras import lacking
-from ..parser import Parser, positive
+from ..parser import Parser
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -20,13 +20,15 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "and under hmp. Then trains the network in float32 and under hmp. Fails if an op did not run in the dtype that its list names, or "
         "if hmp's accuracy differs from float32's by more than one percentage point.",
     )
-    parser.add_argument("--epochs", type=positive, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
+    parser.add_argument("--epochs", type=int, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
     parser.add_argument("--ops", action="store_true", help="also print a report of one training step: each op, its list and its dtypes")
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing or too old."""
+    if options.epochs is not None and options.epochs < 1:
+        raise HmpError(f"--epochs {options.epochs}: expected a number of epochs, 1 or more")
     if lacks := lacking("demo"):
         print(f"hmp demo needs {lacks}: {to_install('demo')}", file=sys.stderr)
         return 2

@@ -63,7 +63,7 @@ def detect_nonfinite(
     """
     if on_find not in ("raise", "log"):
         raise HmpError(f'on_find= expected "raise" (stop at the first finding) or "log" (log each and continue), got {on_find!r}')
-    if isinstance(ignore, str) or not all(isinstance(each, str) for each in ignore):
+    if isinstance(ignore, str) or not isinstance(ignore, Collection) or not all(isinstance(each, str) for each in ignore):
         raise HmpError(f'ignore= expected a list of op names and globs over module paths, such as ["*.mask", "exp"], got {ignore!r}')
     return _region(on_find, _meant(ignore))
 

@@ -391,7 +391,10 @@ class Report(Result):
             raise HmpError("expected a report with rows, got one without; pass all that Report.to_dict() returned")
         kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
         # which reports of older releases have not all of
-        found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
+        try:
+            found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
+        except (TypeError, ValueError) as error:  # edited by hand, or cut
+            raise HmpError(f"expected what Report.to_dict() returned, got something else ({error}); record it again") from None
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
         return cls(**about | found)
 

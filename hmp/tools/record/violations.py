@@ -39,7 +39,7 @@ class OverrideKind(Word):
 def check_allowed(allow: Collection[str]) -> None:
     """Raise HmpError unless `allow` is a list of kinds of violations."""
     known = [each.value for each in OverrideKind]
-    if isinstance(allow, str) or any(kind not in known for kind in allow):
+    if isinstance(allow, str) or not isinstance(allow, Collection) or any(kind not in known for kind in allow):
         raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, known))}")
 
 

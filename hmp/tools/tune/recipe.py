@@ -111,17 +111,19 @@ class RecipeStep:
 class LossAsModel(torch.nn.Module):
     """A recipe's loss as a module: the model is called by the recipe."""
 
-    def __init__(self, model: torch.nn.Module, loss: Any) -> None:
+    def __init__(self, model: torch.nn.Module, recipe: TaskRecipe) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
+        self._recipe = recipe
 
     def _get_name(self) -> str:
         return str(self.model._get_name())  # what pages call it
 
     def forward(self, batch: Any) -> Any:
         """Return the loss of the batch."""
-        return self._loss(self.model, batch)
+        of = self._recipe.loss
+        assert of is not None
+        return scalar(of(self.model, batch), self._recipe._error)
 
 
 def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
