@@ -116,9 +116,11 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
         dtype = choose([x, *affine.values(), *stats.values()])
         dtypes = {t.dtype for t in (*affine.values(), *stats.values())}
-        if dtypes <= {dtype} and x.dtype is dtype:
-            return op(*args, **kwargs)
         out = values.pop("out", None)
+        if out is not None and torch.is_grad_enabled() and any(t.requires_grad for t in casting.each_tensor((args, kwargs))):
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        if dtypes <= {dtype} and x.dtype is dtype and (out is None or not rule.kind.is_list):
+            return op(*args, **kwargs)
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
