@@ -219,3 +219,19 @@ def test_a_sparse_weight_is_cast_at_each_use(trains):
                 got = torch.mm(parameter, X.t())
                 torch.testing.assert_close(got.detach().float(), dense @ X.t(), rtol=0.02, atol=0.02, check_dtype=False)
         assert hmp.cache_info().entries == 0
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_nested_tensor_is_cast_at_each_use(trains):
+    """It has no shape by which a copy would be found again. Without a gradient, activations are kept from 1 MiB on."""
+    parts, w = [torch.full((rows, 256), 1.0 / rows) for rows in (400, 700)], torch.eye(8, 256)
+    nested = torch.nested.nested_tensor(parts, requires_grad=trains)
+    with caches(True), torch.set_grad_enabled(trains):
+        found = [torch.nn.functional.linear(nested, w) for _ in range(3)]
+        if trains:
+            found[0].to_padded_tensor(0.0).float().sum().backward()
+            assert nested.grad.dtype is torch.float32
+    for result in found:
+        for got, part in zip(result.unbind(), parts, strict=True):
+            assert torch.equal(got, (part.to(LOW).float() @ w.t()).to(LOW))

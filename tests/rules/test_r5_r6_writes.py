@@ -199,3 +199,20 @@ def test_r6_an_unlisted_op_takes_an_out_of_one_of_its_inputs_dtypes() -> None:
         assert_identical(torch.mm(a, b, out=torch.empty(0)), (a @ b.to(BF16)).float(), "out")
         with pytest.raises(RuntimeError, match="dtype"):
             torch.mm(b.t(), a.t().float(), out=torch.empty(0, dtype=BF16))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp32", "promote"])
+@pytest.mark.parametrize("given", [F32, BF16])
+def test_r6_a_listed_norm_takes_outs_of_any_dtypes(kind: str, given: torch.dtype) -> None:
+    x, w, b = torch.randn(4, 3, 5).to(given), torch.rand(3), torch.rand(3)
+    want = torch.native_batch_norm(x.to(BF16 if kind == "bf16" else F32), w, b, torch.zeros(3), torch.ones(3), True, 0.1, 1e-5)
+    with hmp.casts(hmp.Policy("a norm", **{kind: {"native_batch_norm"}})):
+        for dtypes in ((F32, F32, F32), (BF16, F32, F32), (F32, BF16, BF16), (F16, F16, F16)):
+            mean, var = torch.zeros(3), torch.ones(3)
+            outs = tuple(torch.empty(0, dtype=dtype) for dtype in dtypes)
+            torch.native_batch_norm(x, w, b, mean, var, True, 0.1, 1e-5, out=outs)
+            for out, value, dtype in zip(outs, want, dtypes, strict=True):
+                assert_identical(out, value.to(dtype), "out")
+            assert mean.any() and var.dtype is F32
+        with pytest.raises(RuntimeError, match="support automatic differentiation"):
+            torch.native_batch_norm(x, w.requires_grad_(), b, mean, var, True, 0.1, 1e-5, out=outs)

@@ -118,6 +118,11 @@ def test_r9_sums_of_rows_are_of_cast_rows_but_where_the_gradient_is_sparse(mode)
         gradient = table.weight.grad
         assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
         torch.testing.assert_close(gradient.to_dense()[:, 0], torch.tensor([1.0, 2, 2, 1, 2]) / (4 if mode == "mean" else 1))
+        flat, offsets = rows.flatten(), torch.tensor([0, 4])
+        with hmp.casts(policy(bf16=["embedding_bag"])):
+            found = torch.embedding_bag(table.weight, flat, offsets, mode=int(mode == "mean"), sparse=sparse)
+        same(found[0], summed.to(LOW))
+        assert [part.dtype for part in found[1:]] == [torch.int64] * 3
 
 
 def test_r9_what_is_assigned_to_data_and_grad_takes_their_dtype():
@@ -227,6 +232,23 @@ def test_r9_a_cast_view_keeps_nothing_alive():
         gc.collect(0)
         assert alive() is None
     assert product.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_r9_a_norm_of_nested_tensors_has_no_mixed_kernel(layout):
+    """So weight and bias are cast with the input; where it is unlisted, they become the input's dtype (R7)."""
+    w, b, parts = torch.rand(8), torch.rand(8), [torch.randn(3, 8), torch.randn(5, 8)]
+    expected = [F.layer_norm(part.to(LOW), (8,), w.to(LOW), b.to(LOW)) for part in parts]
+    for lists, given in ((policy(bf16=["layer_norm"]), torch.float32), (policy(), LOW)):
+        nested = torch.nested.nested_tensor([part.to(given) for part in parts], layout=layout, requires_grad=True)
+        weight = w.clone().requires_grad_()
+        with hmp.casts(lists):
+            found = F.layer_norm(nested, (8,), weight, b)
+        for one, other in zip(found.unbind(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=2**-7, atol=2**-7)
+        sum(one.float().sum() for one in found.unbind()).backward()
+        assert nested.grad.dtype is given and weight.grad.dtype is torch.float32
 
 
 UNDER_VMAP = {

@@ -71,7 +71,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return cast(tensor, dtype)
     grad = _grad_enabled()
     least = shared_cast.least if grad and tensor.requires_grad else shared_cast.WORTH_KEEPING
-    if tensor.layout is not torch.strided or tensor.nbytes < least:
+    if tensor.layout is not torch.strided or tensor.nbytes < least or tensor.is_nested:  # a nested tensor has no shape
         return cast(tensor, dtype)
     inference = tensor.is_inference()
     if grad and inference:

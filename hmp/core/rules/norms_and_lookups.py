@@ -64,9 +64,9 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
                 tensors.append(other)
             if args[bias_at] is None or args[weight_at] is not None:
                 dtype = x.dtype if is_unlisted else choose(tensors)
-                if dtype is x.dtype and (given is dtype or (x.is_cpu and not is_functorchs(x))):
+                if dtype is x.dtype and (given is dtype or (x.is_cpu and not is_functorchs(x) and not x.is_nested)):
                     return op(*args)
-                if given is torch.float32 and (dtype is given or x.device.type not in op_facts.MIXED_NORM_KERNELS):
+                if given is torch.float32 and (dtype is given or (x.device.type not in op_facts.MIXED_NORM_KERNELS and not x.is_nested)):
                     return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(*args, **kwargs)
 
@@ -116,13 +116,15 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
         dtype = choose([x, *affine.values(), *stats.values()])
         dtypes = {t.dtype for t in (*affine.values(), *stats.values())}
-        if dtypes <= {dtype} and x.dtype is dtype:
-            return op(*args, **kwargs)
         out = values.pop("out", None)
+        if out is not None and torch.is_grad_enabled() and any(t.requires_grad for t in casting.each_tensor((args, kwargs))):
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        if dtypes <= {dtype} and x.dtype is dtype and (out is None or not rule.kind.is_list):
+            return op(*args, **kwargs)
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
-            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
+            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not x.is_nested
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: caster(t, wanted) for n, t in stats.items()}
@@ -193,7 +195,7 @@ def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
             if castable(scale):
                 values["per_sample_weights"] = caster(scale, weight.dtype)
             result = _call_with(op, order, args, kwargs, values)
-            return caster(result, dtype) if castable(result) else result
+            return casting.cast_within(result, dtype, caster)  # torch.embedding_bag returns indices, too
         if values.get("max_norm") is not None:
             indices = values["input"] if "input" in values and values["input"] is not weight else values["indices"]
             with torch.no_grad():
