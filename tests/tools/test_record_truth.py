@@ -60,6 +60,25 @@ INSIDE = {
 
 
 @pytest.mark.native_kernels
+@pytest.mark.parametrize("watch", [hmp.record, hmp.detect_nonfinite])
+def test_gradients_of_a_recurrent_layer_are_those_of_an_unwatched_run(watch: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.LSTM(8, 16, num_layers=2, bidirectional=True), torch.randn(9, 4, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with hmp.casts("torch-cpu"):
+            loss = model(x)[0].float().square().sum()
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    unwatched = gradients()
+    with watch():
+        watched = gradients()
+    assert len(watched) == 16 and all(map(torch.equal, watched, unwatched))
+
+
+@pytest.mark.native_kernels
 @pytest.mark.parametrize("op", INSIDE)
 def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
     if op == "lstm":
