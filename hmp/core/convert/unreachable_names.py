@@ -47,8 +47,8 @@ def unreachable() -> list[Unreachable]:
     """Find references to torch's original functions that were taken before the conversion: calls through them are not cast.
 
     They are in tuples, sets, keys of dicts, default arguments, closures, and attributes of objects other than nn.Module. Local variables of
-    running functions, references in C code and torch's own are not found. The search looks at every object, which takes a few tenths of a
-    second.
+    running functions, references in C code and torch's own are not found. The search looks at every object: a few tenths of a second, up to
+    seconds in a large program.
 
     Returns:
         The references, sorted by module and line; [] while torch is not patched.
