@@ -89,7 +89,7 @@ class Listener:
     unlisted = False  # whether it gets torch's functions that hmp does not decide
     inside = False  # whether it gets those that an op calls which hmp decides
     in_backward = False  # whether it gets torch's functions in the user's Python that backward calls
-    follows_tensors = False  # whether ATen's ops must tell it where each tensor's values come from
+    follows_tensors = False  # whether it needs each op of ATen by which a tensor gets its values
 
     def begin(self, call: Call) -> None:
         """Handle the call of an op that hmp decides; of the others listeners get the end alone."""
