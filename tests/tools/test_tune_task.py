@@ -12,7 +12,7 @@ from torch import nn
 
 import hmp
 from compile_kit import BRIDGED
-from torch_has import SAVED_TENSORS
+from torch_has import SAVED_TENSORS_HOOKS
 from tune_kit import perceptron, sgd, squared, trained
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
@@ -253,7 +253,7 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> N
 
     arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "max_trials": 2, "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
-    if SAVED_TENSORS:
+    if SAVED_TENSORS_HOOKS:
         assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
         return
     with pytest.raises(hmp.HmpError, match="a step saves nothing for backward, or torch does not report it"):

@@ -39,7 +39,7 @@ FAKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-OLD_KERNELS = pytest.mark.skipif(torch.__version__ < (2, 9), reason="a kernel of this torch refuses gradients in low-precision dtypes")
+OLD_KERNELS = pytest.mark.skipif(torch.__version__ < (2, 10), reason="a kernel of this torch refuses gradients in low-precision dtypes")
 
 
 @pytest.mark.parametrize(
