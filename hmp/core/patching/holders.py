@@ -76,18 +76,19 @@ TUPLE, METHOD, VIEW = _unwritten(list), _unwritten(lambda h: [h.__func__]), _unw
 OBJECT = HolderKind(
     lambda h: list(getattr(h, "__dict__", {}).items()), lambda h, name, value: vars(h).update({name: value}), _in_object
 )  # fmt: skip
-# The first row that fits is an object's kind. Asked of type(object), and by `is` and issubclass(), which call nothing of a user's class.
-_THE_CLASS_ALONE = ((types.FunctionType, FUNCTION), (types.CellType, CELL), (functools.partial, PARTIAL))
+# The kinds of these classes and of their subclasses: the first row that fits, asked by issubclass(), which calls nothing of a user's class.
 _SUBCLASSES_TOO: tuple[tuple[type, HolderKind], ...] = (
     (dict, DICT), (list, LIST), (set, SET), (tuple, TUPLE), (frozenset, TUPLE), (type, CLASS),
     (staticmethod, METHOD), (classmethod, METHOD), (collections.deque, LIST), (types.MappingProxyType, VIEW),
 )  # fmt: skip
+# And of these classes themselves, which are nearly all.
+_BY_CLASS = {**dict(_SUBCLASSES_TOO), types.FunctionType: FUNCTION, types.CellType: CELL, functools.partial: PARTIAL}
 
 
 def kind_of(holder: Any) -> HolderKind:
     """Return the kind of any object; one that has no places of its own has its attributes."""
     cls = type(holder)
-    found = next((kind for each, kind in _THE_CLASS_ALONE if cls is each), None)
+    found = _BY_CLASS.get(cls) if type(cls) is type else None  # a metaclass of the user's may have its own hash
     return found or next((kind for base, kind in _SUBCLASSES_TOO if issubclass(cls, base)), OBJECT)
 
 

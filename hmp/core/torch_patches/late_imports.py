@@ -96,6 +96,10 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
                 references.follow_in(modules)
 
 
+# What holds no function and is none: most of what is in a module.
+_ATOMS = frozenset({str, int, float, bool, bytes, type(None), types.ModuleType, types.BuiltinFunctionType, types.CodeType})
+
+
 def _put_back(modules: list[types.ModuleType], own: Callable[[Any], Any]) -> None:
     """Replace PatchedOps by torch's own functions in all objects that are reached from the globals of these modules.
 
@@ -112,8 +116,8 @@ def _put_back(modules: list[types.ModuleType], own: Callable[[Any], Any]) -> Non
         kind = holders.kind_of(holder)
         from_module = holder if kind in (holders.FUNCTION, holders.CLASS) else type(holder) if kind is holders.OBJECT else None
         if from_module is None or from_module.__module__ in names:
-            holders.replace(holder, lambda value: _unpatched(value, own))
-            todo += holders.inside(holder)
+            holders.replace(holder, lambda value: value if type(value) in _ATOMS else _unpatched(value, own))
+            todo += [each for each in holders.inside(holder) if type(each) not in _ATOMS]
 
 
 def _unpatched(value: Any, own: Callable[[Any], Any]) -> Any:
