@@ -46,6 +46,7 @@ def expanded(x: Tensor) -> Any:
 LEFT: list[tuple[Callable[[Tensor], Any], int, int]] = [
     (lambda x: three_products(x + 1), FLOATS, ROWS),  # once, not three times
     (chunks, FLOATS, 4 * ROWS),  # four views of one memory, and of the mul nothing: a number is no tensor
+    (lambda x: F.gelu(input=x + 1), FLOATS, ROWS),
     (one_row_of_many, 8 * 10 * WIDTH, 8 * 10),  # the view alone, not its base
     (held, 0, 0),  # the caller has it
     (lambda x: F.gelu((x + 1).t()), FLOATS, 2 * WIDTH),  # its own rows, which are of 256

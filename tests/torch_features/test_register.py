@@ -61,6 +61,12 @@ def test_register_decorated_functions_look_like_themselves():
     assert list(inspect.signature(fused_low).parameters) == ["q", "k", "mask", "parts"]
 
 
+@pytest.mark.parametrize("given", [torch.nn.Linear, 3], ids=["a class", "a number"])
+def test_register_decorates_functions_alone(given):
+    with pytest.raises(hmp.HmpError, match="@hmp.bf16_function expected a function, got"):
+        hmp.bf16_function(given)
+
+
 def test_register_gradients_arrive_in_the_inputs_dtype():
     @hmp.bf16_function
     def product(a, b):

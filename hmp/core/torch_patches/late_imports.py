@@ -96,7 +96,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
                 references.follow_in(modules)
 
 
-# What holds no function and is none: most of what is in a module.
+# Classes of objects that hold no function: most of what is in a module.
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None), types.ModuleType, types.BuiltinFunctionType, types.CodeType})
 
 
