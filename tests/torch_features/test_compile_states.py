@@ -84,6 +84,36 @@ def test_code_behind_a_graph_break_sees_no_mode_of_hmps():
     assert found.dtype is BF16 and seen == []
 
 
+@BRIDGED
+def test_compiled_code_that_backward_calls_has_no_lists_and_mixtures_that_torch_refuses_are_cast():
+    weight = torch.randn(3, 3)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def in_backward(gradient):
+        return torch.mm(gradient.bfloat16(), weight), torch.mm(gradient, weight)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            mixed, wide = in_backward(gradient)
+            found.extend(dtypes((mixed, wide)))
+            return mixed + wide
+
+    found: list[torch.dtype] = []
+    x = torch.randn(3, 3, requires_grad=True)
+    wanted = torch.mm(torch.ones(3, 3).bfloat16(), weight.bfloat16()) + torch.mm(torch.ones(3, 3), weight)
+    hmp.convert(policy=hmp.Policy("of a test", bf16={"mm"}))
+    Doubled.apply(x).sum().backward()
+    hmp.revert()
+    assert found[1] is F32, "mm is on a list, which user Python in backward has none of"
+    assert x.grad is not None and x.grad.dtype is F32
+    torch.testing.assert_close(x.grad, wanted, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.slow
 def test_eager_code_of_other_threads_is_cast_while_one_compiles():
     hmp.convert(policy=LOW)
