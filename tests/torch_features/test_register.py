@@ -63,7 +63,7 @@ def test_register_decorated_functions_look_like_themselves():
 
 @pytest.mark.parametrize("given", [torch.nn.Linear, 3], ids=["a class", "a number"])
 def test_register_decorates_functions_alone(given):
-    with pytest.raises(hmp.HmpError, match="@hmp.bf16_function expected a function, got"):
+    with pytest.raises(hmp.HmpError, match=r"@hmp\.bf16_function expected a function, got"):
         hmp.bf16_function(given)
 
 
