@@ -300,21 +300,20 @@ def _is_wrapper(module: torch.nn.Module) -> bool:
     return _library(module) in _LIBRARIES and not isinstance(module, _CONTAINERS)
 
 
-def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
-    """Return the path in `model` of the module inside the wrappers around it, and that module; "" and `model` without a wrapper.
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside the wrappers around `model`, which is `model` without a wrapper.
 
     A wrapper's `forward` is a library's, and it has neither parameters of its own nor children besides what it wraps.
     """
-    chain = [("", model)]
-    while (found := _inner(chain[-1][1])) is not None and all(found[1] is not module for _, module in chain):
+    chain = [model]
+    while (found := _inner(chain[-1])) is not None and all(found is not module for module in chain):
         chain.append(found)
-    inside = {id(module) for _, module in chain}
-    stops = (i for i, (_, each) in enumerate(chain[:-1]) if each._parameters or any(id(c) not in inside for c in each.children()))
-    chain = chain[: next(stops, len(chain)) + 1]
-    return ".".join(name for name, _ in chain[1:]), chain[-1][1]
+    inside = set(map(id, chain))
+    stops = (each for each in chain[:-1] if each._parameters or any(id(c) not in inside for c in each.children()))
+    return next(stops, chain[-1])
 
 
-def _inner(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
+def _inner(module: torch.nn.Module) -> torch.nn.Module | None:
     if not _is_wrapper(module):
         return None
-    return next(((name, inner) for name in _WRAPPED_NAMES if (inner := module._modules.get(name)) is not None), None)
+    return next((inner for name in _WRAPPED_NAMES if (inner := module._modules.get(name)) is not None), None)

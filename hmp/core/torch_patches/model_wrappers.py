@@ -59,7 +59,7 @@ def is_inside_another(module: torch.nn.Module, frame: types.FrameType) -> bool:
 
 def is_of_wrapper(steps: Iterable[Step]) -> bool:
     """Return True if the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
-    return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))
+    return any(unwrapped(module) is not module for module in itertools.islice(running(steps), 1))
 
 
 def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
@@ -70,7 +70,7 @@ def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
     passed: list[types.CodeType] = []
     for step in steps:
         if _runs(step.code, module_calls.CALL) and module_calls.applied(module := step.local("self")):
-            return not _is_own(region, unwrapped(module)[1], passed)
+            return not _is_own(region, unwrapped(module), passed)
         passed.append(step.code)
     return False
 

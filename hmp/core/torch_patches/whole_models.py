@@ -83,7 +83,7 @@ def _say(model: torch.nn.Module, place: str, name: str) -> None:
         log.warning(
             "%s runs inside torch.autocast(enabled=False), opened at %s, which switches hmp's casts off: nothing that policy %r lists is "
             "cast there. Remove that context, or enter hmp.casts() inside it",
-            type(unwrapped(model)[1]).__name__,
+            type(unwrapped(model)).__name__,
             place,
             name,
         )

@@ -75,7 +75,7 @@ class AppliedParts:
 
 def outside_of(model: torch.nn.Module) -> Overrider:
     """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
-    model = unwrapped(model)[1]
+    model = unwrapped(model)
     steps = model_wrappers.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
     return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, called directly instead of through the model")
