@@ -153,7 +153,7 @@ def in_each_way(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=settings.default.max_examples + 2)
 @in_each_way
 @example(TWICE, "plain", False, None, "")
 @example(TWICE, "retain_graph", False, 0, "float32")
