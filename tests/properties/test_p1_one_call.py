@@ -165,6 +165,11 @@ KNOWN: tuple[Callable[[Case], bool], ...] = (
 LEFT_OUT = sweep_exceptions.NOT_ON_CPU | sweep_exceptions.OUT_OF_REACH
 
 
+@pytest.fixture(scope="module", autouse=True)
+def table_of_ops() -> None:
+    op_db()  # torch's takes seconds to import, which is no test's time
+
+
 @st.composite
 def op_names(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([title(info) for info in op_db() if info.name not in LEFT_OUT]))
@@ -177,7 +182,7 @@ def policy_of(names: set[str], rule: str, low: torch.dtype) -> tuple[hmp.Policy,
 
 @settings(max_examples=max(3, settings.default.max_examples // 2))
 @given(
-    chosen=st.lists(st.tuples(op_names(), st.integers(0, 10**6)), min_size=8, max_size=20),
+    chosen=st.lists(st.tuples(op_names(), st.integers(0, 10**6)), min_size=12, max_size=24),
     rule=st.sampled_from(sorted(RULES)),
     low=st.sampled_from([BF16, BF16, F16]),
     context=st.sampled_from([*ON, *ON, *OFF]),
