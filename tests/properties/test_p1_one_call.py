@@ -182,7 +182,7 @@ def policy_of(names: set[str], rule: str, low: torch.dtype) -> tuple[hmp.Policy,
 
 @settings(max_examples=max(3, settings.default.max_examples // 2))
 @given(
-    chosen=st.lists(st.tuples(op_names(), st.integers(0, 10**6)), min_size=12, max_size=24),
+    chosen=st.lists(st.tuples(op_names(), st.integers(0, 10**6)), min_size=6, max_size=14),
     rule=st.sampled_from(sorted(RULES)),
     low=st.sampled_from([BF16, BF16, F16]),
     context=st.sampled_from([*ON, *ON, *OFF]),
