@@ -72,6 +72,15 @@ def test_r5_a_leaf_that_needs_a_gradient_gets_torchs_own_error() -> None:
             op(torch.ones(3, requires_grad=True))
 
 
+@pytest.mark.parametrize("listed", [set(), {"mm"}], ids=["unlisted", "listed"])
+def test_r5_a_product_into_its_first_input_has_that_inputs_dtype(listed: set[str]) -> None:
+    x, y = torch.randn(3, 3), torch.randn(3, 3).bfloat16()
+    wanted = torch.mm(x, y.float())
+    with hmp.casts(hmp.Policy("of a test", bf16=listed)):
+        assert torch.mm(x, y, out=x) is x
+    assert torch.equal(x, wanted)
+
+
 def test_r5_a_product_in_place_is_rounded_once() -> None:
     """Casting y first would round twice."""
     x, y = torch.rand(1000).to(BF16) + 1, torch.rand(1000) + 1
