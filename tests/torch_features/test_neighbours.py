@@ -129,6 +129,18 @@ def low_addmm() -> torch.Tensor:
     return torch.addmm(LINEAR.bias.to(LOW), A.to(LOW), LINEAR.weight.to(LOW).t())
 
 
+def test_an_op_that_others_put_back_in_its_place_is_cast_from_the_next_policy_on(unpatched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (torch.mm,)  # a tuple is not followed
+    monkeypatch.setattr(torch, "mm", torch.mm)  # put back in the end
+    hmp.convert(policy=policy(bf16=["mm"]))
+    torch.mm = own[0]
+    assert torch.mm(A, B).dtype is WIDE
+    hmp.convert(policy=policy(bf16=["mm", "bmm"]))
+    assert torch.mm(A, B).dtype is LOW
+    hmp.revert()
+    assert torch.mm is own[0]
+
+
 @pytest.mark.native_kernels
 @pytest.mark.filterwarnings("ignore:.* was patched by another library")
 @pytest.mark.parametrize("enter", ["convert", "apply", "another policy"])
