@@ -116,7 +116,7 @@ def _put_back(modules: list[types.ModuleType], own: Callable[[Any], Any]) -> Non
         kind = holders.kind_of(holder)
         from_module = holder if kind in (holders.FUNCTION, holders.CLASS) else type(holder) if kind is holders.OBJECT else None
         if from_module is None or from_module.__module__ in names:
-            holders.replace(holder, lambda value: value if type(value) in _ATOMS else _unpatched(value, own))
+            holders.replace(holder, lambda value: _unpatched(value, own))
             todo += [each for each in holders.inside(holder) if type(each) not in _ATOMS]
 
 
@@ -126,6 +126,8 @@ def _unpatched(value: Any, own: Callable[[Any], Any]) -> Any:
     A new tuple, frozenset or static method for one with a PatchedOp in it; any other value itself.
     """
     kind: Any = type(value)
+    if kind in _ATOMS:
+        return value
     if kind is staticmethod:
         function = own(value.__func__)
         return value if function is value.__func__ else staticmethod(function)

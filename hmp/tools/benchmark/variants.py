@@ -41,8 +41,8 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device, mode
 
     `model` is the one whose modules scoped entries name.
     """
-    if isinstance(policies, (str, os.PathLike, Policy)) or not isinstance(policies, Iterable):
-        such = "torch.autocast" if not isinstance(policies, (str, os.PathLike, Policy)) else str(_name(policies))
+    if isinstance(policies, str) or not isinstance(policies, Iterable):
+        such = str(_name(policies)) if isinstance(policies, (str, os.PathLike, Policy)) else AUTOCAST
         raise HmpError(f"policies= expected a list, got {policies!r}; give such as policies=['float32', {such!r}]")
     found: dict[str, Variant] = {}
     for given in policies:
