@@ -30,6 +30,23 @@ class _Attention(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+class _ByHand(nn.Module):
+    """A block as encoders write it: a look-up, dropout, scores, softmax, a residual and a norm, each op by itself."""
+
+    def __init__(self, width: int, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding, self.dropout, self.norm = nn.Embedding(1000, width), nn.Dropout(0.1), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.register_buffer("ids", torch.arange(tokens))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        x = self.dropout(self.embedding(self.ids) + positions)
+        q, k, v = (to(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for to in (self.query, self.key, self.value))
+        scores = torch.softmax(q @ k.transpose(-1, -2) / (q.shape[-1] ** 0.5), -1)
+        return self.norm(x + self.dropout(self.out((self.dropout(scores) @ v).transpose(1, 2).flatten(2))))
+
+
 class _First(nn.Module):
     """The output sequence of a recurrent net."""
 
@@ -44,6 +61,11 @@ class _First(nn.Module):
 def attention(width: int, blocks: int = 2, batch: tuple[int, int] = (8, 64)) -> tuple[nn.Module, Tensor]:
     """Return blocks of a transformer, and so many sequences of so many tokens."""
     return nn.Sequential(*(_Attention(width) for _ in range(blocks))), torch.randn(*batch, width)
+
+
+def by_hand(width: int, batch: tuple[int, int] = (2, 16)) -> tuple[nn.Module, Tensor]:
+    """Return an encoder's block in evaluation, and the positions of so many sequences of so many tokens."""
+    return _ByHand(width, 4, batch[1]).eval(), torch.randn(*batch, width)
 
 
 def mlp(width: int, layers: int = 6, batch: int = 256) -> tuple[nn.Module, Tensor]:

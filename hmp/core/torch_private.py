@@ -153,7 +153,6 @@ function_mode_stack: Callable[[], list[Any]] = _required("torch.overrides._get_c
 dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
 # Context managers that switch interception off.
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
-without_torch_function_of_classes: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunctionSubclass")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
 # The `__torch_function__` of a class that intercepts no call.
@@ -198,7 +197,6 @@ PYTHONS_OWNERS = _owners_of_one() - 1
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")
-base_of: Any = _required("torch.Tensor._base")
 # The layout (`Tensor.layout`) of oneDNN's tensors.
 MKLDNN: Any = _required("torch._mkldnn")
 
@@ -332,12 +330,6 @@ def is_profiled() -> bool:
 
 # --- torch.jit -------------------------------------------------------------------------------------------------------------
 
-# An op of torch.ops with one schema, and one with several.
-OpOverload: type = _required("torch._ops.OpOverload")
-OpOverloadPacket: type = _required("torch._ops.OpOverloadPacket")
-# The modules whose code is between a call of a tensor's method and the `__torch_function__` that it is handed to; the last is that of
-# torch.set_default_device().
-METHODS_CODE = ("torch._tensor", "torch.overrides", "torch.utils._device")
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
 all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
 parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")

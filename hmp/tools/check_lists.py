@@ -222,7 +222,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     if "." in entry.name and not sites.sites_of(ops[0]):
         return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
     told = explain(entry.name, policy)
-    if ops[0] in op_facts.DTYPE_OPS:
+    if ops[0] in op_facts.DTYPE_OPS or sites.is_view(ops[0]):
         return Level.NOTE, told.why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.cast not in {each.cast for each in sources}:

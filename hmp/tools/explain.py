@@ -133,6 +133,9 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if op in op_facts.DTYPE_OPS:
         return "hmp never casts it, even if it is on a list: its purpose is to set or read a dtype or memory (R7)"
     rule = rules.rule_for(op, source, policy.dtype)
+    if sites.is_view(op):
+        refused = f"; {rules.FIRST_INPUT.sentence}" if rule is rules.FIRST_INPUT else ""
+        return rules.VIEW.sentence + refused + _without_kernel(op)
     if source is None:
         if rule is None or not rule.label or (rule.choose is None and rule.dtype is None):  # it changes no dtype
             return "unlisted: it is left to torch" + _without_kernel(op)

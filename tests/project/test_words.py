@@ -58,7 +58,6 @@ ALLOWED_IN_CODE = {
     ("compat/habana/device_arguments.py", "dispatcher"): "torch's own",
     ("compat/habana/graph_capture.py", "dispatcher"): "torch's own",
     ("core/cast_cache/address_writes.py", "dispatcher"): "torch's own",
-    ("core/rules/copied_views.py", "told"): "a value of `kind`",
     ("core/rules/rules.py", "told"): "an argument's name",
     ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
     ("core/torch_patches/uncast_functions.py", "dispatcher"): "torch's own",

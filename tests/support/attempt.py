@@ -12,7 +12,7 @@ import torch
 
 from low_kernels_kit import products_as_computed
 from ops import Call, Kinds, Sample, calls, given, op_db, samples, seed, title
-from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, kind_of, plans, tensors
+from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, plans, tensors
 from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
 
 
@@ -176,9 +176,8 @@ def _owner(result: Any, owners: list[torch.Tensor]) -> int | None:
             return number
     for number, owner in enumerate(owners):
         dense = result.layout is torch.strided and owner.layout is torch.strided and result.numel() and owner.numel()
-        with torch._C.DisableTorchFunctionSubclass():  # a cast copy of a view refuses to give its storage
-            if dense and result.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr():
-                return number
+        if dense and result.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr():
+            return number
     return None
 
 
@@ -389,7 +388,7 @@ def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(want) and (got == want or (got != got and want != want))
         return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
-    if str(kind_of(got)) != str(kind_of(want)):  # a copy of a view in a subclass has a class of that name (R10)
+    if type(got) is not type(want):
         return [("type", f"got a {type(got)}, the rules give a {type(want)}")]
     if got.dtype is not want.dtype:
         return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]

@@ -166,17 +166,12 @@ def kept_for_backward(call: Callable[[], Any], besides: Iterable[torch.Tensor] =
     return sum(storage.nbytes() for at, storage in found.items() if at not in known), result
 
 
-def kind_of(tensor: torch.Tensor) -> type:
-    # R10 may mark the copy that a view became with a class of its own: what it derives from counts
-    return next(kind for kind in type(tensor).__mro__ if not kind.__module__.startswith("hmp"))
-
-
 def assert_identical(got: Any, want: Any, what: str) -> None:
     """The same type, dtype, shape and bits; NaN equals NaN."""
     if not isinstance(want, torch.Tensor):
         assert type(got) is type(want) and got == want, f"{what}: got {got!r}, rules.md wants {want!r}"
         return
-    assert kind_of(got) is kind_of(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
+    assert type(got) is type(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
     assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
     assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
     got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
@@ -225,6 +220,12 @@ _NORMS = frozenset(
 _UNTOUCHED = frozenset(
     """to type_as copy_ result_type can_cast view_as expand_as reshape_as set_ resize_ resize_as_ float half bfloat16 double int long
     short char byte bool cfloat cdouble chalf item getitem __getitem__""".split()
+)
+# R10: ops whose result is a view of their input wherever memory allows one
+_VIEWS = frozenset(
+    """adjoint as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to chunk conj detach diagonal dsplit expand flatten
+    hsplit linalg.diagonal meshgrid moveaxis movedim narrow permute pos positive ravel real reshape select split split_with_sizes squeeze
+    swapaxes swapdims t tensor_split transpose unbind unflatten unsqueeze view view_as_complex vsplit""".split()
 )
 # op_db tells most synonyms; these it does not know, or has otherwise
 _SYNONYMS = (
@@ -275,7 +276,7 @@ class Lists:
 
     def of(self, name: str | None) -> str | None:
         """The list that the op is on: under its own name, else the one it follows, or a synonym; of a name BF16 and FP32 before promote."""
-        if name is None or name in _UNTOUCHED:
+        if name is None or name in _UNTOUCHED | _VIEWS:
             return None
         return next((kind for spelled in _follows(name) for kind in KINDS if spelled in getattr(self, kind)), None)
 

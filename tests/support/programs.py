@@ -158,29 +158,20 @@ def programs(*, writes: bool = True, contexts: bool = True) -> st.SearchStrategy
 ANOTHER = {"matmul": "fp32", "mul": "fp32", "tanh": "bf16", "softmax": "bf16", "t": "fp32"}
 
 
-def memory(tensor: Tensor) -> int:
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage().data_ptr()
-
-
 def overlap(name: str, out: Tensor, args: list[Tensor]) -> bool:
     """Whether torch itself writes into what it still reads: such a statement does nothing in either run."""
-    return any(memory(t) == memory(out) and (t is not out or name == "matmul") for t in args)
+    return any(t.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() and (t is not out or name == "matmul") for t in args)
 
 
 @dataclass
 class Interpreter:
-    """Runs a program's statements with explicit casts. `apply` returns what R10 says of the statement: "", "refuses", or "may refuse"."""
+    """Runs a program's statements with explicit casts."""
 
     program: Program
     pool: list[Tensor] = field(default_factory=list)
-    copied: dict[int, int] = field(default_factory=dict)  # the memory of a copy that stands for a view: the memory it was made of
-    renewed: set[int] = field(default_factory=set)  # memory that copies in the place of views got by `.data =`
-    kept: list[Tensor] = field(default_factory=list)  # so that no address comes again
 
     def __post_init__(self) -> None:
         self.pool = self.program.pool()
-        self.kept = list(self.pool)
 
     def rule(self, name: str | None, context: str) -> tuple[str | None, torch.dtype]:
         if context == "off":
@@ -192,31 +183,18 @@ class Interpreter:
     def chosen(self, statement: Statement, count: int) -> list[Tensor]:
         return [self.pool[number % len(self.pool)] for number in statement.pool[:count]]
 
-    def of_a_lost_view(self, tensor: Tensor) -> str:
-        """Whether a write to this tensor would be lost: something of the pool shows the memory that it was copied from."""
-        source = self.copied.get(memory(tensor))
-        if source is None:
-            return "may refuse" if memory(tensor) in self.renewed else ""  # hmp does so: no write is lost, but the rules want no error
-        return "refuses" if any(memory(t) == source for t in self.pool) else "may refuse"
-
-    def refusal(self, statement: Statement) -> str:
-        if statement.kind not in ("in place", "out") or (statement.kind == "out" and self.overlaps(statement)):
-            return ""
-        return self.of_a_lost_view(self.pool[statement.pool[0] % len(self.pool)]) or self.unsure(statement)
-
     def overlaps(self, statement: Statement) -> bool:
         out, *args = self.chosen(statement, 1 + OUT[statement.name][2])
         return overlap(OUT[statement.name][0], out, args)
 
-    def unsure(self, statement: Statement) -> str:
+    def may_be_refused(self, statement: Statement) -> bool:
         """What rules.md leaves open: an unlisted op with out= may refuse an out of another dtype than torch would."""
-        if statement.kind != "out" or self.rule(OUT[statement.name][0], statement.context)[0] is not None:
-            return ""
-        return "may refuse" if len({t.dtype for t in self.chosen(statement, 1 + OUT[statement.name][2])}) > 1 else ""
+        if statement.kind != "out" or self.overlaps(statement) or self.rule(OUT[statement.name][0], statement.context)[0] is not None:
+            return False
+        return len({t.dtype for t in self.chosen(statement, 1 + OUT[statement.name][2])}) > 1
 
     def apply(self, statement: Statement) -> None:
         getattr(self, "_" + statement.kind.replace(" ", "_"))(statement)
-        self.kept += self.pool
 
     def cast(self, args: list[Tensor], kind: str | None, low: torch.dtype, name: str | None) -> list[Tensor]:
         if kind == "off":
@@ -244,15 +222,8 @@ class Interpreter:
         self.pool.append(self.computed(call, self.cast(args, kind, low, name), kind))
 
     def _view(self, statement: Statement) -> None:
-        name, call = VIEWS[statement.name]
         (base,) = self.chosen(statement, 1)
-        kind, low = self.rule(name, statement.context)
-        (cast,) = self.cast([base], kind, low, name)
-        shown = call(cast)
-        if cast is not base:
-            self.copied[memory(shown)] = memory(base)
-            self.kept += [cast, base]
-        self.pool.append(shown)
+        self.pool.append(VIEWS[statement.name][1](base))  # a view is never cast (R10)
 
     def _in_place(self, statement: Statement) -> None:
         call, count = IN_PLACE[statement.name]
@@ -279,10 +250,7 @@ class Interpreter:
 
     def _data(self, statement: Statement) -> None:
         written, other = self.chosen(statement, 2)
-        was_a_copy = memory(written) in self.copied
         written.data = other.detach().to(written.dtype).clone()
-        if was_a_copy:
-            self.renewed.add(memory(written))
 
     def _grad(self, statement: Statement) -> None:
         written, other = self.chosen(statement, 2)
@@ -326,9 +294,9 @@ def as_written(pool: list[Tensor], statement: Statement) -> None:
 
 @dataclass
 class Step:
-    """What the oracle says of a statement: whether it is refused (R10), which error torch raises, and the pool behind it."""
+    """What the oracle says of a statement: whether the rules let hmp refuse it, which error torch raises, and the pool behind it."""
 
-    refusal: str
+    may_be_refused: bool
     error: type[BaseException] | None
     pool: list[Tensor]
 
@@ -347,14 +315,13 @@ def _interpreted(program: Program) -> tuple[list[Step], list[Tensor | None] | No
     interpreter, steps = Interpreter(program), []
     leaves = [t for t in interpreter.pool if t.requires_grad]
     for statement in program.statements:
-        refusal, error = interpreter.refusal(statement), None
-        if refusal != "refuses":
-            try:
-                interpreter.apply(statement)
-            except (RuntimeError, TypeError) as raised:
-                error = type(raised)
-        steps.append(Step(refusal, error, [t.detach().clone() for t in interpreter.pool]))
-        if refusal == "may refuse":
+        may_be_refused, error = interpreter.may_be_refused(statement), None
+        try:
+            interpreter.apply(statement)
+        except (RuntimeError, TypeError) as raised:
+            error = type(raised)
+        steps.append(Step(may_be_refused, error, [t.detach().clone() for t in interpreter.pool]))
+        if may_be_refused:
             return steps, None
     if any(statement.kind == "data" for statement in program.statements):
         return steps, None  # torch does not count such a write: which values backward sees is left open

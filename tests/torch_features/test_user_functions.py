@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import operator
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hmp
+from trap_kit import policy
 
 ONE = torch.ones(1)
 LOW = torch.bfloat16
@@ -201,62 +204,113 @@ def test_r10_a_write_into_an_argument_that_was_cast_is_an_error(mode) -> None:
         assert promoted.tolist() == [1, 1]
 
 
-class Node:
-    def __init__(self, x: torch.Tensor) -> None:
-        self.me, self.inside = self, [x[:1]]
+@pytest.mark.parametrize("kind", ["generator", "coroutine"])
+def test_r10_a_write_in_a_generator_or_a_coroutine_is_an_error_where_it_ends(kind: str) -> None:
+    @hmp.bf16_function
+    def writing(x, states):
+        sent = yield x.dtype
+        states.append(sent)
+        try:
+            yield
+        except KeyError:
+            x.add_(1)
+        return x.dtype
+
+    @hmp.bf16_function
+    async def awaited(x, states):
+        states.append("sent")
+        await asyncio.sleep(0)
+        x.add_(1)
+
+    held, states = torch.ones(2), [torch.ones(2)]
+    with hmp.casts("habana"):
+        talk = writing(held, states)
+        assert next(talk) is LOW
+        talk.send("sent")
+        ends = functools.partial(talk.throw, KeyError) if kind == "generator" else lambda: asyncio.run(awaited(held, states))
+        with pytest.raises(hmp.HmpError, match="wrote into its argument `x`"):
+            ends()
+    assert held.tolist() == [1, 1] and states[1] == "sent" and states[0].dtype is torch.float32
 
 
-def _yielding(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield from x.split(1)
+def test_r10_what_a_users_function_returns_of_its_argument_is_a_view_of_the_copy() -> None:
+    """As of any op whose input was cast: what is written into it stays there."""
+    kept: list[torch.Tensor] = []
+
+    @hmp.bf16_function
+    def rows(x):
+        kept.append(x)
+        return x[:1], x
+
+    held = torch.ones(2, 2)
+    with hmp.casts("habana"):
+        first, whole = rows(held)
+        first.zero_()
+        whole[1] = 3
+    assert type(first) is type(whole) is torch.Tensor and whole.tolist() == kept[0].tolist() == [[0, 0], [3, 3]]
+    assert held.tolist() == [[1, 1], [1, 1]]
 
 
-RESULTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
-    "generator": (_yielding, next),
-    "set": (lambda x: set(x.split(1)), lambda found: found.pop()),
-    "deque": (lambda x: deque(x.split(1)), lambda found: found.pop()),
-    "object": (Node, lambda found: found.me.inside[0]),
+# What a function does to a list and a dict that it is given.
+CHANGES: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "append": lambda c, x: c["list"].append(x),
+    "insert": lambda c, x: c["list"].insert(0, x),
+    "pop": lambda c, x: c["list"].pop(),
+    "reverse": lambda c, x: c["list"].reverse(),
+    "swap for its double": lambda c, x: c["list"].__setitem__(0, c["list"][0] * 2),
+    "clear": lambda c, x: c["list"].clear(),
+    "set": lambda c, x: c.update(k=x),
+    "set a new key": lambda c, x: c.update(new=[x]),
+    "delete": lambda c, x: c.pop("k", None),
+    "in a tuple": lambda c, x: c["pair"][1].append(x),
+    "one in another": lambda c, x: c["list"].append(c["pair"][0]),
+    "nothing": lambda c, x: None,
 }
 
 
-@pytest.mark.parametrize("name", RESULTS)
-def test_r10_a_write_into_what_comes_out_of_a_result_is_an_error(name: str) -> None:
-    make, first = RESULTS[name]
-    called, held = hmp.bf16_function(lambda x: make(x)), torch.ones(2)
-    with hmp.casts("habana"):
-        assert first(called(held)).sum() == 1
-        with pytest.raises(hmp.HmpError, match=r"would be lost: the input of .* was cast"):
-            first(called(held)).zero_()
-    assert held.tolist() == [1, 1]
+def _container() -> dict[str, Any]:
+    return {"list": [torch.full((2,), 2.0), torch.full((2,), 3.0)], "k": torch.zeros(2), "pair": (torch.ones(2), ["text"])}
 
 
-def test_r10_a_generator_that_a_function_returns_is_sent_to_thrown_into_and_closed() -> None:
-    said = []
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return type(value)(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
-    @hmp.bf16_function
-    def talking(x):
-        try:
-            said.append((yield x))
-            try:
-                yield x[:1]
-            except KeyError as error:
-                said.append(error.args[0])
-            yield from (x,)
-            return x[1:]
-        finally:
-            said.append("closed")
 
-    held = torch.ones(2)
-    with hmp.casts("habana"):
-        talk = talking(held)
-        assert next(talk).dtype is LOW and talk.send("sent").shape == (1,) and talk.throw(KeyError("thrown")).shape == (2,)
-        with pytest.raises(StopIteration) as end:
-            next(talk)
-        with pytest.raises(hmp.HmpError):
-            end.value.value.zero_()
-        talk = talking(held)
-        next(talk)
-        talk.close()
-    assert said == ["sent", "thrown", "closed", "closed"]
+@given(st.lists(st.sampled_from(sorted(CHANGES)), max_size=5), st.booleans())
+def test_r10_a_change_of_a_list_or_dict_is_made_in_the_callers(names: list[str], fails: bool) -> None:
+    def change(states: dict[str, Any], x: torch.Tensor) -> torch.dtype:
+        for name in names:
+            with contextlib.suppress(IndexError):
+                CHANGES[name](states, x)
+        if fails:
+            raise KeyError("after the changes")
+        return x.dtype
+
+    wanted, found, x = _container(), _container(), torch.full((2,), 5.0)
+    before = {id(t) for t in (*found["list"], found["k"], found["pair"][0])}
+    lists = found["list"], found["pair"][1]
+    for states, called in ((wanted, change), (found, hmp.bf16_function(change))):
+        with hmp.casts("habana"), contextlib.suppress(KeyError):
+            assert called(states, x) is (LOW if called is not change else torch.float32)
+    assert _plain(found) == _plain(wanted)
+    assert found["list"] is lists[0] and found["pair"][1] is lists[1]
+    left = [*found["list"], *([found["k"]] if "k" in found else [])]
+    if "swap for its double" not in names:  # what the function did not compute is the caller's own tensor, and so is x
+        assert all(id(t) in before or t is x for t in left)
+
+
+def test_r10_a_registered_update_of_a_cache_reaches_the_callers_dict() -> None:
+    library = types.SimpleNamespace(update=lambda cache, k, v: cache.update(k=torch.cat([cache["k"], k]), v=v))
+    hmp.register(library, "update", "fp32")
+    cache = {"k": torch.zeros(1, 2, dtype=LOW), "v": None}
+    with hmp.casts(policy()):
+        library.update(cache, torch.ones(2, 2, dtype=LOW), v="kept")
+    assert cache["k"].tolist() == [[0, 0], [1, 1], [1, 1]] and cache["k"].dtype is torch.float32 and cache["v"] == "kept"
+    hmp.revert()
 
 
 def test_functions_that_write_nothing_run_under_transforms_of_torch() -> None:

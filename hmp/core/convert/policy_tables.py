@@ -21,7 +21,7 @@ from ..log import caller, log, should_log
 from ..observe import Call, Listener
 from ..patching import patches, references
 from ..policy import ListName, Policy
-from ..rules import copied_views, jit_trace, rules
+from ..rules import jit_trace, rules
 from ..saved import check_torch
 from ..torch_ops import Site, sites
 from ..torch_patches import (
@@ -136,7 +136,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast_functions, backward, modules, module_state, module_construction, copied_views, jit_trace, marked_memory, library_ops,
+    uncast_functions, backward, modules, module_state, module_construction, jit_trace, marked_memory, library_ops,
     autocast,
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class ActiveOp(PatchedOp):
             has_torch_function(args)
             or (kwargs and has_torch_function(tuple(kwargs.values())))
             or (args and type(args[0]) in _SEQUENCES and self.looks_in_lists and has_torch_function(args[0]))
-        ) and not _is_asked_by_hmp(args, kwargs):
+        ) and not _is_asked_by_hmp():
             return self.handed_out(wrapper, args, kwargs)
         return wrapper(*args, **kwargs)
 
@@ -111,16 +111,10 @@ KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, A
 CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveComposite))
 
 
-def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if the `__torch_function__` to be asked is one of hmp's, which sees ops as they are called in a wrapper."""
+def _is_asked_by_hmp() -> bool:
+    """Return True if the `__torch_function__` to be asked is that of a mode of hmp's, which sees ops as they are called in a wrapper."""
     modes = torch_private.function_modes()
-    if modes:
-        return _is_hmps(type(torch_private.function_mode_at(modes - 1)))
-    return all(_is_hmps(type(value)) for value in _flat((args, kwargs)) if has_torch_function((value,)))
-
-
-def _is_hmps(kind: type) -> bool:
-    return str(kind.__module__).partition(".")[0] == "hmp" or hasattr(kind, "_hmp_cast")  # a CopiedView of a user's class
+    return bool(modes) and str(type(torch_private.function_mode_at(modes - 1)).__module__).partition(".")[0] == "hmp"
 
 
 def _flat(value: Any) -> Iterator[Any]:

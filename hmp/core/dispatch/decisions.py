@@ -114,7 +114,7 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
             continue
         kind = rules.rule_for(op, source, policy.dtype)
-        if kind is None:
+        if kind is None or kind is rules.VIEW:
             continue
         for site in sites.sites_of(op):
             make = functools.partial(rules.op_rule, site, kind, policy.dtype)

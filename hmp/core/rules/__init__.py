@@ -1,6 +1,6 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_entries, copied_views, jit_trace, kernel_fallback, lost_writes, rules
+from . import autocast_entries, jit_trace, kernel_fallback, lost_writes, rules
 from .autocast_entries import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
@@ -13,7 +13,6 @@ __all__ = [
     "Op",
     "OpRule",
     "autocast_entries",
-    "copied_views",
     "fallbacks",
     "fallbacks_of",
     "jit_trace",

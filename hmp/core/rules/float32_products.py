@@ -79,7 +79,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
     def computed(*args: Any, **kwargs: Any) -> Any:
         low_dtype = low_dtype_of(args, kwargs)
         # an autocast context inside overrides the policy (R17), in a dtype of its own
-        if low_dtype is None or (rule.facts.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
+        if low_dtype is None or (rule.op == "einsum" and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
             return op(*args, **kwargs)
         out = kwargs.get("out")
         if out is not None:

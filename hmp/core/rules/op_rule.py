@@ -78,7 +78,6 @@ class OpFacts(NamedTuple):
     in_place: bool = False  # every call writes into the first input (R5)
     composite: bool = False  # a Python function: what it calls is not decided again (R8)
     users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
-    view: bool = False  # its result may be a view of its input, or its input itself (R10)
     takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast (R7)
     needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
     retries: bool = False  # after a failure in the low-precision dtype it may run again in float32 (R11)
@@ -196,8 +195,6 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
         out_at=order.index("out") if is_python and "out" in order else None,
         in_place=in_place,
         composite=is_python,
-        # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=not (op_facts.GIVING_BACK if site.where == "torch.nn.functional" else op_facts.ALIASING).isdisjoint(line),
         # somebody else's patch of torch is the user's Python, which must not run twice
         takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
         needs_instructions=not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),

@@ -245,6 +245,14 @@ SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds fo
     sentence="what it saves for backward is packed (R22)",
     make=lambda op, rule, caster: op,
 )
+VIEW = CastRule(
+    "VIEW",
+    number="R10",
+    label="",
+    sentence="a view: nothing is computed, so nothing is cast (R10)",
+    make=lambda op, rule, caster: op,
+    holds=lambda case: sites.is_view(case.op),
+)
 NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op is under
     "NO_INSTRUCTIONS",
     number="R11",
@@ -268,7 +276,7 @@ def of_list(cast: str) -> CastRule:
 def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRule | None:
     """Return the rule of an op that has this entry of a list, or none; None where the op is left to torch."""
     in_place = sites.writes_first(op)
-    on_list = None if entry is None or in_place else "autocast" if entry.is_autocasts else entry.cast
+    on_list = None if entry is None or in_place or sites.is_view(op) else "autocast" if entry.is_autocasts else entry.cast
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
     for rule in RULES:
         if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.line):

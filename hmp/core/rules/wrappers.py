@@ -10,11 +10,10 @@ import torch
 
 from .. import casting
 from ..cast_cache import cast_cache, shared_cast, weight_cache, write_marks
-from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable, each_tensor
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
 from . import jit_trace, lost_writes, refusals, saturation
-from .copied_views import Cast, refuse_writes, shares_memory
 from .kernel_fallback import GIVEN_UP, Kernels
 from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
 
@@ -124,8 +123,7 @@ class RuledOp:
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
         if facts.users:
             return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
-        result = op(*cast_args, **cast_kwargs)
-        return self.refusing_writes(result, (cast_args, cast_kwargs), (args, kwargs)) if facts.view else result
+        return op(*cast_args, **cast_kwargs)
 
     def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what torch itself returns for inputs of different dtypes (R7); GIVEN_UP if it raises, or if that cannot be known."""
@@ -141,19 +139,6 @@ class RuledOp:
         elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
         return GIVEN_UP
-
-    def refusing_writes(self, result: Any, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
-        """Return `result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
-        copied = [(new, old) for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
-        copies = [new for new, _ in copied]
-        if not copies or not shares_memory(result, copies):
-            return result
-        given = [old for _, old in copied]
-        try:
-            refuse_writes(result, self.rule.op, copies, Cast(given), frozenset(map(type, given)))
-        except TypeError:  # its class can have no subclass: it stays a view, which is not cast
-            return self.op(*call[0], **call[1])
-        return result
 
     # --- a call that writes into its first input --------------------------------------------------------------------------
 
@@ -307,7 +292,7 @@ def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     needs_care = ruled.is_arithmetic or ruled.fills if rule.dtype is None else facts.users
     if ruled.kernels.may_lack or needs_care:
         return ruled.wrapper()
-    takes_all = not facts.view and not facts.keep and facts.inplace_at is None and facts.out_at is None
+    takes_all = not facts.keep and facts.inplace_at is None and facts.out_at is None
     is_cached = caster is cast_cache.cast_product_input and rule.dtype is not None
     return _product_wrapper(ruled) if is_cached and takes_all else _usual_wrapper(ruled)
 
@@ -365,7 +350,7 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
     listed: Any = rule.dtype
     is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
-    may_write, is_view = rule.facts.inplace_at is not None or rule.facts.out_at is not None, rule.facts.view
+    may_write = rule.facts.inplace_at is not None or rule.facts.out_at is not None
     # a RuledOp finds what dtype tensors have among them, and casts for an op with inputs that are never cast
     cast_here = _CASTABLE if is_listed and not rule.facts.keep else frozenset()
 
@@ -401,9 +386,7 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
                 continue
             return call(*args, **kwargs)
         try:
-            result = op(*cast_args)
-            is_copy = is_view and cast_args is not args and shares_memory(result, cast_args)  # False for most calls of dropout
-            return ruled.refusing_writes(result, (cast_args, {}), (args, {})) if is_copy else result
+            return op(*cast_args)
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:

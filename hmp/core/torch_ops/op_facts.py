@@ -148,26 +148,17 @@ DTYPE_OPS = _names(
     """
 )
 
-# Views: with a cast of the input their result is a copy (R10). `*` does not include them.
+# Ops that compute nothing: their result is a view of their input wherever memory allows one. A list casts none of them, and `*` does not
+# include them (R10). F.unfold computes; Tensor.unfold, which is a view, is another op than the one that lists name.
 VIEWS = _names(
     """
-    adjoint as_strided broadcast_to ccol_indices chunk coalesce col_indices conj contiguous crow_indices detach diagonal dsplit
-    expand expand_as flatten getitem hsplit imag indices moveaxis movedim narrow permute positive pos ravel real reshape
-    reshape_as resolve_conj resolve_neg row_indices select slice_inverse split split_with_sizes squeeze swapaxes swapdims t
-    tensor_split transpose unbind unflatten unfold unsqueeze unsafe_chunk unsafe_split values view view_as view_as_complex
-    view_as_real vsplit atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid
+    adjoint as_strided broadcast_to ccol_indices chunk col_indices conj crow_indices detach diagonal dsplit expand expand_as
+    flatten getitem hsplit imag indices moveaxis movedim narrow permute positive pos ravel real reshape reshape_as row_indices
+    select slice_inverse split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unsqueeze
+    unsafe_chunk unsafe_split values view view_as view_as_complex view_as_real vsplit atleast_1d atleast_2d atleast_3d
+    broadcast_tensors meshgrid
     """
 )
-
-# Ops that give back their input itself where they have nothing to do: dropout in eval or with p=0, a sum to the size that it has.
-GIVING_BACK = _names(
-    """
-    dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d sum_to_size to_dense histogramdd
-    """
-)
-
-# Ops whose result shares memory with an input, always or for some arguments.
-ALIASING = VIEWS | GIVING_BACK | _names("einsum cartesian_prod conj_physical")
 
 # Ops that `*` does not include either: they compute no values to be rounded, create tensors or change the layout.
 NOT_COMPUTED = _names(
@@ -175,7 +166,8 @@ NOT_COMPUTED = _names(
     clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
     as_masked_tensor masked_tensor sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor
     sparse_bsr_tensor sparse_bsc_tensor spdiags to_sparse to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc to_dense
-    to_mkldnn to_padded_tensor sparse_mask flatten_dense_tensors unflatten_dense_tensors from_file range pad_sequence
+    to_mkldnn to_padded_tensor contiguous coalesce resolve_conj resolve_neg unfold
+    sparse_mask flatten_dense_tensors unflatten_dense_tensors from_file range pad_sequence
     quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
     new_tensor new_empty_strided empty_permuted as_tensor tensor from_numpy frombuffer is_tensor is_storage setitem numpy_T
     """

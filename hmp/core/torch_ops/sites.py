@@ -129,6 +129,12 @@ def ancestry(op: str) -> tuple[str, ...]:
     return tuple(line)
 
 
+@cached
+def is_view(op: str) -> bool:
+    """Return True if the op computes nothing and its result is a view of its input: no list casts it (R10)."""
+    return not op_facts.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
+
+
 def op_id(attribute: str, prefix: str) -> str:
     """Return the id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
     if attribute.startswith("__") and attribute.endswith("__"):
@@ -239,7 +245,7 @@ def _as_found(op: str) -> tuple[Site, ...]:
         if owner is torch.Tensor:
             attributes += _dunders_by_op().get(op, ())
         for attribute in attributes:
-            original = _lookup(owner, attribute)
+            original = None if where == "torch.Tensor" and op == "unfold" else _lookup(owner, attribute)  # F.unfold is another op
             if original is not None:
                 sites.append(Site(owner, attribute, original, where, op))
     for where, owner, prefix in BUILTIN_NAMESPACES:

@@ -13,7 +13,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from .. import casting
 from ..active import state, without_casts
 from ..patching import patches
-from ..rules import copied_views
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
 
@@ -40,15 +39,12 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
     # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
-    copied_views.refuse_as_state(value, "the parameter's data")
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = casting.cast(value, self.dtype)
     _data.__set__(self, value)
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
-    if value is not None:  # as zero_grad() assigns to each parameter
-        copied_views.refuse_as_state(value, "grad")
     try:
         _assign_grad(self, value)
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
@@ -62,7 +58,6 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
     uncast = without_casts(right_inverse)
 
     def assign(self: Any, value: Any) -> None:
-        copied_views.refuse_as_state(value, "a parametrized parameter")
         held = next(self.parameters(recurse=False), None)
         if held is not None and _narrowing(value, held.dtype):
             value = casting.cast(value, held.dtype)
@@ -73,7 +68,6 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
     old = module._buffers.get(name)
-    copied_views.refuse_as_state(value, f"the buffer {name!r}")
     if old is None or not _narrowing(value, old.dtype):
         return None
     return casting.cast(value, old.dtype)

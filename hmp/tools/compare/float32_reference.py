@@ -214,7 +214,7 @@ class Float32Reference(OpOwners):
     def _known(self, tensor: Tensor) -> Tensor | None:
         """Return the reference of `tensor`, or None.
 
-        For a view that was made unobserved, such as a CopiedView, it is the same view of the reference of its base.
+        For a view that was made unobserved it is the same view of the reference of its base.
         """
         found: Tensor | None = self._references.get(tensor)
         if found is None and tensor._base is not None:
