@@ -163,15 +163,15 @@ class Policy:
         if str(policy) == presets.OF_DEVICE:
             return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
-        if not folder.is_dir():
-            raise OpListError(presets.unknown(str(policy)))
-        found = policy_files.list_files(folder)
-        entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        base = policy_files.read_base(folder)
+        if not os.path.isdir(folder):
+            raise policy_files.is_no_folder(str(policy))
+        files = policy_files.contents(folder)
+        entries = [entry for cast, file in policy_files.list_files(files).items() for entry in read_list(file, cast)]
+        base = policy_files.read_base(files)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.DEFAULTS))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(files, policy_files.DEFAULTS))
         under = cls._load(base, device)
-        words = policy_files.read_words(folder, under._words)
+        words = policy_files.read_words(files, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
