@@ -440,7 +440,8 @@ class Policy:
             >>> "erfinv" in policy.replace(fp32=policy.fp32 | {"erfinv"}).fp32
             True
         """
-        changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
+        changed = self.name if set(changes) <= {"name", "dtype"} else f"{self.name.removesuffix(' (changed)')} (changed)"
+        changes.setdefault("name", changed)
         return dataclass_replace(self, **changes)
 
     def move(self, name: str, to: ListName) -> Policy:
