@@ -74,7 +74,7 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
         if len(said) != 1 and not file.exists():
             raise (
                 OpListError("no such file; give a list file or a policy's folder", file)
-                if file.suffix
+                if file.suffix == ".txt"
                 else policy_files.is_no_folder(str(path))
             )
         if len(said) != 1:

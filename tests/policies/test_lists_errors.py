@@ -158,6 +158,7 @@ def told_by_all(given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("haban", "did you mean 'habana' or"),
         ("torch-cpuu", "did you mean 'torch-cpu' or"),
         ("TORCH-CPU", "did you mean 'torch-cpu' or"),
+        ("torch-cpu@2.99", "did you mean 'torch-cpu@2.9' or"),
         ("my_list/", "did you mean 'my_lists'?"),
         ("My_Lists", "did you mean 'my_lists'?"),
         (
