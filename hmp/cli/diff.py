@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
 def _kind(name: str) -> str:
     if name.endswith(".json"):
         return "report"
-    return "capture" if name.endswith(".capture") or Path(name).is_file() else "policy"
+    is_capture = name.endswith(".capture") or (Path(name).is_file() and not name.endswith(".txt"))  # a list file gets a policy's error
+    return "capture" if is_capture else "policy"
 
 
 def _of_captures(options: argparse.Namespace) -> int:

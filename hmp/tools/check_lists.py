@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,6 @@ from ..core.policy import (
     ListEntry,
     ListName,
     Policy,
-    list_files,
     parse_list,
     policy_files,
     precedence,
@@ -30,18 +30,6 @@ from ..core.saved import KEEPS
 from ..core.torch_ops import op_facts, sites
 from ..errors import HmpError, OpListError
 from .explain import explain
-
-# A part of a file's name → the list that such a file contains.
-_MARKS: Mapping[str, ListName] = {
-    "bf16": "bf16",
-    "fp16": "bf16",
-    "lower": "bf16",
-    "fp8": "fp8",
-    "saved": "saved",
-    "fp32": "fp32",
-    "promote": "promote",
-    "widest": "promote",
-}
 
 
 class Level(Word):
@@ -79,11 +67,16 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     if file.is_dir():
         if cast is not None:
             raise OpListError("is a folder, in which each file's name shows which list it is; leave --list out", file)
-        return [(path, each) for each, path in list_files(file).items()]
+        files = policy_files.files_in(file) if policy_files.misnamed(file) else policy_files.contents(file)
+        return [(path, each) for each, path in policy_files.list_files(files).items()]
     if cast is None:
-        said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
+        said = policy_files.lists_named(file.name)
         if len(said) != 1 and not file.exists():
-            raise OpListError("no such file; give a list file or a policy's folder", file)
+            raise (
+                OpListError("no such file; give a list file or a policy's folder", file)
+                if file.suffix == ".txt"
+                else policy_files.is_no_folder(str(path))
+            )
         if len(said) != 1:
             raise OpListError(f"its name does not show which list it is; add --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
         (cast,) = said
@@ -100,12 +93,12 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) 
     entries, found = _read(files)
     usable, said = _judged(entries)
     found += said
-    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(list_files(folders[0])) else None
+    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(files_of(folders[0])) else None
     found += _meanings(usable, policy or _policy(usable))
     order = {str(path): index for index, (path, _) in enumerate(files)}
     found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == Level.NOTE))
     for folder in folders:
-        found += _of_folder(folder, found)
+        found += _of_folder(folder, any(each.level == Level.ERROR for each in found))
     return found
 
 
@@ -251,19 +244,31 @@ def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Leve
     )
 
 
-def _of_folder(folder: Path, before: Iterable[EntryFinding]) -> Iterator[EntryFinding]:
-    """Return what is wrong in a policy's folder apart from its entries, and the lists that it leaves empty."""
+def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
+    """Return what is wrong in a policy's folder apart from its entries, and the lists that it leaves empty.
+
+    An error of the policy as a whole is returned only where it has no other: an entry's error would be in it again.
+    """
+    files = policy_files.files_in(folder)
+    found = [_error(OpListError(policy_files.what_is_meant(right), file)) for file, right in policy_files.misnamed(folder).items()]
+    found += map(_error, policy_files.wrong_words(files))
+    if not found and not has_errors:
+        try:
+            Policy.load(folder)
+        except OpListError as error:
+            found.append(_error(error))
     base = ""
-    try:
-        base = policy_files.read_base(folder)
-        Policy.load(folder)
-    except OpListError as error:
-        if not any(each.level == Level.ERROR for each in before):
-            yield EntryFinding(str(error.path or folder), error.line, "", "", Level.ERROR, _bare(error))
+    with contextlib.suppress(OpListError):
+        base = policy_files.read_base(files)
     for cast in CASTS:  # most policies have no FP8 list
-        if cast not in list_files(folder):
+        if f"{cast}.txt" not in files:
             of = f"that list of {base!r}, named in base.txt, is used" if base else f"the {cast} list is empty"
-            yield EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}")
+            found.append(EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}"))
+    return found
+
+
+def _error(error: OpListError) -> EntryFinding:
+    return EntryFinding(error.path or "", error.line, "", "", Level.ERROR, _bare(error))
 
 
 def _bare(error: OpListError) -> str:

@@ -72,6 +72,28 @@ def test_check_refuses_what_convert_refuses(files: dict[str, str], error: str, t
         hmp.convert(policy=str(tmp_path))
 
 
+def test_check_tells_all_that_is_wrong_in_a_folder_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "promote.txt").symlink_to("/moved/promote.txt")
+    (tmp_path / "saved.txt").mkdir()
+    (tmp_path / "README.md").write_text("What these lists are for.")
+    status, lines = checked(tmp_path, capsys, base="autocst", dtype="float8", fp32="sofmax\n", BF16="linear\n", bf_16="linear\n")
+    assert status == 1
+    assert {line.partition(";")[0].partition("? ")[0] for line in lines if line.startswith("error")} == {
+        "error  DIR/fp32.txt:1: sofmax: unknown op 'sofmax'",
+        "error  DIR/promote.txt: is a link to /moved/promote.txt, which does not exist",
+        "error  DIR/saved.txt: expected a text file, got a folder",
+        "error  DIR/BF16.txt: did you mean 'bf16.txt'",
+        "error  DIR/bf_16.txt: did you mean 'bf16.txt'",
+        f"error  DIR/base.txt: expected {' or '.join(hmp.policies())}, got 'autocst'",
+        "error  DIR/dtype.txt: expected bfloat16 or float16, got 'float8'",
+    }
+
+
+def test_check_of_a_folder_with_nothing_but_a_misspelt_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = checked(tmp_path, capsys, promote_list="add\n")
+    assert status == 1 and lines[0].startswith("error  DIR/promote_list.txt: did you mean 'promote.txt'?")
+
+
 @pytest.mark.native_kernels
 def test_check_knows_what_the_base_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(tmp_path, capsys, base="autocast\n", promote="linear\nmm\n")

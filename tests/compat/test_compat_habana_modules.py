@@ -26,12 +26,11 @@ def imported() -> list[str]:
 
 
 def test_every_module_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -> None:
-    there = [name for name in TREE if name != "habana_frameworks.torch.gpu_migration"]
-    for name in there:
+    for name in TREE:
         module = importlib.import_module(name)
         assert module.__name__ == name
         assert importlib.util.find_spec(name) is module.__spec__
-    assert set(imported()) == {*there, "torch.hpu"}
+    assert set(imported()) == {*TREE, "torch.hpu"}
     hpu_on_cpu.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("habana_frameworks") is None
@@ -88,7 +87,6 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
             "from habana_frameworks.mediapipe.mediapipe import MediaPipe",
             "mediapipe needs a Gaudi, which this machine lacks; it decodes on",
         ),
-        ("import habana_frameworks.torch.gpu_migration", 'got cpu; remove this import and write the device "hpu" in the script'),
     ],
 )
 def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement: str, said: str) -> None:

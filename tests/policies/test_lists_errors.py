@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import hmp
+from hmp.cli import main
 from oracle import BF16, F32
 
 
@@ -115,3 +117,99 @@ def test_lists_a_name_that_another_release_knows_is_skipped_with_one_warning(nam
     told = [r.getMessage() for r in caplog.records if name in r.getMessage()] + [str(w.message) for w in raised if name in str(w.message)]
     assert len(told) == 1, told
     assert torch.relu(torch.ones(2)).dtype is BF16
+
+
+@pytest.fixture
+def my_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder my_lists, in the working directory, with a BF16 list."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_lists").mkdir()
+    (tmp_path / "my_lists" / "bf16.txt").write_text("linear\n")
+    return tmp_path / "my_lists"
+
+
+def told_by_all(given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The error of everything that takes a policy's name or folder, which is one sentence."""
+    calls = {
+        "load": lambda: hmp.Policy.load(given),
+        "convert": lambda: hmp.convert(policy=given),
+        "apply": lambda: hmp.apply(torch.nn.Linear(2, 2), given),
+        "casts": lambda: hmp.casts(given),
+        "explain": lambda: hmp.explain("mul", given),
+    }
+    told = {}
+    for name, call in calls.items():
+        with pytest.raises(hmp.OpListError) as error:
+            call()
+        told[name] = str(error.value)
+    Path("x.py").write_text("raise SystemExit('ran')\n")
+    monkeypatch.setenv("HMP_POLICY", given)
+    for command in (f"run --policy {given} x.py", "run x.py", f"diff {given} habana"):
+        assert main(command.split()) == 2
+        first, _, rest = capsys.readouterr().err.partition(": ")
+        told[f"{first} of {command}"] = rest.strip().removesuffix(" (from the environment variable HMP_POLICY)")
+    assert len(set(told.values())) == 1, told
+    return told["load"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("haban", "did you mean 'habana' or"),
+        ("torch-cpuu", "did you mean 'torch-cpu' or"),
+        ("TORCH-CPU", "did you mean 'torch-cpu' or"),
+        ("torch-cpu@2.99", "did you mean 'torch-cpu@2.9' or"),
+        ("my_list/", "did you mean 'my_lists'?"),
+        ("My_Lists", "did you mean 'my_lists'?"),
+        (
+            "my_lists/bf16.txt",
+            "my_lists/bf16.txt: expected a preset's name or a folder of list files, got a file; write 'my_lists' for the lists beside it, "
+            "or for one list alone policy=hmp.Policy.from_files(bf16='my_lists/bf16.txt')",
+        ),
+    ],
+)
+def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(
+    given: str, said: str, my_lists: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in told_by_all(given, monkeypatch, capsys)
+    assert main(["check", given]) == (0 if given.endswith(".txt") else 2)
+    assert given.endswith(".txt") or said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: (folder / "base").write_text("autocast"), "my_lists/base: did you mean 'base.txt'?"),
+        (lambda folder: (folder / "fp32.txt").symlink_to("/moved/a.txt"), "my_lists/fp32.txt: is a link to /moved/a.txt, which does not"),
+        (lambda folder: (folder / "base.txt").symlink_to("/moved/b.txt"), "my_lists/base.txt: is a link to /moved/b.txt, which does not"),
+        (lambda folder: (folder / "recipe.txt").mkdir(), "my_lists/recipe.txt: expected a text file, got a folder"),
+        (lambda folder: (folder / "dtype.txt").write_bytes(b"\xff"), "my_lists/dtype.txt:1: is not UTF-8 text"),
+    ],
+    ids=["nearly base.txt", "link", "base.txt", "folder", "UTF-8"],
+)
+def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
+    make: Callable[[Path], object], said: str, my_lists: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(my_lists)
+    assert told_by_all("my_lists", monkeypatch, capsys).startswith(said)
+
+
+def test_lists_a_folder_where_a_list_file_is_expected_says_which_file(my_lists: Path) -> None:
+    said = "my_lists: expected the bf16 list file, got a folder of lists; write 'my_lists/bf16.txt', or for all its lists policy='my_lists'"
+    with pytest.raises(hmp.OpListError) as error:
+        hmp.convert(bf16_file_path="my_lists")
+    assert str(error.value) == said
+    with pytest.raises(hmp.OpListError, match="for all its lists policy='my_lists'"):
+        hmp.Policy.from_files(fp32=my_lists.name)
+    with pytest.raises(hmp.OpListError, match="expected the bf16 list file"):
+        hmp.Policy.from_env({"LOWER_LIST": "my_lists"})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_lists_a_file_or_folder_without_permission_is_an_error_that_names_it(my_lists: Path) -> None:
+    for path in (my_lists / "bf16.txt", my_lists, my_lists.parent):
+        path.chmod(0)
+        with pytest.raises(hmp.OpListError, match="cannot be read") as error:
+            hmp.Policy.load(my_lists)
+        path.chmod(0o700)
+        assert error.value.path in (str(path), str(my_lists))

@@ -51,6 +51,46 @@ def test_a_region_and_an_applied_model_train_as_under_torch_autocast() -> None:
     assert {row.op for row in hmp.compare(net, torch.randn(4, 8)).rows if row.dtype == "bfloat16" and row.listed} == {"linear"}
 
 
+@pytest.mark.native_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, "float16"])
+def test_dtype_is_the_low_dtype_as_in_torch_autocast(dtype: Any) -> None:
+    net, low = Net(), torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+    expected = losses(copy.deepcopy(net), lambda: torch.autocast("cpu", low))
+    assert losses(copy.deepcopy(net), lambda: hmp.casts(dtype=dtype)) == expected
+    assert losses(hmp.apply(copy.deepcopy(net), dtype=dtype)) == expected
+    x = torch.ones(2, 2)
+    assert hmp.casts(lambda: x @ x, dtype=dtype)().dtype is low
+    for policy in ("habana", "apex-o1", hmp.Policy(bf16={"matmul"}), hmp.Policy(bf16={"matmul"}, dtype=torch.float16)):
+        before = hmp.Policy.load(policy) if isinstance(policy, str) else policy
+        with hmp.casts(policy, dtype=dtype):
+            assert (x @ x).dtype is low
+        applied = hmp.apply(nn.Linear(2, 2), before.move("linear", "bf16"), dtype=dtype)
+        assert applied(x).dtype is copy.deepcopy(applied)(x).dtype is low
+        with hmp.convert(policy=policy, dtype=dtype):
+            assert (x @ x).dtype is low
+        with hmp.casts(policy):
+            assert (x @ x).dtype is before.dtype, "the policy itself was changed"
+
+
+def test_dtype_holds_in_compiled_code(fresh_compiler: None) -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.casts("habana", dtype=torch.float16):
+            inside = x @ x
+        return inside, hmp.casts(lambda y: y @ y, dtype=torch.float16)(x)
+
+    with hmp.casts():
+        pass
+    assert [each.dtype for each in torch.compile(step, backend="eager")(torch.ones(2, 2))] == 2 * [torch.float16]
+
+
+def test_a_dtype_that_is_not_low_is_refused_with_one_sentence() -> None:
+    for wrong in (torch.float32, torch.int8, "fp16", 16):
+        for call in (hmp.casts, hmp.convert, lambda dtype: hmp.apply(nn.Linear(2, 2), dtype=dtype), lambda dtype: hmp.Policy(dtype=dtype)):
+            with pytest.raises(hmp.HmpError) as error:
+                call(dtype=wrong)
+            assert str(error.value) == f"dtype= expected torch.bfloat16 or torch.float16, got {wrong!r}"
+
+
 def test_convert_keeps_the_list_that_habana_published() -> None:
     x = torch.ones(2, 2)
     with hmp.casts():

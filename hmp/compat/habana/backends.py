@@ -32,16 +32,16 @@ def register_hccl() -> None:
         IN_PLACE.put(backend, table, getattr(backend, table).copy())
     IN_PLACE.put(backend, _HCCL.upper(), _HCCL)
     backend.register_backend(_HCCL, _process_group, devices=[actual_device().type])
-    start = _on_mapped_device(torch.distributed.init_process_group)
+    start = on_mapped_device(torch.distributed.init_process_group)
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         IN_PLACE.put(module, "init_process_group", start)
 
 
-def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return init_process_group with `device_id="hpu"` mapped; the CPU takes none."""
+def on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return init_process_group or new_group with `device_id="hpu"` mapped; the CPU takes none."""
 
     @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+    def start(*args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("device_id")
         device = mapped(given)
         if device is not given:
@@ -49,7 +49,7 @@ def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["device_id"] = None if device.type == "cpu" else torch.device(device.type, index)
         return original(*args, **kwargs)
 
-    return init_process_group
+    return start
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: Any) -> Any:

@@ -9,8 +9,9 @@ elsewhere.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils._device
@@ -18,7 +19,7 @@ from torch import serialization
 from torch.amp import autocast_mode
 from torch.jit import _builtins
 
-from .device_map import SOURCE, actual_device, mapped
+from .device_map import SOURCE, actual_device, mapped, named
 from .replacements import AttributeReplacements
 
 _Function = Callable[..., Any]
@@ -26,7 +27,7 @@ _Function = Callable[..., Any]
 
 def install(replaced: AttributeReplacements) -> None:
     """Accept "hpu" until `replaced.undo()`."""
-    _register_factories(replaced)
+    _register_factories(replaced, "HPU")
     # a set of torch's own functions, filled at its first use
     torch.utils._device._device_constructors()
     for owner, name, position in _PATCHED:
@@ -34,7 +35,7 @@ def install(replaced: AttributeReplacements) -> None:
             original = getattr(owner, name)
             replaced.put(owner, name, scripted_as(original, _mapping(original, position), replaced))
     replaced.put(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
-    replaced.put(torch.Tensor, "hpu", _tensor_hpu)
+    replaced.put(torch.Tensor, "hpu", _moving(SOURCE))
     replaced.put(torch.Tensor, "is_hpu", property(_is_hpu))
     replaced.put(torch.nn.Module, "hpu", _module_hpu)
     replaced.put(torch, "Generator", scripted_as(torch.Generator, _mapping_type(torch.Generator), replaced))
@@ -46,7 +47,17 @@ def install(replaced: AttributeReplacements) -> None:
     _install_loading(replaced)
 
 
-def _register_factories(replaced: AttributeReplacements) -> None:
+def install_cuda(replaced: AttributeReplacements) -> None:
+    """Accept "cuda" too until `replaced.undo()`: the patches map it by now, torch's kernels and methods for it do not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a torch with CUDA has such kernels
+        _register_factories(replaced, "CUDA")
+    replaced.put(torch.Tensor, "cuda", _moving("cuda"))
+    replaced.put(torch._C._nn, "_parse_to", _mapping(torch._C._nn._parse_to, 0))  # Module.to(0) refuses an index without an accelerator
+    replaced.put(torch.amp.GradScaler, "__init__", _scaler(torch.amp.GradScaler.__init__))
+
+
+def _register_factories(replaced: AttributeReplacements, key: str) -> None:
     # the overloads, not torch.empty and its like: under some policies those are patched
     aten = torch.ops.aten
     library = torch.library.Library("aten", "IMPL")
@@ -57,7 +68,7 @@ def _register_factories(replaced: AttributeReplacements) -> None:
         ("tril_indices", aten.tril_indices.default),
         ("triu_indices", aten.triu_indices.default),
     ):
-        library.impl(name, _on_mapped_device(overload), "HPU")
+        library.impl(name, _on_mapped_device(overload), key)
 
 
 def _on_mapped_device(overload: Any) -> Any:
@@ -117,8 +128,8 @@ def _mapping(original: _Function, position: int | None) -> _Function:
 def _pin_memory(original: _Function) -> _Function:
     @functools.wraps(original)
     def pin_memory(self: Any, device: Any = None) -> Any:
-        pinning = mapped(device)
-        if pinning is device:
+        pinning = mapped("cuda" if device is None else device)  # without a device it is CUDA's, in scripts that mean it
+        if not isinstance(pinning, torch.device) or pinning is device:
             return original(self) if device is None else original(self, device)
         # memory on the CPU needs no pinned pages for a copy to the CPU
         return self if pinning.type == "cpu" else original(self)
@@ -126,11 +137,15 @@ def _pin_memory(original: _Function) -> _Function:
     return pin_memory
 
 
-def _tensor_hpu(
-    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
-) -> torch.Tensor:
-    """Return the tensor on the device that "hpu" is mapped to."""
-    return self.to(_hpu(device), non_blocking=non_blocking, memory_format=memory_format)
+def _moving(source: str) -> _Function:
+    """Return the method of tensors that moves them to the device that `source` is mapped to."""
+
+    def move(
+        self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+    ) -> torch.Tensor:
+        return self.to(_on(source, device), non_blocking=non_blocking, memory_format=memory_format)
+
+    return cast(_Function, named(move, source, f'Return the tensor on the device that "{source}" is mapped to.'))
 
 
 def _is_hpu(self: torch.Tensor) -> bool:
@@ -140,11 +155,11 @@ def _is_hpu(self: torch.Tensor) -> bool:
 
 def _module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
     """Move the module to the device that "hpu" is mapped to, and return it."""
-    return self.to(_hpu(device))
+    return self.to(_on(SOURCE, device))
 
 
-def _hpu(device: Any) -> torch.device:
-    return torch.device(SOURCE, device) if isinstance(device, int) else torch.device(SOURCE if device is None else device)
+def _on(source: str, device: Any) -> torch.device:
+    return torch.device(source, device) if isinstance(device, int) else torch.device(source if device is None else device)
 
 
 def _mapping_type(original: type[torch.Generator]) -> type:
@@ -175,6 +190,15 @@ def _autocast(original: _Function) -> _Function:
             # the default dtype of "hpu" is bfloat16, CUDA's is float16
             device_type, dtype = device.type, torch.bfloat16 if dtype is None else dtype
         original(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
+
+
+def _scaler(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        here = mapped(device)
+        original(self, here.type if isinstance(here, torch.device) else device, *args, **kwargs)
 
     return init
 

@@ -1,4 +1,4 @@
-"""The device map: which device "hpu" is, parsed from the user's argument and applied to devices in calls."""
+"""The device map: which device "hpu" is, and "cuda" after GPU migration; parsed from the user's argument and applied in calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ SOURCE = "hpu"
 _FORMS = "expected hpu=cpu, hpu=cuda, hpu=cuda:1, hpu=auto or the like"
 
 _target: torch.device | None = None
+# The types of devices that are mapped.
+_sources = {SOURCE}
 
 
 def set_target(device: torch.device | None) -> None:
     """Map "hpu" to `device` from now on; None maps nothing."""
     global _target
     _target = device
+
+
+def map_cuda(is_mapped: bool) -> None:
+    """Map "cuda" as "hpu" from now on, or no longer."""
+    (_sources.add if is_mapped else _sources.discard)("cuda")
 
 
 def target() -> torch.device | None:
@@ -55,7 +62,7 @@ def _existing(wanted: str, name: str) -> torch.device:
         raise HmpError(f"device map {wanted!r}: torch has no device {name!r}; {_FORMS}") from None
     module = getattr(torch, device.type, None)
     is_available = getattr(module, "is_available", None)
-    if device.type == SOURCE or is_available is None or not is_available():
+    if device.type in _sources or is_available is None or not is_available():
         raise HmpError(f"device map {wanted!r}: this machine has no {device.type!r}; {_FORMS}")
     count: int = getattr(module, "device_count", lambda: 1)()
     if device.index is not None and device.index >= count:
@@ -66,12 +73,13 @@ def _existing(wanted: str, name: str) -> torch.device:
 def mapped(device: Any) -> Any:
     """Return the device that an "hpu" is mapped to, given as a string or torch.device, and any other value as it is.
 
-    "hpu:1" becomes the device of that index. A map to the CPU, or to a device with an index, has this one device only.
+    "hpu:1" becomes the device of that index. A map to the CPU, or to a device with an index, has this one device only. After GPU migration
+    the same holds for "cuda", and for an index alone, which is CUDA's.
     """
-    if type(device) is torch.device:
-        if device.type != SOURCE:
-            return device
-    elif not isinstance(device, str) or not (device == SOURCE or device.startswith("hpu:")):
+    if type(device) is int and "cuda" in _sources:
+        device = torch.device("cuda", device)
+    kind = device.type if type(device) is torch.device else device.partition(":")[0] if isinstance(device, str) else None
+    if kind not in _sources:
         return device
     if _target is None:
         return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from .no_ops import DOES_NOTHING, ERROR, WORKS
+from .no_ops import DOES_NOTHING, WORKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,8 @@ TREE = {
         itself=(WORKS, 'torch.compile(backend="hpu_backend") is torch\'s own default backend')
     ),
     "habana_frameworks.torch.gpu_migration": Module(
-        itself=(ERROR, "write the device 'hpu' in the script; where 'hpu' is CUDA, does nothing: calls of torch.cuda run as they are"),
-        on_import="software.migrate_gpu",
+        itself=(WORKS, "'cuda' is the device that 'hpu' is mapped to; where that is CUDA, nothing is changed"),
+        on_import="gpu_migration.migrate",
     ),
     "habana_frameworks.torch.hpex": Module(),
     "habana_frameworks.torch.hpex.experimental": Module(

@@ -1,11 +1,10 @@
-"""Habana's software as scripts query it: its libraries, lazy mode, the kind of Gaudi, counters of its compiler, GPU migration."""
+"""Habana's software as scripts query it: its libraries, lazy mode, the kind of Gaudi, counters of its compiler."""
 
 from __future__ import annotations
 
 import enum
 
 from . import hpu
-from .device_map import actual_device
 from .no_ops import no_op
 
 __all__ = [
@@ -73,16 +72,3 @@ class _Metric:
 _NO_GRAPH = "no graph is compiled, so that all counts are 0"
 metric_global = no_op("metric_global", _NO_GRAPH, _Metric)
 metric_localcontext = no_op("metric_localcontext", _NO_GRAPH, _Metric)
-
-_warn_migration = no_op("gpu_migration", '"hpu" is mapped to CUDA, and calls of torch.cuda run as they are')
-
-
-def migrate_gpu() -> None:
-    """Accept the import of `habana_frameworks.torch.gpu_migration` where "hpu" is CUDA; raise ImportError elsewhere."""
-    device = actual_device().type
-    if device != "cuda":
-        raise ImportError(
-            f'habana_frameworks.torch.gpu_migration: expected "hpu" to be mapped to cuda, got {device}; remove this import and write the '
-            'device "hpu" in the script, or pass --device-map hpu=cuda'
-        )
-    _warn_migration()

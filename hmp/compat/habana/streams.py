@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from .device_map import forwarded, of_device
+from .device_map import actual_device, device_module, forwarded, of_device
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"]
 
@@ -70,6 +70,14 @@ _stream = _Stream()
 
 Stream = forwarded("Stream", _Stream, "A stream.")
 Event = forwarded("Event", _Event, "An event.")
+
+
+def classes() -> dict[str, type]:
+    """Return the classes of streams and events of the device that "hpu" is mapped to now."""
+    on_cpu: dict[str, type] = {"Stream": _Stream, "Event": _Event}
+    return on_cpu if actual_device().type == "cpu" else {name: getattr(device_module(), name) for name in on_cpu}
+
+
 current_stream = of_device("current_stream", lambda: _stream, "Return the current stream.")
 default_stream = of_device("default_stream", lambda: _stream, "Return the default stream.")
 set_stream = forwarded("set_stream", lambda stream: None, "Make a stream the current one.")

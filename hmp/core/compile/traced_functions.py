@@ -177,7 +177,7 @@ def _region(make: Callable[..., Any]) -> Handler:
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
         if args and callable(given[0]):
-            return variables().Region(make()).call_function(tx, args, {})
+            return variables().Region(make(**named)).call_function(tx, args, {})
         return variables().Region(make(*given, **named))
 
     return call

@@ -28,6 +28,7 @@ def apply(
     model: M,
     policy: Policy | str | Path = DEFAULT,
     *,
+    dtype: torch.dtype | str | None = None,
     outputs: torch.dtype | str | None = None,
     methods: Iterable[str] = ("forward",),
     verbose: bool = False,
@@ -43,6 +44,7 @@ def apply(
         policy: A policy, a preset's name or a folder of lists. The default is "autocast": the lists of torch.autocast for the device of
             the model's parameters, in bfloat16 if that device has instructions for it, else in float16. Scoped entries
             (`softmax @ decoder.*`) match the modules that the model has now, in calls inside calls of the model.
+        dtype: The low-precision dtype, torch.bfloat16 or torch.float16; None takes that of the policy.
         outputs: A dtype such as "float32", to which the floating-point tensors that a call returns are cast, also in nested lists, tuples,
             dicts and dataclasses; float64 and integers stay. Use it if a loss, numpy or an op without a low-precision kernel follows.
             Outputs of the model's layers are not cast. None casts none.
@@ -55,7 +57,7 @@ def apply(
 
     Raises:
         OpListError: There is no such policy, or its lists cannot be used.
-        HmpError: `model` is not a torch.nn.Module or is a scripted one, or its class has no such method.
+        HmpError: `model` is not a torch.nn.Module or is a scripted one, its class has no such method, or `dtype` is another dtype.
 
     Example:
         >>> model = hmp.apply(torch.nn.Linear(4, 2), "habana", outputs="float32")
@@ -64,14 +66,14 @@ def apply(
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"hmp.apply() expected a torch.nn.Module, got {type(model).__name__}; for a function use @hmp.casts(policy)")
-    chosen, dtype = as_policy(policy, model), as_dtype(outputs)
+    chosen, returned = as_policy(policy, model, dtype), as_dtype(outputs)
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     others = _others(marked, methods)
     with lock:
         follow_others()
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
         module_calls.unmark(marked)
-        module_calls.mark(marked, table, dtype, others)
+        module_calls.mark(marked, table, returned, others)
         _send_with_policy(marked)
     if verbose:
         announce(chosen)

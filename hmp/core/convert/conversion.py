@@ -18,7 +18,7 @@ from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
 from ..dispatch import decisions, user_functions
 from ..patching import patches, references
-from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
+from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
 from ..torch_ops import sites
 from ..torch_patches import autocast, late_imports, module_calls, uncast_functions
 from ..torch_private import dynamo
@@ -114,11 +114,8 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
     with policy_tables.gc_paused():
-        chosen = choose_policy(
-            opt_level, policy, model, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
-        )
-        if dtype is not None:
-            chosen = chosen.replace(dtype=dtype)
+        files = (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
+        chosen = in_dtype(choose_policy(opt_level, policy, model, files), dtype)
         with _lock:
             return _convert(chosen, model, is_verbose)
 
@@ -239,7 +236,12 @@ def any_applied() -> bool:
     return module_calls.any_marked()
 
 
-def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
+def casts(
+    policy: Policy | str | Path | Callable[..., Any] = DEFAULT,
+    *,
+    dtype: torch.dtype | str | None = None,
+    model: torch.nn.Module | None = None,
+) -> Any:
     """Activate a policy in the calling thread or task: a context manager and a decorator. Contexts nest.
 
     torch stays patched until `hmp.revert()`. Outside the context the patches do nothing.
@@ -247,6 +249,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     Args:
         policy: A policy, a preset's name or a folder of lists. The default is "autocast": the lists of torch.autocast for the device of
             `model`, or else for the device in use.
+        dtype: The low-precision dtype, torch.bfloat16 or torch.float16; None takes that of the policy.
         model: The model whose modules the scoped entries (`softmax @ decoder.*`) match, as it is now.
 
     Returns:
@@ -254,7 +257,8 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
 
     Raises:
         OpListError: There is no such policy, or its lists cannot be used.
-        HmpError: The policy has scoped entries and there is no model, or torch.compile traces the first `casts()` of the process.
+        HmpError: `dtype` is another dtype, the policy has scoped entries and there is no model, or torch.compile traces the first
+            `casts()` of the process.
 
     Example:
         >>> x = torch.ones(2, 2)
@@ -265,8 +269,8 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
     if isinstance(policy, (types.FunctionType, types.MethodType)):
-        return casts()(policy)
-    chosen = _uncompiled(as_policy)(policy, model)
+        return casts(dtype=dtype, model=model)(policy)
+    chosen = _uncompiled(as_policy)(policy, model, dtype)
     _check_model(model, chosen, "casts(model=...)")
     made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: policy_tables.table_of(chosen)
 

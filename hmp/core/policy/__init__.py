@@ -2,8 +2,8 @@
 
 from . import policy_files, precedence, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
-from .policy import DEFAULT, HABANA, Policy, as_policy
-from .policy_files import OPTIONAL_FILES, list_files, word_files
+from .policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
+from .policy_files import OPTIONAL_FILES, word_files
 from .precedence import Listed
 from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path, unwrapped
@@ -26,7 +26,7 @@ __all__ = [
     "device_preset",
     "exactness",
     "home",
-    "list_files",
+    "in_dtype",
     "names_lists",
     "parse_list",
     "plain_path",

@@ -116,8 +116,10 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     if not isinstance(path, (str, os.PathLike)):
         raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
-    if file.is_dir():
-        raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
+    inside = [each for each in LISTS if os.path.isfile(file / f"{each}.txt")]
+    if inside:
+        own = f"write {str(file / f'{cast}.txt')!r}, or " if cast in inside else ""
+        raise OpListError(f"expected the {cast} list file, got a folder of lists; {own}for all its lists policy={str(file)!r}", file)
     return parse_list(read_text(file), cast, file)
 
 
@@ -148,9 +150,15 @@ def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry
 
 def read_text(file: Path) -> str:
     """Return the text of a list file, or of another in a policy's folder. Raise OpListError if it isn't a UTF-8 text file."""
+    if os.path.isdir(file):
+        raise OpListError("expected a text file, got a folder; give a file, or rename the folder", file)
     try:
         data = file.read_bytes()
     except FileNotFoundError:
+        if file.is_symlink():
+            raise OpListError(
+                f"is a link to {os.readlink(file)}, which does not exist; remove the link, or restore the file", file
+            ) from None
         raise OpListError('no such file; give the path of a list file, or "" for the default list', file) from None
     except OSError as error:
         raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", file) from error

@@ -163,15 +163,15 @@ class Policy:
         if str(policy) == presets.OF_DEVICE:
             return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
-        if not folder.is_dir():
-            raise OpListError(presets.unknown(str(policy)))
-        found = policy_files.list_files(folder)
-        entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        base = policy_files.read_base(folder)
+        if not os.path.isdir(folder):
+            raise policy_files.is_no_folder(str(policy))
+        files = policy_files.contents(folder)
+        entries = [entry for cast, file in policy_files.list_files(files).items() for entry in read_list(file, cast)]
+        base = policy_files.read_base(files)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(folder, policy_files.DEFAULTS))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(files, policy_files.DEFAULTS))
         under = cls._load(base, device)
-        words = policy_files.read_words(folder, under._words)
+        words = policy_files.read_words(files, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
@@ -416,6 +416,10 @@ class Policy:
     def _without_scoped(self) -> Policy:
         return dataclass_replace(self, scoped=())
 
+    @functools.cached_property
+    def _in_other_dtype(self) -> Policy:  # cached, as training loops run `with hmp.casts(policy, dtype=...)` at each step
+        return self.replace(dtype=torch.bfloat16 if self.dtype is torch.float16 else torch.float16)
+
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, a hash of the lists and the low-precision dtype: the same for equal policies on every machine."""
@@ -440,7 +444,8 @@ class Policy:
             >>> "erfinv" in policy.replace(fp32=policy.fp32 | {"erfinv"}).fp32
             True
         """
-        changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
+        changed = self.name if set(changes) <= {"name", "dtype"} else f"{self.name.removesuffix(' (changed)')} (changed)"
+        changes.setdefault("name", changed)
         return dataclass_replace(self, **changes)
 
     def move(self, name: str, to: ListName) -> Policy:
@@ -596,12 +601,12 @@ def _autocast(device: torch.device) -> Policy:
     """
     lists = as_policy(presets.device_preset(device))
     natively = presets.computes_in_bfloat16(device)
-    return lists if natively is None else _in_dtype(lists, torch.bfloat16 if natively else torch.float16)
+    return lists if natively is None else in_dtype(lists, torch.bfloat16 if natively else torch.float16)
 
 
-@functools.cache
-def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
-    return policy if policy.dtype is dtype else policy.replace(dtype=dtype)
+def in_dtype(policy: Policy, dtype: Any) -> Policy:
+    """Return `policy` with this low-precision dtype, itself for None. Raise HmpError for any other dtype than the two."""
+    return policy if dtype is None or low_dtype(dtype) is policy.dtype else policy._in_other_dtype
 
 
 @functools.cache
@@ -610,11 +615,15 @@ def _named(name: str, device: torch.device) -> Policy | None:
     return Policy._load(name, device) if name in policies() else None
 
 
-def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None) -> Policy:
+def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None, dtype: Any = None) -> Policy:
     """Return `policy` itself, or the policy of the preset or folder that it names. "autocast" is that of the device that `model` is on.
 
-    Raises OpListError if it names none, HmpError for other types.
+    Its low-precision dtype is `dtype`, if that is given. Raises OpListError if it names none, HmpError for other types and dtypes.
     """
+    return in_dtype(_as_policy(policy, model), dtype)
+
+
+def _as_policy(policy: Policy | str | Path, model: torch.nn.Module | None) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):

@@ -1,8 +1,11 @@
-"""The files that a policy is read from besides its lists: those of one word in its folder, and an Optimum Gaudi configuration."""
+"""The files that a policy is read from: a folder's, by their names, those of one word, and an Optimum Gaudi configuration."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,26 +50,148 @@ def low_dtype(dtype: Any) -> torch.dtype:
     raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
 
 
-def list_files(folder: Path) -> dict[ListName, Path]:
-    """Return the list files that a policy's folder holds, each with its list. Raise OpListError where it holds none."""
-    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
-    if not found:
+# What a policy's folder may contain: the files that are read.
+NAMES = (*(f"{cast}.txt" for cast in LISTS), BASE_FILE, *(word.file for word in WORDS.values()))
+# A part of a file's name → the list that such a file contains.
+_MARKS: Mapping[str, ListName] = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "float16": "bf16",
+    "lower": "bf16",
+    "fp8": "fp8",
+    "float8": "fp8",
+    "saved": "saved",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "promote": "promote",
+    "widest": "promote",
+}
+# Words that say nothing about which file it is.
+_FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak my preset policy".split())
+
+
+def lists_named(name: str) -> set[ListName]:
+    """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
+    plain = re.sub(r"[\W_]", "", name.casefold())
+    return {cast for mark, cast in _MARKS.items() if mark in plain}
+
+
+def _nearly(name: str) -> str | None:
+    """Return the file of a policy's folder whose name `name` nearly is: "bf16.txt" for "BF_16.text"; None for any other file.
+
+    Files of other kinds (README.md, base.py), hidden ones and editors' copies (bf16.txt~) aren't nearly one.
+    """
+    kind = name.rpartition(".")[2].casefold() if "." in name else "txt"
+    is_text = kind in _FILLERS or kind.isdigit() or difflib.SequenceMatcher(None, kind, "txt").ratio() > 0.6
+    if not is_text or name.startswith((".", "#")) or name.endswith("~"):
+        return None
+    best, nearest = 0.0, None
+    for part in (name, name.partition(".")[0]):
+        words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
+        plain = "".join(words).removesuffix("txt")
+        for right in NAMES:
+            stem = right.removesuffix(".txt").replace("_", "")
+            near = difflib.SequenceMatcher(None, plain, stem).ratio()
+            # one letter wrong, missing, more or swapped with the next
+            if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
+                best, nearest = near, right
+    return nearest or next((f"{cast}.txt" for cast in LISTS if cast in lists_named(name)), None)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return what the folder contains under the names of a policy's files, by name, whether it can be read or not."""
+    there = _names_in(folder)
+    return {name: folder / name for name in NAMES if name in there}
+
+
+def misnamed(folder: Path) -> dict[Path, str]:
+    """Return each file in the folder whose name is nearly that of a policy's file, with the right name."""
+    others = [folder / name for name in sorted(_names_in(folder)) if name not in NAMES]
+    found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder "fp8" is another policy
+    return {file: right for file, right in found.items() if right is not None}
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError as error:
+        raise OpListError(f"this folder cannot be read: {error.strerror or error}; check its permissions", folder) from error
+
+
+def what_is_meant(right: str) -> str:
+    """Return the message for a file whose name is nearly `right`."""
+    return f"did you mean {right!r}? hmp does not read a file of this name: rename it, or move it out of the folder"
+
+
+def contents(folder: Path) -> dict[str, Path]:
+    """Return `files_in(folder)`. Raise OpListError where it has no list, or a file that is nearly one of these and would be left out."""
+    wrong = misnamed(folder)
+    if len(wrong) == 1:
+        ((file, right),) = wrong.items()
+        raise OpListError(what_is_meant(right), file)
+    if wrong:
+        found = ", ".join(f"{file.name!r} (did you mean {right!r}?)" for file, right in wrong.items())
+        raise OpListError(f"hmp does not read files of these names: {found}; rename them, or move them out of the folder", folder)
+    files = files_in(folder)
+    if not list_files(files):
         raise OpListError(
             f"expected list files, got none; put {', '.join(f'{cast}.txt' for cast in LISTS)}, or some of them, there", folder
         )
-    return found
+    return files
 
 
-def read_base(folder: Path) -> str:
+def is_no_folder(given: str) -> OpListError:
+    """Return the error for what is neither a preset nor a folder: the nearest of these, and for a file how to use it."""
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # no permission for a folder above it
+        return OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", path)
+    if is_file:
+        cast = next(iter(lists_named(path.name)), "bf16")
+        folder = f"write {str(path.parent)!r} for the lists beside it, or " if files_in(path.parent) else ""
+        return OpListError(
+            f"expected a preset's name or a folder of list files, got a file; {folder}"
+            f"for one list alone policy=hmp.Policy.from_files({cast}={given!r})",
+            path,
+        )
+    near = difflib.get_close_matches(given.casefold(), presets.policies())
+    beside = {each.name.casefold(): str(each) for each in _folders_of_lists(path.parent)}
+    near += [beside[name] for name in difflib.get_close_matches(path.name.casefold(), beside)]
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return OpListError(f"unknown policy {given!r}; {meant}presets are {presets.names()}, or name a folder of list files")
+
+
+def _folders_of_lists(parent: Path) -> list[Path]:
+    """Return the folders inside `parent` that contain a list."""
+    return sorted({file.parent for cast in LISTS for file in parent.glob(f"*/{cast}.txt")})
+
+
+def list_files(files: Mapping[str, Path]) -> dict[ListName, Path]:
+    """Return the lists among the files of a policy's folder."""
+    return {cast: files[f"{cast}.txt"] for cast in LISTS if f"{cast}.txt" in files}
+
+
+def read_base(files: Mapping[str, Path]) -> str:
     """Return the preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
-    file = folder / BASE_FILE
-    return _word(file, presets.policies()) if file.is_file() else ""
+    return _word(files[BASE_FILE], presets.policies()) if BASE_FILE in files else ""
 
 
-def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+def read_words(files: Mapping[str, Path], base: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
-    files = {field: folder / word.file for field, word in WORDS.items()}
-    return {field: _word(file, WORDS[field].allowed) if file.is_file() else base[field] for field, file in files.items()}
+    return {field: _word(files[word.file], word.allowed) if word.file in files else base[field] for field, word in WORDS.items()}
+
+
+def wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
+    """Return what is wrong with the files of one word, base.txt too."""
+    allowed = {BASE_FILE: presets.policies(), **{word.file: word.allowed for word in WORDS.values()}}
+    found = []
+    for name in allowed.keys() & files.keys():
+        try:
+            _word(files[name], allowed[name])
+        except OpListError as error:
+            found.append(error)
+    return sorted(found, key=str)
 
 
 def word_files(words: Mapping[str, str]) -> dict[str, str]:
@@ -112,6 +237,8 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
             config = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
+        except OSError as error:
+            raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", path) from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise OpListError(f"expected JSON, got {error}; give a gaudi_config.json", path) from None
     if not isinstance(config, Mapping):

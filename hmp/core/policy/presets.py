@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import itertools
 import sys
@@ -29,13 +28,6 @@ OF_DEVICE = "autocast"  # the lists of the device that the model is on, see `Pol
 # on Gaudi: torch.hpu.is_available() is true once the bridge is imported, as torch does by itself where it finds the bridge; what is asked
 # before then is answered for the CPU. torch.autocast("hpu") casts what the lists of "gaudi" name, which are those of Habana's pages.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda", "xla": "torch-xla"}
-
-
-def unknown(name: str) -> str:
-    """Return the message for a name that is neither a preset nor a folder: the nearest presets, and all."""
-    near = difflib.get_close_matches(name, policies())
-    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return f"unknown policy {name!r}; {meant}presets are {names()}, or name a folder of list files"
 
 
 def names() -> str:

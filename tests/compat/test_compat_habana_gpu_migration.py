@@ -1,0 +1,216 @@
+"""Scripts for GPUs run on the mapped device once they import Habana's GPU migration.
+
+Oracle: the same script written for the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from command_kit import HABANA, RUN, python, two_ranks
+from hmp.compat import habana
+from torch_snapshot import Snapshot, all_of_torch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which torch.cuda is itself")
+X = torch.ones(2, 3)
+
+
+def migrate() -> None:
+    import habana_frameworks.torch.gpu_migration  # noqa: F401
+
+
+def loaded(device: Any) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(X, file)
+    file.seek(0)
+    found: torch.Tensor = torch.load(file, map_location=device)
+    return found
+
+
+def inside(device: Any) -> torch.Tensor:
+    with device if isinstance(device, torch.device) else torch.device(device):
+        return nn.Linear(2, 2).weight
+
+
+TAKES_INDEX: dict[str, Callable[[Any], Any]] = {
+    "Tensor.to": lambda device: X.to(device),
+    "Tensor.to by keyword": lambda device: X.to(device=device, dtype=torch.bfloat16),
+    "Tensor.cuda": lambda device: X.cuda(device, non_blocking=True),
+    "Module.to": lambda device: nn.Linear(2, 2).to(device).weight,
+    "Module.cuda": lambda device: nn.Linear(2, 2).cuda(device).weight,
+    "torch.tensor": lambda device: torch.tensor([1.0], device=device),
+    "pinned": lambda device: X.pin_memory().to(device),
+}
+CALLS = TAKES_INDEX | {
+    "torch.zeros": lambda device: torch.zeros(2, device=device),
+    "torch.randn": lambda device: torch.randn(2, device=device, generator=torch.Generator(device)),
+    "torch.arange": lambda device: torch.arange(3, device=device),
+    "torch.full_like": lambda device: torch.full_like(X, 2.0, device=device),
+    "nn.Linear": lambda device: nn.Linear(2, 2, device=device).weight,
+    "torch.load": loaded,
+    "with torch.device": inside,
+    "with torch.cuda.device": lambda device: torch.cuda.device(device).__enter__() or torch.empty(2, device=device),
+    "torch.amp.GradScaler": lambda device: torch.amp.GradScaler(torch.device(device).type).scale(torch.ones(1, device=device)),
+}
+DEVICES = st.sampled_from(["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 0), 0, 1])
+
+
+@given(DEVICES, st.sampled_from([*CALLS]))
+def test_every_call_that_takes_cuda_lands_on_the_cpu_while_it_is_migrated(device: Any, name: str) -> None:
+    call = (TAKES_INDEX if isinstance(device, int) else CALLS).get(name, TAKES_INDEX["Tensor.to"])
+    with habana.install("cpu"):
+        with pytest.raises((RuntimeError, AssertionError)):
+            X.to(device)
+        migrate()
+        assert call(device).device == torch.device("cpu")
+    with pytest.raises((RuntimeError, AssertionError)):
+        X.to(device)
+
+
+@pytest.mark.usefixtures("hpu_on_cpu")
+def test_torch_cuda_is_what_torch_hpu_is() -> None:
+    assert not torch.cuda.is_available()
+    migrate()
+    assert (torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_device()) == (True, 1, 0)
+    assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(0).name == "cpu"
+    assert torch.cuda.get_device_capability() == (0, 0) and torch.cuda.is_bf16_supported(including_emulation=False)
+    torch.cuda.set_device("cuda:0")
+    for call in (torch.cuda.synchronize, torch.cuda.empty_cache, torch.cuda.reset_peak_memory_stats):
+        call()
+    assert torch.cuda.max_memory_allocated() >= torch.cuda.memory_allocated() > 0
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        start.record()
+        end.record()
+    assert start.elapsed_time(end) >= 0 and isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    torch.cuda.manual_seed_all(3)
+    state, drawn = torch.cuda.get_rng_state(), torch.rand(3, device="cuda")
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(3)))
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(drawn, torch.rand(3, device="cuda"))
+    layer = nn.Linear(3, 2).cuda()
+    for region, dtype in (
+        (torch.autocast("cuda"), torch.bfloat16),
+        (torch.cuda.amp.autocast(), torch.bfloat16),
+        (torch.autocast("cuda", torch.float16), torch.float16),
+        (torch.cuda.amp.autocast(dtype=torch.float16), torch.float16),
+        (torch.autocast("cuda", enabled=False), torch.float32),
+    ):
+        with region:
+            assert layer(X).dtype is dtype
+
+
+@pytest.mark.usefixtures("hpu_on_cpu")
+def test_torchs_own_code_knows_that_there_is_no_gpu(fresh_compiler: None) -> None:
+    migrate()
+    layer, x = nn.Linear(3, 2).cuda(), X.cuda()
+    assert torch.equal(torch.compile(layer, backend="aot_eager")(x), layer(x))
+    assert torch.equal(nn.DataParallel(layer, device_ids=[0])(x), layer(x))
+    with torch.random.fork_rng():
+        torch.rand(2, device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.distributed.reduce_op warns when it is looked at
+def test_uninstall_leaves_torch_as_it_was() -> None:
+    before = Snapshot(all_of_torch())
+    with habana.install("cpu"):
+        migrate()
+        assert any("torch.cuda.is_available" in line for line in before.differences())
+    assert before.differences() == []
+    assert not torch.cuda.is_available() and "habana_frameworks.torch.gpu_migration" not in sys.modules
+
+
+TRAIN = """\
+import habana_frameworks.torch.gpu_migration
+import torch
+
+assert torch.cuda.is_available()
+torch.manual_seed(0)
+torch.cuda.manual_seed_all(0)
+torch.backends.cudnn.benchmark = True
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 4)).cuda()
+optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=0.01), torch.cuda.amp.GradScaler()
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, pin_memory=True)
+losses = []
+for epoch in range(3):
+    for x, y in loader:
+        x, y = x.cuda(non_blocking=True), y.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.amp.autocast():
+            out = model(x)
+            loss = torch.nn.functional.cross_entropy(out, y)
+        assert out.dtype is torch.bfloat16
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    torch.cuda.synchronize()
+with torch.autocast("cuda"), torch.no_grad():
+    losses.append(model(torch.randn(2, 8, device="cuda:0")).sum().item())
+print(losses)
+"""
+ON_CPU = {
+    "import habana_frameworks.torch.gpu_migration\n": "",
+    "assert torch.cuda.is_available()\n": "",
+    "torch.cuda.manual_seed_all(0)\n": "",
+    "    torch.cuda.synchronize()\n": "",
+    ").cuda()\n": ")\n",
+    "x.cuda(non_blocking=True)": "x",
+    "torch.cuda.amp.GradScaler()": 'torch.amp.GradScaler("cpu")',
+    "torch.cuda.amp.autocast()": 'torch.autocast("cpu", torch.bfloat16)',
+    'torch.autocast("cuda")': 'torch.autocast("cpu", torch.bfloat16)',
+    ', device="cuda:0"': "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [HABANA, (*RUN, "--habana")], ids=["hpu=cpu", "no device map"])
+def test_a_training_script_for_gpus_computes_what_it_does_when_written_for_the_cpu(command: tuple[str, ...], tmp_path: Path) -> None:
+    on_cpu = functools.reduce(lambda text, pair: text.replace(*pair), ON_CPU.items(), TRAIN)
+    assert on_cpu.count("cuda") == 2  # of the line that chooses a device
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "on_cpu.py").write_text(on_cpu)
+    done, expected = python(*command, "train.py", cwd=tmp_path), python("on_cpu.py", cwd=tmp_path)
+    assert done.returncode == expected.returncode == 0, (done.stderr, expected.stderr)
+    assert done.stdout == expected.stdout
+
+
+RANKS = """\
+import habana_frameworks.torch.gpu_migration
+import os
+import torch
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4).to(rank), device_ids=[rank], output_device=rank)
+model(torch.randn(2, 8).to(rank) + rank).sum().backward()
+gradient = model.module.weight.grad.clone()
+torch.distributed.all_reduce(gradient, group=torch.distributed.new_group(backend="nccl"))
+assert torch.allclose(gradient, 2 * model.module.weight.grad)
+torch.distributed.destroy_process_group()
+print("done", flush=True)
+os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_over_nccl_runs_over_gloo(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    done = two_ranks(*HABANA, "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()) == (0, ["done", "done"]), done.stderr
