@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-from ..torch_private import TORCH
+from ..torch_private import FLEX_TAKES_MIXTURES, TORCH
 
 
 def _names(text: str) -> frozenset[str]:
@@ -70,6 +70,7 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     grid_sample grid_sampler
     interpolate upsample
     logsigmoid log_sigmoid
+    scaled_dot_product_attention flex_attention
     """.strip().splitlines()
 )
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -238,7 +239,7 @@ MIXED_RAISES = _names(
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     meshgrid cartesian_prod quantile nanquantile histogram histogramdd
     """
-)
+) | _names("" if FLEX_TAKES_MIXTURES else "flex_attention")
 # Of those, the ones that accept some mixtures, depending on shapes: torch's op is tried first.
 MIXED_SOMETIMES_RAISES = _names("einsum inner matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
 # Of those, the ones where only the kernel raises: with fake and meta tensors, as compilers use, every mixture is accepted.
