@@ -15,7 +15,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Exact synonyms: same arguments, same result. An unlisted one follows the first of its group that is listed. Functions of torch.special
+# Exact synonyms: same arguments, same result; and functions of the same numbers, with indices or with a mask of another form. An unlisted one follows the first of its group that is listed. Functions of torch.special
 # with the name of one in torch (special.softmax) are synonyms too and not repeated here.
 SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     tuple(line.split())
@@ -71,6 +71,14 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     interpolate upsample
     logsigmoid log_sigmoid
     scaled_dot_product_attention flex_attention
+    max_pool1d max_pool1d_with_indices
+    max_pool2d max_pool2d_with_indices
+    max_pool3d max_pool3d_with_indices
+    adaptive_max_pool1d adaptive_max_pool1d_with_indices
+    adaptive_max_pool2d adaptive_max_pool2d_with_indices
+    adaptive_max_pool3d adaptive_max_pool3d_with_indices
+    fractional_max_pool2d fractional_max_pool2d_with_indices
+    fractional_max_pool3d fractional_max_pool3d_with_indices
     """.strip().splitlines()
 )
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -334,6 +342,14 @@ USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef line
 WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
 # And the one whose products torch.autocast leaves in float32.
 FLOAT32_UNDER_AUTOCAST = _names("bilinear")
+# Ops that give other values, some in another dtype, while a dispatch mode looks on: torch.autocast does not reach what their kernels call
+# then, or torch takes another routine of LAPACK.
+CHANGED_BY_LISTENING = _names(
+    """
+    bilinear norm nuclear_norm pinverse linalg.pinv linalg.cond linalg.eigvalsh linalg.lstsq linalg.matrix_norm linalg.matrix_rank
+    linalg.norm linalg.svdvals
+    """
+)
 # Ops that draw random numbers. A failed call may have drawn some, so these are not retried in float32 (R11).
 RANDOM = _names(
     """
