@@ -124,7 +124,9 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
-            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (x.is_nested and x.layout is torch.strided)
+            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (
+                x.is_nested and x.layout is torch.strided
+            )
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: caster(t, wanted) for n, t in stats.items()}

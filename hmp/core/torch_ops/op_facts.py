@@ -15,8 +15,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Exact synonyms: same arguments, same result; and functions of the same numbers, with indices or with a mask of another form. An unlisted one follows the first of its group that is listed. Functions of torch.special
-# with the name of one in torch (special.softmax) are synonyms too and not repeated here.
+# Exact synonyms: same arguments, same result; and functions that compute the same and give indices too, or take a mask of another form.
+# An unlisted one follows the first of its group that is listed. Functions of torch.special with the name of one in torch (special.softmax)
+# are synonyms too and not repeated here.
 SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     tuple(line.split())
     for line in """
