@@ -151,7 +151,7 @@ def test_r11_a_forward_derivative_that_mixes_dtypes_says_nothing_of_calls_withou
 A, W = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
 NORM = torch.nn.LayerNorm(4)
 CONV, GROUPS = torch.nn.Conv1d(2, 3, 1), torch.nn.GroupNorm(1, 2)
-# what torch's formulas give behind a norm of a bfloat16 input with float32 weights: a float32 tangent beside a bfloat16 result
+# what torch's formulas give after a norm of a bfloat16 input with float32 weights: a float32 tangent beside a bfloat16 result
 AFTER_A_NORM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear": lambda x: F.linear(NORM(F.linear(x, W)), W),
     "matmul": lambda x: NORM(F.linear(x, W)) @ W,
