@@ -116,6 +116,10 @@ variable_functions: Any = _required("torch._C._VariableFunctions")
 IN_VARIABLE_FUNCTIONS = frozenset(vars(type(variable_functions)))
 # Modules whose functions ask the `__torch_function__` of subclasses, and that of no mode.
 ASKING_NO_MODE = frozenset({"torch._lowrank", "torch._lobpcg"})
+# Packages of torch's with classes of tensors whose `__torch_function__` computes attention itself (NestedTensor, CausalBias).
+COMPUTING_ATTENTION = ("torch.nested.", "torch.nn.attention.")
+# The module of torch's attention masks that have a shape and no numbers.
+ATTENTION_BIASES = "torch.nn.attention.bias"
 nn_builtins: types.ModuleType = _required("torch._C._nn")
 vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
 # Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what
@@ -128,6 +132,16 @@ CALLED_IN_VF = frozenset(
 )
 # (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
+# The modules of which one function alone is an op.
+OF_ONE_OP: dict[Any, str] = {
+    module: name.rpartition(".")[2]
+    for name in ("torch.nn.attention.flex_attention",)
+    if isinstance(module := _optional(name, None), types.ModuleType)
+}
+# The higher-order op that flex_attention calls; compiled code may call it alone.
+flex_attention_op: Any = _optional("torch.nn.attention.flex_attention.flex_attention_hop", None)
+# Whether flex_attention takes key and value in another dtype than query.
+FLEX_TAKES_MIXTURES = "allow_lowp_kv" in _optional("torch.nn.attention._utils._validate_sdpa_input.__code__.co_varnames", ())
 # (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
 # linalg_multi_dot and _sparse_mm. A release of torch may lack some.
 BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(

@@ -5,6 +5,7 @@ Methods are looked up, replaced and compared as without hmp, and no table of tor
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 import hmp
@@ -69,6 +72,56 @@ def test_r19_a_table_of_functions_is_not_passed_by(when: str) -> None:
             assert torch.matmul(x, x) == "matmul"
             assert len(Handled.TABLE) == 3
         assert [F.linear(x, x), x * x, torch.matmul(x, x)] == ["linear", "mul", "matmul"]
+
+
+class Seeing(torch.Tensor):
+    """Notes what its handler gets, and answers some ops by itself."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "__get__" not in str(func):
+            cls.seen.append((getattr(func, "__name__", ""), [a.dtype for a in args if isinstance(a, torch.Tensor)]))
+        if func is torch.exp:
+            return args[0].dtype
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class SeeingMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "__get__" not in str(func):
+            Seeing.seen.append((getattr(func, "__name__", ""), [a.dtype for a in args if isinstance(a, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+CALLED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a builtin": lambda x: torch.matmul(x, B),
+    "a function in Python": lambda x: F.softmax(x, -1),
+    "a method": lambda x: x.mm(B),
+    "an operator": lambda x: 2.0 / x,
+    "in torch.nn": lambda x: F.linear(x, B),
+    "an answer of its own": lambda x: torch.exp(x),
+    "unlisted": lambda x: torch.cos(x),
+    "keywords": lambda x: F.linear(input=x, weight=B),
+    "a list": lambda x: torch.cat([x, x]),
+}
+
+
+@given(st.sampled_from(sorted(CALLED)), st.sampled_from([WIDE, LOW]), st.sampled_from(["class", "mode", "both"]))
+def test_r19_a_recording_changes_nothing_that_the_users_handlers_see(name: str, dtype: torch.dtype, who: str) -> None:
+    x = A.to(dtype).as_subclass(Seeing) if who != "mode" else A.to(dtype)
+    found = []
+    for watching in (contextlib.nullcontext, hmp.record):
+        Seeing.seen.clear()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hmp.casts(policy(bf16=["matmul", "mm", "linear", "truediv", "cat"], fp32=["softmax", "exp"])))
+            if who != "class":
+                stack.enter_context(SeeingMode())
+            stack.enter_context(watching())
+            result = CALLED[name](x)
+        found.append((list(Seeing.seen), result if isinstance(result, torch.dtype) else (result.dtype, type(result), result.tolist())))
+    assert found[0] == found[1]
 
 
 def test_r19_torchs_own_subclasses_know_what_they_are_handed() -> None:

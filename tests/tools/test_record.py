@@ -102,6 +102,28 @@ def test_what_a_hook_calls_in_backward_and_what_runs_where_casts_are_off_is_coun
     assert {"tanh", "linear"}.isdisjoint(row.op for row in report.rows)
 
 
+def test_an_op_that_gives_float8_is_seen() -> None:
+    """No dtype promotes with float8."""
+    like = torch.zeros(2).to(torch.float8_e4m3fn)
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        assert torch.zeros(2).view_as(like).type_as(like).dtype is like.dtype
+    assert report.rows
+
+
+@pytest.mark.native_kernels
+def test_what_a_dispatch_mode_would_change_is_not_listened_to() -> None:
+    """torch.autocast does not reach what the kernels of these call while a mode looks on."""
+    square, weight = torch.linspace(-1, 1, 16).reshape(4, 4) + torch.eye(4), torch.linspace(-1, 2, 32).reshape(2, 4, 4)
+    calls = (lambda: torch.linalg.pinv(square), lambda: torch.nn.functional.bilinear(square, square, weight))
+    for call in calls:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            want = call()
+        with hmp.casts("torch-cpu"), hmp.record():
+            got = call()
+        assert got.dtype is want.dtype
+        assert torch.equal(got, want)
+
+
 def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     """Their code runs with casts off, for they are one op (R8): these are calls under the policy all the same."""
     low, wide = torch.randn(2, 3).bfloat16(), torch.randn(2, 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch._dynamo.variables import torch_function
+from torch.overrides import TorchFunctionMode
 
 import hmp
 from compile_kit import BF16, BRIDGED, F32, FAKES_REFUSE, LOW, Graphs, dtypes, same_results
@@ -115,6 +116,28 @@ def test_a_torch_that_hmp_does_not_know_runs_uncompiled_with_a_warning_and_compi
 
 @BRIDGED
 @pytest.mark.filterwarnings("ignore")
+class Passing(TorchFunctionMode):
+    """A mode of the program's own."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_compiled_code_may_enter_modes_of_its_own():
+    def step(x, weight):
+        y = torch.nn.functional.linear(x, weight)
+        with Passing():
+            y = torch.nn.functional.linear(y, weight) + 1
+        torch._dynamo.graph_break()
+        return torch.nn.functional.linear(y, weight)
+
+    x, weight = torch.randn(4, 4), torch.randn(4, 4)
+    with hmp.casts(hmp.Policy("p", bf16={"linear"})):
+        got = torch.compile(step, backend="eager")(x, weight)
+        same_results(got, step(x, weight))
+    assert got.dtype is BF16
+
+
 def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():
     def fits_not(x):
         try:

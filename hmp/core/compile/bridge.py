@@ -30,7 +30,7 @@ from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
 from .traced_functions import entering as entering
 from .traced_functions import functions, innermost, variables
-from .traced_state import Trace, build, compiling
+from .traced_state import Trace, build, compiling, trace_of
 
 
 def forget_wrappers() -> None:
@@ -92,6 +92,7 @@ def _patch_dynamo() -> None:
         (sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model),
         (sys.modules[dynamo.check.__module__], "check", _checking_torchs),
         (dynamo.OutputGraph, "call_user_compiler", _graph_without_casts),
+        (dynamo.OutputGraph, "compile_subgraph", _without_mode),
         (dynamo.InstructionTranslatorBase, "run", _with_trace),
         (dynamo.BaseTorchVariable, "__init__", _of_torchs_own),
         (dynamo.BuiltinVariable, "call_abs", _calling_abs),
@@ -196,6 +197,16 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
         return functools.wraps(compiled)(without_casts(compiled))
 
     return call_user_compiler
+
+
+def _without_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the code that Dynamo makes restore the program's modes, where traced code has entered one: hmp's is there while it traces."""
+
+    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        with trace_of(tx).unasked():
+            return original(self, tx, *args, **kwargs)
+
+    return compile_subgraph
 
 
 def _backward_outside() -> AbstractContextManager[Any]:

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import layered_patches
+from .. import layered_patches, torch_private
 from ..active import Region, regions, state, suspensions, without_casts
 from ..dispatch import placement, user_functions
 from ..patching import PatchedOp
 from ..rules import op_wrap
-from ..torch_ops import op_facts
+from ..torch_ops import op_facts, sites_of
 from ..torch_patches import autocast, library_ops, model_wrappers, module_calls
 from . import traced_call
 from .dynamo_names import dynamo
@@ -42,11 +42,8 @@ def variables() -> types.SimpleNamespace:
         """The mode through which Dynamo hands each call of torch to hmp."""
 
         def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            if not isinstance(fn, dynamo.TorchHigherOrderOperatorVariable):
-                return call(tx, fn, list(args), dict(kwargs))
-            # the functions among its arguments are user code, and traced with this mode active
-            with trace_of(tx).under(trace_of(tx).here):
-                return fn._call_function(tx, list(args), dict(kwargs))
+            is_higher_order = isinstance(fn, dynamo.TorchHigherOrderOperatorVariable)
+            return (_call_higher_order if is_higher_order else call)(tx, fn, list(args), dict(kwargs))
 
     class Function(dynamo.VariableTracker):  # type: ignore[misc]
         """A function that Dynamo does not trace, or a state that traced code passes on."""
@@ -127,6 +124,17 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return fn.call_function(tx, args, kwargs)
 
     return emit(args, kwargs) if found is None else traced_call.TracedCall(tx, emit).run(found, args, kwargs)
+
+
+def _call_higher_order(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the variable of a call of one of torch's higher-order ops."""
+    here = trace_of(tx).here
+    if fn.value is torch_private.flex_attention_op:  # of a flex_attention that was compiled before hmp replaced it
+        found = traced_call.wrapper(here, sites_of("flex_attention")[0].original)
+        if found is not None:
+            return traced_call.call_composite(tx, fn, found, args, kwargs)
+    with trace_of(tx).under(here):  # the functions among its arguments are user code, and traced with the mode active
+        return fn._call_function(tx, args, kwargs)
 
 
 def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:

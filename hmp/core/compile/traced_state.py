@@ -117,6 +117,16 @@ class Trace:
             self._modes.remove(self._mode)
 
     @contextlib.contextmanager
+    def unasked(self) -> Iterator[None]:
+        """Context manager in which hmp's mode is not on Dynamo's stack: no mode stands for it where Dynamo restores the program's."""
+        asked = self._is_asked()
+        self._ask(wanted=False)
+        try:
+            yield
+        finally:
+            self._ask(asked)
+
+    @contextlib.contextmanager
     def under(self, here: State) -> Iterator[None]:
         """Context manager: what is traced inside has the state `here`."""
         before, asked = self.here, self._is_asked()

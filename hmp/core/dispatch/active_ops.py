@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import torch_private
+from .. import observe, torch_private
 from ..active import state
 from ..patching import PatchedMethod, PatchedOp
 from ..torch_ops import Site
@@ -37,9 +37,30 @@ class ActiveOp(PatchedOp):
             has_torch_function(args)
             or (kwargs and has_torch_function(tuple(kwargs.values())))
             or (args and type(args[0]) in _SEQUENCES and self.looks_in_lists and has_torch_function(args[0]))
-        ) and not _is_asked_by_hmp():
-            return self.handed_out(wrapper, args, kwargs)
+        ):
+            return self._asking(wrapper, args, kwargs)
         return wrapper(*args, **kwargs)
+
+    def _asking(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call for which torch asks a mode or an argument's class: the user's is asked first, as if nobody listened.
+
+        Of what hmp's own mode and classes see, hmp decides first. So it does for classes of torch's that compute attention themselves.
+        """
+        modes = torch_private.function_modes()
+        mode = torch_private.function_mode_at(modes - 1) if modes else None
+        if mode is None:
+            is_users = _asks_users(args, kwargs)
+        elif mode is not observe.here.functions:
+            is_users = not _is_hmps(type(mode))
+        else:
+            torch_private.pop_function_mode()
+            try:  # an interrupt may come right after the call
+                if modes > 1 or _asks_users(args, kwargs):
+                    return self.handed_out(wrapper, args, kwargs)
+            finally:
+                torch_private.push_function_mode(mode)
+            is_users = False
+        return self.handed_out(wrapper, args, kwargs) if is_users else wrapper(*args, **kwargs)
 
     def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
@@ -111,10 +132,18 @@ KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, A
 CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveComposite))
 
 
-def _is_asked_by_hmp() -> bool:
-    """Return True if the `__torch_function__` to be asked is that of a mode of hmp's, which sees ops as they are called in a wrapper."""
-    modes = torch_private.function_modes()
-    return bool(modes) and str(type(torch_private.function_mode_at(modes - 1)).__module__).partition(".")[0] == "hmp"
+def _asks_users(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if torch asks an argument's class that may be the user's. No mode is active here."""
+    return any(has_torch_function((value,)) and not _is_decided_first(type(value)) for value in _flat((args, kwargs)))
+
+
+def _is_decided_first(kind: type) -> bool:
+    """Return True if hmp decides before the class is asked: one of its own, or of torch's that compute attention by themselves."""
+    return _is_hmps(kind) or kind.__module__.startswith(torch_private.COMPUTING_ATTENTION)
+
+
+def _is_hmps(kind: type) -> bool:
+    return str(kind.__module__).partition(".")[0] == "hmp"
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -111,16 +111,18 @@ class Kernels:
         error: RuntimeError,
         tensors: list[Tensor] | None,
         dtype: torch.dtype,
+        mixed_dtype: torch.dtype,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         run: Callable[[torch.dtype], Any],
     ) -> Any:
         """Return the result of `run(torch.float32)` after the op raised `error` in `dtype`.
 
-        GIVEN_UP if `error` isn't the refusal of a dtype, or float32 raises as well.
+        GIVEN_UP if `error` isn't the refusal of a dtype, or float32 raises as well. An error about a mixture says nothing of kernels: what
+        `run(mixed_dtype)` returns comes first (R7). In forward-mode differentiation a tensor and its tangent may be such a mixture.
 
-        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype again. In
-        a function transform or forward-mode differentiation it may be the tangents that had two dtypes: nothing is remembered.
+        After a success in float32, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype
+        again. In a function transform or forward-mode differentiation nothing is remembered.
         Random ops and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have
         already run.
         """
@@ -129,16 +131,16 @@ class Kernels:
         jit_trace.resume()
         if refusals.hooks_see(tensors) and refusals.saves_before_raising(functools.partial(run, dtype)):
             return GIVEN_UP
-        try:
-            result = run(torch.float32)
-        except RuntimeError as second:
-            if not refusals.is_torchs_own(second):
-                raise
-            jit_trace.resume()
-            return GIVEN_UP
-        if in_no_transform():
-            self._remember(_signature(tensors, dtype, args, kwargs))
-        self._note(tensors[0].device.type, dtype)
+        is_plain = in_no_transform()
+        if refusals.is_mixture(error) and not (is_plain and all(t.dtype is mixed_dtype for t in tensors)):
+            result = _try(run, mixed_dtype)
+            if result is not GIVEN_UP:
+                return result
+        result = _try(run, torch.float32)
+        if result is not GIVEN_UP:
+            if is_plain:
+                self._remember(_signature(tensors, dtype, args, kwargs))
+            self._note(tensors[0].device.type, dtype)
         return result
 
     def _remember(self, signature: Any) -> None:
@@ -154,6 +156,17 @@ class Kernels:
                 "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,
             )  # fmt: skip
+
+
+def _try(run: Callable[[torch.dtype], Any], dtype: torch.dtype) -> Any:
+    """Return what `run(dtype)` returns, GIVEN_UP if torch refuses that too."""
+    try:
+        return run(dtype)
+    except RuntimeError as error:
+        if not refusals.is_torchs_own(error):
+            raise
+        jit_trace.resume()
+        return GIVEN_UP
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from .. import casting
 from ..cast_cache import write_marks
 from ..casting import Caster, Tensor, castable, deliver
 from ..torch_ops import op_facts
-from ..torch_private import is_functorchs
+from ..torch_private import ATTENTION_BIASES, is_functorchs
 from . import refusals
 from .op_rule import Op, OpRule, chooser, torchs_name
 
@@ -124,7 +124,9 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
-            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not x.is_nested
+            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (
+                x.is_nested and x.layout is torch.strided
+            )
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: caster(t, wanted) for n, t in stats.items()}
@@ -219,14 +221,16 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
             if args[0].dtype is dtype and args[1].dtype is dtype and args[2].dtype is dtype:
                 return op(*args, **kwargs)
         values = _bind(order, args, kwargs)
+        mask = values.get("attn_mask")
+        if type(mask).__module__ == ATTENTION_BIASES:
+            mask = None
         projected = {n: values[n] for n in ("query", "key", "value") if castable(values.get(n))}
-        if not projected or _left_to_torch(values):
+        if not projected or _left_to_torch({**values, "attn_mask": mask}):
             return op(*args, **kwargs)
         dtype = choose(list(projected.values()))
         for n, tensor in projected.items():
             if tensor.dtype is not dtype:
                 values[n] = caster(tensor, dtype)
-        mask = values.get("attn_mask")
         if castable(mask) and mask.dtype is not dtype:
             values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
         return _call_with(op, order, args, kwargs, values)
@@ -243,6 +247,7 @@ def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: di
 BUILDERS: dict[str, Callable[[Op, OpRule, Caster], Op]] = {
     **dict.fromkeys(op_facts.NORMS, norm),
     "scaled_dot_product_attention": attention,
+    "flex_attention": attention,
     "embedding": embedding,
     "embedding_bag": embedding_bag,
 }

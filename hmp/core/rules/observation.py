@@ -11,6 +11,7 @@ from ..cast_cache import hits_here
 from ..casting import Caster, Tensor, castable, each_castable
 from ..formatting import dtype_name
 from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, quantised
+from ..torch_ops import op_facts
 from ..torch_private import (
     devices_in_autocast,
     function_mode_at,
@@ -176,7 +177,7 @@ def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
     rule = call.rule
     assert rule is not None
     args, kwargs = call.args, call.kwargs
-    if _compiling() or not in_plain_autograd():
+    if _compiling() or not in_plain_autograd() or rule.op in op_facts.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
         call.computed = "" if rule.leaves_to_autocast or _compiling() else dtypes_of((result,))

@@ -16,7 +16,16 @@ from .. import casting, torch_private
 from ..casting import Tensor
 from . import jit_trace
 
-# Words in the errors by which torch 2.7 to 2.15 and the libraries below it refuse a dtype or a mixture; found by running op_db in both.
+# Words in the errors by which torch 2.7 to 2.15 refuses inputs of different dtypes; found by running op_db with them.
+_MIXTURE = re.compile(
+    r"""
+    \bsame\ (scalar\ |d)?types? | types?\b.*\bto\ be\ (the\ same|equal) | (should|must)\ (have\ )?be\ (of\ )?the\ same | different\ dtypes
+    | dtypes\ match | did\ not\ match | mixed\ dtype | type\ promoting
+    | expected\ (object\ of\ )?(dtype|scalar\ type) | to\ have\ scalar\ type | found\ dtype
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# Words in the errors by which it, and the libraries below it, refuse any dtype, found in the same way: one without a kernel, or a mixture.
 _WORDS = re.compile(
     r"""
     not\ (yet\ )?implemented\ for | low\ precision | \bdtypes? | (scalar|data|c10::)\ ?types? | tensors\ of\ type
@@ -38,6 +47,11 @@ _dispatch_modes = torch_private.dispatch_modes
 def is_dtype_refusal(error: Exception) -> bool:
     """Return True if torch's own code raised `error`, and its text names a dtype."""
     return is_torchs_own(error) and _WORDS.search(str(error)) is not None
+
+
+def is_mixture(error: Exception) -> bool:
+    """Return True if the text of `error`, the refusal of a dtype, is about inputs of different dtypes, and not about a missing kernel."""
+    return _MIXTURE.search(str(error)) is not None
 
 
 def is_torchs_own(error: Exception) -> bool:

@@ -82,7 +82,7 @@ class RuledOp:
         return None if self.rule.kind.leaves_dtypes else target
 
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of the call in float32 after it raised `error` in the low-precision dtype (R11).
+        """Return the result of the call after it raised `error` in the low-precision dtype: in float32, or of a mixture cast (R11, R7).
 
         GIVEN_UP without one: the caller, who caught `error`, then re-raises it by a bare `raise`.
         """
@@ -91,10 +91,15 @@ class RuledOp:
             return GIVEN_UP
 
         def run(dtype: torch.dtype) -> Any:
-            cast_args, cast_kwargs = cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
+            # through float32: of a tensor that has the dtype already this casts the tangent, which may have another one
+            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast, self.facts.keep)
+            if dtype is not torch.float32:
+                cast_args, cast_kwargs = cast_call(tuple(cast_args), cast_kwargs, dtype, self.caster, self.facts.keep)
             return self.op(*cast_args, **cast_kwargs)
 
-        return self.kernels.retry(error, tensors, self._dtype_of(tensors), args, kwargs, run)
+        dtype = self._dtype_of(tensors)
+        mixed_dtype = tensors[0].dtype if self.rule.kind.leaves_dtypes else dtype
+        return self.kernels.retry(error, tensors, dtype, mixed_dtype, args, kwargs, run)
 
     # --- a call that writes into no argument ------------------------------------------------------------------------------
 

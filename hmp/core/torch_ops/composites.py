@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import layered_patches
 from ..patching import unpatched_op
+from ..torch_private import OF_ONE_OP
 from . import op_facts, sites
 from .sites import Site
 
@@ -21,7 +22,8 @@ def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site
     """Yield the sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided` (R8)."""
     for site in _python_ops():
         function: Any = site.original
-        if function not in decided and not names_called(function).isdisjoint(changed):
+        is_called = site.owner in OF_ONE_OP or not names_called(function).isdisjoint(changed)  # a higher-order op calls what it is given
+        if is_called and function not in decided:
             yield site
 
 
@@ -30,7 +32,7 @@ def _python_ops() -> tuple[Site, ...]:
     """Return the sites of all ops that torch implements in Python."""
     found = []
     for where, owner, _ in sites.NAMESPACES:
-        attributes = vars(owner)
+        attributes = sites.attributes_of(owner)
         # of a module its functions alone: to look at each of its names takes ten times as long
         names = (
             sorted(n for n, v in attributes.items() if isinstance(v, types.FunctionType))

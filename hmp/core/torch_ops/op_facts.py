@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-from ..torch_private import TORCH
+from ..torch_private import FLEX_TAKES_MIXTURES, TORCH
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Exact synonyms: same arguments, same result. An unlisted one follows the first of its group that is listed. Functions of torch.special
-# with the name of one in torch (special.softmax) are synonyms too and not repeated here.
+# Exact synonyms: same arguments, same result; and functions that compute the same and give indices too, or take a mask of another form.
+# An unlisted one follows the first of its group that is listed. Functions of torch.special with the name of one in torch (special.softmax)
+# are synonyms too and not repeated here.
 SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     tuple(line.split())
     for line in """
@@ -70,6 +71,15 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     grid_sample grid_sampler
     interpolate upsample
     logsigmoid log_sigmoid
+    scaled_dot_product_attention flex_attention
+    max_pool1d max_pool1d_with_indices
+    max_pool2d max_pool2d_with_indices
+    max_pool3d max_pool3d_with_indices
+    adaptive_max_pool1d adaptive_max_pool1d_with_indices
+    adaptive_max_pool2d adaptive_max_pool2d_with_indices
+    adaptive_max_pool3d adaptive_max_pool3d_with_indices
+    fractional_max_pool2d fractional_max_pool2d_with_indices
+    fractional_max_pool3d fractional_max_pool3d_with_indices
     """.strip().splitlines()
 )
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -230,7 +240,7 @@ MIXED_RAISES = _names(
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     meshgrid cartesian_prod quantile nanquantile histogram histogramdd
     """
-)
+) | _names("" if FLEX_TAKES_MIXTURES else "flex_attention")
 # Of those, the ones that accept some mixtures, depending on shapes: torch's op is tried first.
 MIXED_SOMETIMES_RAISES = _names("einsum inner matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
 # Of those, the ones where only the kernel raises: with fake and meta tensors, as compilers use, every mixture is accepted.
@@ -325,6 +335,14 @@ USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef line
 WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
 # And the one whose products torch.autocast leaves in float32.
 FLOAT32_UNDER_AUTOCAST = _names("bilinear")
+# Ops that give other values, some in another dtype, while a dispatch mode looks on: torch.autocast does not reach what their kernels call
+# then, or torch takes another routine of LAPACK.
+CHANGED_BY_LISTENING = _names(
+    """
+    bilinear norm nuclear_norm pinverse linalg.pinv linalg.cond linalg.eigvalsh linalg.lstsq linalg.matrix_norm linalg.matrix_rank
+    linalg.norm linalg.svdvals
+    """
+)
 # Ops that draw random numbers. A failed call may have drawn some, so these are not retried in float32 (R11).
 RANDOM = _names(
     """

@@ -33,9 +33,13 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch.sparse", torch.sparse, "sparse."),
     ("torch.masked", torch.masked, "masked."),
     ("torch.signal.windows", torch.signal.windows, "signal.windows."),
+    *((module.__name__, module, "") for module in torch_private.OF_ONE_OP),
 )
 # The modules of torch whose public Python functions are ops.
-PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES})
+PYTHON_OPS = frozenset(
+    {"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES}
+    | {module.__name__ for module in torch_private.OF_ONE_OP}
+)
 
 
 # --- caches, which are emptied when torch is patched and restored -------------------------------------------------------------------
@@ -159,11 +163,17 @@ _OF_OBJECTS = frozenset(dir(object))
 _WRITTEN_IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 
 
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Return what is in the `__dict__` of a namespace; of a module of one op that op alone."""
+    attributes, only = vars(owner), torch_private.OF_ONE_OP.get(owner)
+    return attributes if only is None else {only: attributes[only]}
+
+
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """Return torch's function `owner.attribute`, or None."""
     # dictionaries first: most names are not there, and a getattr() that fails is slow
     if isinstance(owner, types.ModuleType):
-        found = owner.__dict__.get(attribute)
+        found = attributes_of(owner).get(attribute)
         if found is None and owner is torch_private.vf and attribute in torch_private.CALLED_IN_VF:
             found = getattr(torch_private.variable_functions, attribute, None)
     elif attribute in owner.__dict__ or attribute in TensorBase.__dict__:
@@ -212,7 +222,7 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
 def _names(namespace: str) -> frozenset[str]:
     """Return every name that may be an op's in the namespaces with that prefix: most names that are looked up aren't ops."""
     owners = [owner for _, owner in _namespaces(namespace)]
-    names = {name for owner in owners for name in vars(owner)}
+    names = {name for owner in owners for name in attributes_of(owner)}
     if torch.Tensor in owners:
         names |= vars(TensorBase).keys() | _dunders_by_op().keys()
     return frozenset(names | torch_private.CALLED_IN_VF if torch_private.vf in owners else names)

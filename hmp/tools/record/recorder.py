@@ -192,7 +192,9 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
         return asked
     dtypes = [_LONG[name] for name in inputs.split(", ")]
     widest = functools.reduce(torch.promote_types, dtypes)
-    given = next((tensor.dtype for tensor in each_tensor((result,)) if tensor.is_floating_point()), widest)
+    given = next(
+        (t.dtype for t in each_tensor((result,)) if t.is_floating_point() and t.itemsize > 1), widest
+    )  # float8 promotes to nothing
     return dtype_name(given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest)
 
 

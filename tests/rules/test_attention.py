@@ -1,0 +1,135 @@
+"""R1, R2, R7, R8: attention by functions that torch compiles inside, and by classes of torch's that compute it themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention import bias
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import hmp
+from oracle import BF16, F16, F32
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated")
+POLICIES = {
+    "bf16": (hmp.Policy("low", bf16={"scaled_dot_product_attention"}), BF16),
+    "float16": (hmp.Policy("half", bf16={"scaled_dot_product_attention"}, dtype=F16), F16),
+    "fp32": (hmp.Policy("wide", fp32={"scaled_dot_product_attention"}), F32),
+    "a list with the products inside": (hmp.Policy("others", bf16={"matmul", "mul", "where", "softmax", "bmm"}), None),
+    "none": (hmp.Policy("none"), None),
+}
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def heads(*dtypes: torch.dtype) -> Heads:
+    made = torch.randn(3, 1, 2, 16, 8, generator=torch.Generator().manual_seed(0))
+    return tuple(x.to(dtype) for x, dtype in zip(made, dtypes, strict=True))  # type: ignore[return-value]
+
+
+def jagged(x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x[0, 0, :3], x[0, 0, 3:9]], layout=torch.jagged).unflatten(-1, (2, 4)).transpose(1, 2)
+
+
+def of_jagged(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(jagged(query), jagged(key), jagged(value)).values()
+
+
+def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query[:, :, :4], key, value, attn_mask=bias.causal_lower_right(4, 16))
+
+
+def earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i >= j
+
+
+def scored(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    mask = create_block_mask(earlier, None, None, 16, 16, device="cpu", BLOCK_SIZE=16)
+    return flex_attention(query, key, value, lambda score, b, h, i, j: score * 2 + (i - j) / 4, mask)
+
+
+CALLS: dict[str, Callable[..., torch.Tensor]] = {"jagged": of_jagged, "a causal bias": lower_right}
+COMPILING: dict[str, Callable[..., torch.Tensor]] = {"flex_attention": lambda *heads: flex_attention(*heads), "with its functions": scored}
+
+
+def check(call: Callable[..., torch.Tensor], listed: str, dtypes: tuple[torch.dtype, ...], *, watched: bool) -> None:
+    policy, dtype = POLICIES[listed]
+    given_heads = heads(*dtypes)
+    # without a list the first input's (R7), where torch refuses the mixture
+    by_hand = [x.to(dtype or dtypes[0]) for x in given_heads]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = call(*by_hand)
+        with hmp.casts(policy):
+            got = call(*given_heads)
+            if watched:
+                with hmp.record() as report:
+                    seen = call(*given_heads)
+                assert torch.equal(seen, got) and seen.dtype is got.dtype
+                assert not [row for row in report.rows if row.op in ("matmul", "softmax", "where", "mul") and row.inputs]  # one op (R8)
+    assert got.dtype is want.dtype
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+
+
+@given(
+    st.sampled_from(sorted(CALLS)), st.sampled_from(sorted(POLICIES)), st.tuples(*[st.sampled_from([F32, BF16, F16])] * 3), st.booleans()
+)
+def test_r1_attention_that_a_class_of_torchs_computes_follows_its_list_in_every_mixture(
+    name: str, listed: str, dtypes: tuple[torch.dtype, ...], watched: bool
+) -> None:
+    check(CALLS[name], listed, dtypes, watched=watched)
+
+
+@pytest.mark.slow  # it imports Dynamo
+@pytest.mark.usefixtures("fresh_compiler")
+def test_r1_flex_attention_follows_scaled_dot_product_attention() -> None:
+    check(COMPILING["flex_attention"], "bf16", (F32, F32, F32), watched=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("listed", POLICIES)
+@pytest.mark.parametrize("name", COMPILING)
+def test_r1_flex_attention_is_one_op_watched_or_not(name: str, listed: str) -> None:
+    for dtypes in ((F32, F32, F32), (BF16, BF16, BF16), *([(F32, BF16, BF16)] if POLICIES[listed][1] else [])):
+        check(COMPILING[name], listed, dtypes, watched=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("name", COMPILING)
+def test_r1_compiled_flex_attention_has_autocasts_bits(name: str, when: str, backend: str) -> None:
+    given_heads = heads(F32, F32, F32)
+
+    def compiled() -> Callable[..., torch.Tensor]:
+        return torch.compile(flex_attention if name == "flex_attention" else COMPILING[name], backend=backend)
+
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=BF16):
+            want = compiled()(*given_heads)
+        torch._dynamo.reset()
+        before = compiled()
+        with hmp.casts("torch-cpu"):
+            got = (before if when == "before" else compiled())(*given_heads)
+    assert got.dtype is want.dtype is BF16
+    assert torch.equal(got, want)
+
+
+def test_r12_a_causal_bias_is_no_mask_of_numbers() -> None:
+    """Its class has a shape and no values, in whatever dtype torch makes tensors."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        mask = bias.causal_lower_right(4, 16)
+    finally:
+        torch.set_default_dtype(F32)
+    query, key, value = heads(F32, F32, F32)
+    with hmp.casts("torch-cpu"), hmp.record():
+        assert F.scaled_dot_product_attention(query[:, :, :4], key, value, attn_mask=mask).dtype is BF16

@@ -1,0 +1,188 @@
+"""Calls of torch's public functions for networks and attention that op_db has no samples of: all that `public()` names and op_db lacks."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, bias, flex_attention, sdpa_kernel
+
+# The release of torch that the table was made with: a newer one may have functions that it lacks.
+MADE_WITH = (2, 13)
+MODULES = (F, torch.nn.attention, flex_attention, bias, torch.nested)
+MIXTURES: dict[str, tuple[torch.dtype, ...]] = {
+    "float32": (torch.float32,),
+    "bfloat16": (torch.bfloat16,),
+    "float32 first": (torch.float32, torch.bfloat16),
+    "bfloat16 first": (torch.bfloat16, torch.float32),
+}
+
+
+class Given:
+    """Makes the tensors of a call, each with its own values: the first in the mixture's first dtype, the others in its last."""
+
+    def __init__(self, mixture: str) -> None:
+        self.dtypes, self.count = MIXTURES[mixture], 0
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        dtype = self.dtypes[0 if self.count == 0 else -1]
+        self.count += 1
+        generator = torch.Generator().manual_seed(self.count)
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    def heads(self) -> torch.Tensor:
+        return self(1, 2, 16, 8)
+
+    def jagged(self) -> torch.Tensor:
+        rows = self(8, 8)
+        return nn.Parameter(torch.nested.nested_tensor([rows[:3], rows[3:]], layout=torch.jagged)).unflatten(-1, (2, 4)).transpose(1, 2)
+
+
+def public() -> Iterator[str]:
+    """The public functions of these modules, "nn.functional.linear"."""
+    for module in MODULES:
+        where = module.__name__.removeprefix("torch.")
+        for name, value in vars(module).items():
+            known = getattr(module, "__all__", ())
+            is_function = isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and not name.startswith("_")
+            if is_function and (name in known if known else module is F):
+                yield f"{where}.{name}"
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    mask = flex_attention.create_block_mask(_earlier, None, None, 16, 16, device="cpu", BLOCK_SIZE=16)
+    return flex_attention.flex_attention(query, key, value, block_mask=mask)
+
+
+def _earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i >= j
+
+
+def _near(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (i - j).abs() < 4
+
+
+def _scored(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return score * 2 + (i - j) / 4
+
+
+def _with_mask(t: Given, mask_mod: Any) -> Any:
+    mask = flex_attention.create_mask(mask_mod, 1, 1, 16, 16, device="cpu")
+    return F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads(), attn_mask=mask)
+
+
+def _math(t: Given) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads())
+
+
+@functools.cache
+def _attending(**options: Any) -> nn.MultiheadAttention:
+    torch.default_generator.manual_seed(0)
+    return nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+
+def _modules(t: Given, train: bool = True, **options: Any) -> Any:
+    module = _attending(**options).train(train)
+    x = t(2, 4, 8)
+    return module(x, x, x)
+
+
+_samples = torch.full((1, 2, 2), 0.4)
+_samples3 = torch.full((1, 2, 3), 0.4)
+CALLS: dict[str, tuple[Callable[[Given], Any], ...]] = {
+    "nn.functional.conv_tbc": (lambda t: F.conv_tbc(t(5, 1, 3), t(3, 3, 2), t(2)),),
+    "nn.functional.fractional_max_pool2d_with_indices": (
+        lambda t: F.fractional_max_pool2d_with_indices(t(1, 2, 6, 6), 2, output_size=3, _random_samples=_samples),
+    ),
+    "nn.functional.fractional_max_pool3d_with_indices": (
+        lambda t: F.fractional_max_pool3d_with_indices(t(1, 2, 6, 6, 6), 2, output_size=3, _random_samples=_samples3),
+    ),
+    "nn.functional.max_pool1d_with_indices": (lambda t: F.max_pool1d_with_indices(t(1, 2, 6), 2),),
+    "nn.functional.max_pool2d_with_indices": (lambda t: F.max_pool2d_with_indices(t(1, 2, 6, 6), 2),),
+    "nn.functional.max_pool3d_with_indices": (lambda t: F.max_pool3d_with_indices(t(1, 2, 6, 6, 6), 2),),
+    "nn.functional.lp_pool1d": (lambda t: F.lp_pool1d(t(1, 2, 6).abs(), 2.0, 2),),
+    "nn.functional.lp_pool2d": (lambda t: F.lp_pool2d(t(1, 2, 6, 6).abs(), 2.0, 2),),
+    "nn.functional.lp_pool3d": (lambda t: F.lp_pool3d(t(1, 2, 6, 6, 6).abs(), 2.0, 2),),
+    "nn.functional.adaptive_max_pool1d_with_indices": (lambda t: F.adaptive_max_pool1d_with_indices(t(1, 2, 6), 3),),
+    "nn.functional.adaptive_max_pool2d_with_indices": (lambda t: F.adaptive_max_pool2d_with_indices(t(1, 2, 6, 6), 3),),
+    "nn.functional.adaptive_max_pool3d_with_indices": (lambda t: F.adaptive_max_pool3d_with_indices(t(1, 2, 6, 6, 6), 3),),
+    "nn.functional.dropout1d": (lambda t: F.dropout1d(t(2, 3, 4), 0.5, True), lambda t: F.dropout1d(t(2, 3, 4), 0.5, False)),
+    "nn.functional.threshold_": (lambda t: F.threshold_(t(2, 3), 0.1, 20.0),),
+    "nn.functional.relu_": (lambda t: F.relu_(t(2, 3)),),
+    "nn.functional.hardtanh_": (lambda t: F.hardtanh_(t(2, 3)),),
+    "nn.functional.elu_": (lambda t: F.elu_(t(2, 3)),),
+    "nn.functional.selu_": (lambda t: F.selu_(t(2, 3)),),
+    "nn.functional.celu_": (lambda t: F.celu_(t(2, 3)),),
+    "nn.functional.leaky_relu_": (lambda t: F.leaky_relu_(t(2, 3)),),
+    "nn.functional.rrelu_": (lambda t: F.rrelu_(t(2, 3)), lambda t: F.rrelu_(t(2, 3), training=True)),
+    "nn.functional.gumbel_softmax": (lambda t: F.gumbel_softmax(t(2, 3)), lambda t: F.gumbel_softmax(t(2, 3), hard=True)),
+    "nn.functional.native_channel_shuffle": (lambda t: F.native_channel_shuffle(t(1, 4, 2, 2), 2),),
+    "nn.functional.upsample": (lambda t: F.upsample(t(1, 2, 3, 3), scale_factor=2, mode="bilinear"),),
+    "nn.functional.affine_grid": (lambda t: F.affine_grid(t(1, 2, 3), (1, 1, 2, 2), align_corners=False),),
+    "nn.functional.fold": (lambda t: F.fold(t(1, 8, 4), (3, 3), (2, 2)),),
+    "nn.functional.grouped_mm": (lambda t: F.grouped_mm(t(2, 16, 16), t(2, 16, 16)),),
+    "nn.attention.sdpa_kernel": (_math,),
+    "nn.attention.flex_attention.flex_attention": (
+        lambda t: flex_attention.flex_attention(t.heads(), t.heads(), t.heads()),
+        lambda t: flex_attention.flex_attention(query=t.heads(), key=t.heads(), value=t.heads(), score_mod=_scored),
+        lambda t: flex_attention.flex_attention(t(1, 4, 16, 8), t.heads(), t.heads(), enable_gqa=True, scale=0.3),
+        lambda t: flex_attention.flex_attention(t.heads(), t.heads(), t.heads(), return_lse=True),
+    ),
+    "nn.attention.flex_attention.create_block_mask": (lambda t: _causal(t.heads(), t.heads(), t.heads()),),
+    "nn.attention.flex_attention.create_mask": (lambda t: _with_mask(t, _earlier),),
+    "nn.attention.flex_attention.and_masks": (lambda t: _with_mask(t, flex_attention.and_masks(_earlier, _near)),),
+    "nn.attention.flex_attention.or_masks": (lambda t: _with_mask(t, flex_attention.or_masks(_earlier, _near)),),
+    "nn.attention.flex_attention.noop_mask": (lambda t: _with_mask(t, flex_attention.noop_mask),),
+    "nn.attention.bias.causal_upper_left": (
+        lambda t: F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads(), attn_mask=bias.causal_upper_left(16, 16)),
+        lambda t: F.scaled_dot_product_attention(t.heads(), t(1, 2, 4, 8), t(1, 2, 4, 8), bias.causal_upper_left(16, 4)),
+    ),
+    "nn.attention.bias.causal_lower_right": (
+        lambda t: F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads(), bias.causal_lower_right(16, 16)),
+        lambda t: F.scaled_dot_product_attention(t(1, 2, 4, 8), t.heads(), t.heads(), attn_mask=bias.causal_lower_right(4, 16)),
+    ),
+    "nested.nested_tensor": (
+        lambda t: torch.nested.nested_tensor([t(3, 2), t(2, 2)], layout=torch.jagged),
+        lambda t: F.scaled_dot_product_attention(t.jagged(), t.jagged(), t.jagged()),
+        lambda t: F.scaled_dot_product_attention(query=t.jagged(), key=t.jagged(), value=t.jagged(), is_causal=True),
+        lambda t: F.linear(t.jagged().transpose(1, 2).flatten(-2), t(3, 8)),
+        lambda t: torch.matmul(t.jagged(), t(4, 3)),
+        lambda t: F.softmax(t.jagged(), -1),
+        lambda t: F.layer_norm(t.jagged(), (4,), t(4), t(4)),
+    ),
+    "nested.narrow": (lambda t: torch.nested.narrow(t(3, 4), 1, torch.tensor([0, 0, 1]), torch.tensor([2, 3, 2]), layout=torch.jagged),),
+    "nested.masked_select": (lambda t: torch.nested.masked_select(t(3, 4), torch.ones(3, 4, dtype=torch.bool)),),
+    "nested.as_nested_tensor": (lambda t: torch.nested.as_nested_tensor([t(3, 2), t(2, 2)], layout=torch.jagged),),
+    "nested.nested_tensor_from_jagged": (lambda t: torch.nested.nested_tensor_from_jagged(t(5, 2), torch.tensor([0, 3, 5])),),
+    "nested.to_padded_tensor": (lambda t: torch.nested.to_padded_tensor(t.jagged().transpose(1, 2).flatten(-2), 0.0),),
+    "nn.functional.multi_head_attention_forward": (
+        _modules,
+        lambda t: _modules(t, train=False),
+        lambda t: _modules(t, bias=False, add_bias_kv=True, add_zero_attn=True),
+    ),
+}
+# Public functions that no call of them alone can show a dtype of, each with the reason.
+WITHOUT_A_SAMPLE: dict[str, str] = {
+    **dict.fromkeys(
+        (f"nn.functional.{name}" for name in ("handle_torch_function", "has_torch_function", "has_torch_function_unary")),
+        "how torch asks for a `__torch_function__`",
+    ),
+    "nn.functional.has_torch_function_variadic": "how torch asks for a `__torch_function__`",
+    "nn.functional.boolean_dispatch": "makes functions, which have samples",
+    "nn.functional.assert_int_or_pair": "checks an argument",
+    **dict.fromkeys(
+        (
+            f"nn.attention.{name}_flash_attention_impl{'s' * (name == 'list')}"
+            for name in ("register", "activate", "list", "current", "restore")
+        ),
+        "chooses a kernel of CUDA's",
+    ),
+    **dict.fromkeys(("nn.functional.scaled_mm", "nn.functional.scaled_grouped_mm"), "takes float8 tensors, which are never cast"),
+}
+# Not in these modules: torch.nn.attention.varlen, whose functions have kernels for CUDA alone.
