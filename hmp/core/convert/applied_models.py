@@ -27,7 +27,7 @@ from .policy_tables import announce, lock
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-# Whose low-precision weights the log has told of. revert() keeps the modules: to apply to one again needs no second warning.
+# Whose low-precision weights the log has named. revert() keeps the modules: to apply to one again needs no second warning.
 _warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _warned_lines: set[tuple[str, int]] = set()
 
@@ -201,5 +201,5 @@ def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
     if sent.state is not None:
         model.__setstate__(sent.state)
     module_calls.drop_lost_marks(model)
-    _warned.add(model)  # the process that sent it has told
+    _warned.add(model)  # the process that sent it has logged
     apply(model, sent.policy, outputs=sent.outputs, methods=sent.methods)

@@ -135,20 +135,17 @@ def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low-precision dtype (R12)."""
-    adds = is_sum(rule)
+    if is_sum(rule):
+        return sum_wrapper(op, rule, refusals.or_uncast(_unlisted_sum(op, rule), op))
 
     def general(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
         dtype = casting.widest(tensors, count_0dim=False) if tensors else None
-        if adds and tensors and dtype is not None and dtype is not torch.float32 and kwargs.get("out") is None:
-            return finite_sum(op, rule, None, args, kwargs, dtype)
-        if tensors and dtype is not None and dtype is not torch.float32 and overflows(rule, args, kwargs, dtype):
+        if tensors and dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
             return _guarded(op, rule, args, kwargs, dtype, tensors)
         return op(*args, **kwargs)
 
     any_call = refusals.or_uncast(general, op)
-    if adds:
-        return sum_wrapper(op, rule, any_call)
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and _PLAIN.issuperset(map(type, args)):
@@ -166,6 +163,21 @@ def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
         return any_call(*args, **kwargs)
 
     return guard
+
+
+def _unlisted_sum(op: Op, rule: OpRule) -> Op:
+    def unlisted_sum(*args: Any, **kwargs: Any) -> Any:
+        tensors, out = survey(args, kwargs, rule), kwargs.get("out")
+        if not tensors:
+            return op(*args, **kwargs)
+        dtype = out.dtype if castable(out) else casting.widest(tensors, count_0dim=False)
+        if dtype is torch.float32:
+            return op(*args, **kwargs)
+        if out is None:
+            return finite_sum(op, rule, None, args, kwargs, dtype)
+        return _guarded(op, rule, args, kwargs, dtype, tensors) if overflows(rule, args, kwargs, dtype) else op(*args, **kwargs)
+
+    return unlisted_sum
 
 
 def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
@@ -209,10 +221,12 @@ def finite_sum(op: Op, rule: OpRule, caster: Caster | None, args: tuple[Any, ...
         scores = caster(scores if scores.requires_grad else casting.within(scores, dtype), dtype)
     assert known is not None
     least, most = known if signs[at] > 0 else (-known[1], -known[0])
-    if isinstance(mask, Tensor) and castable(mask) and most <= 0 and casting.is_readable(scores):
+    into = args[0] if rule.facts.in_place else None
+    fits_into = into is None or torch.broadcast_shapes(into.shape, scores.shape, getattr(mask, "shape", ())) == into.shape
+    if isinstance(mask, Tensor) and castable(mask) and most <= 0 and casting.is_readable(scores) and fits_into:
         cap = _cap(mask if signs[at] > 0 else _neg(mask), least, dtype)
         if cap is not None:
-            return _capped(scores, cap, args[0] if rule.facts.in_place else None)
+            return _capped(scores, cap, into)
     if _fits(scores, least, most, dtype):
         return _sum(op, caster, args, kwargs, dtype)
     return _sum_in_float32(op, rule, args, kwargs, dtype)
