@@ -328,7 +328,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
     """
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
     assert target is not None
-    to, limit = casting.TO[target], FINITE_MAX[target]
+    to, limit = casting.widened if target is torch.float32 else casting.TO[target], FINITE_MAX[target]
 
     def product(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or _tracing() is not None:
