@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
@@ -20,21 +21,50 @@ Caster = Callable[[Tensor, torch.dtype], Tensor]
 CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
 # An op with an input of one of these dtypes is left to torch.
 LEFT_TO_TORCH = frozenset({torch.float64, torch.complex32, torch.complex64, torch.complex128})
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 FINITE_MAX = {dtype: torch.finfo(dtype).max for dtype in CASTABLE}
+
+_compiling = torch.compiler.is_dynamo_compiling
+_to_float32 = Tensor.float
+HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")  # from torch 2.12 on
+
+
+class _Widened(torch.autograd.Function):
+    """A cast to float32 whose gradient is not rounded to the dtype of what was cast."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return _to_float32(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def has_float32_gradient(tensor: Tensor) -> bool:
+    """Return True if a low-precision weight asks for a float32 gradient, by `weight.grad_dtype`."""
+    if not HAS_GRAD_DTYPE or not tensor.requires_grad or tensor.dtype is torch.float32 or _compiling() or not tensor.is_leaf:
+        return False
+    return tensor.grad_dtype is torch.float32 and in_plain_autograd()
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return `tensor` in float32."""
+    return _Widened.apply(tensor) if has_float32_gradient(tensor) else _to_float32(tensor)  # type: ignore[no-untyped-call]
+
 
 # torch's own methods, taken before anything is patched. x.bfloat16() takes 0.6 of the time of x.to(torch.bfloat16).
 TO: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
-    torch.float32: torch.Tensor.float,
+    torch.float32: _to_float32,
     torch.bfloat16: torch.Tensor.bfloat16,
     torch.float16: torch.Tensor.half,
 }
-_abs, _aminmax, _and, _clamp, _eq = torch.abs, torch.aminmax, torch.logical_and, torch.clamp, torch.eq
+_aminmax, _and, _clamp, _eq = torch.aminmax, torch.logical_and, torch.clamp, torch.eq
 _isinf, _not = torch.isinf, torch.logical_not
 _where, _detach, _dispatch, _alias_copy = torch.where, Tensor.detach, Tensor.__torch_dispatch__, torch.alias_copy
 _add, _bitwise_and, _frexp, _full_like, _gt, _ldexp = torch.add, torch.bitwise_and, torch.frexp, torch.full_like, torch.gt, torch.ldexp
 _shift_left, _shift_right, _sub = torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
-_float, _to, _view = Tensor.float, Tensor.to, Tensor.view
-_compiling = torch.compiler.is_dynamo_compiling
+_to, _view = Tensor.to, Tensor.view
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
@@ -62,45 +92,57 @@ def has_values(tensor: Tensor) -> bool:
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype`; itself where it has that dtype. Differentiable: the gradient arrives in the tensor's own dtype."""
-    return tensor if tensor.dtype is dtype else TO[dtype](tensor)
+    if tensor.dtype is dtype:
+        return tensor
+    return widened(tensor) if dtype is torch.float32 and tensor.requires_grad else TO[dtype](tensor)
 
 
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
-    if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
+    if not _may_lose(tensor, dtype):
         return tensor
-    return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
-
-
-def without_extremes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor`, in its own dtype, with its dtype's extremes, by which masks are filled, moved inside the range of `dtype` (R12).
-
-    Every other value stays, so that torch itself computes with it and rounds once, to infinity where the result overflows (R5).
-    """
-    limit = FINITE_MAX[dtype]
-    if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
+    known = bounds(tensor)
+    if known is not None and -limit <= known[0] and known[1] <= limit:  # most masks are
         return tensor
-    return _where(_eq(_abs(tensor), FINITE_MAX[tensor.dtype]), _clamp(tensor, -limit, limit), tensor)
+    inside = _clamp(tensor, -limit, limit) if tensor.dtype in CASTABLE else _clamp(tensor, -int(limit), int(limit))
+    is_finite = known is not None and -math.inf < known[0] and known[1] < math.inf
+    return inside if is_finite else _where(_isinf(tensor), tensor, inside)
 
 
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
     # Sparse and nested tensors have no clamp; they aren't attention masks either. On the meta device there are no values, and clamp is
     # Python code that calls torch.where, which may be what asks here.
-    return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    largest = FINITE_MAX[tensor.dtype] if tensor.dtype in CASTABLE else torch.iinfo(tensor.dtype).max
+    return largest > FINITE_MAX[dtype] and is_dense(tensor) and not tensor.is_meta
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return True if the tensor is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return True if code may depend on the values: that neither waits for a device nor is part of a trace or a transform."""
+    return type(tensor) is Tensor and tensor.is_cpu and not _compiling() and not _dispatch_modes() and in_plain_autograd()
+
+
+def bounds(tensor: Tensor) -> tuple[float, float] | None:
+    """Return the smallest and the largest value; None where the tensor isn't readable.
+
+    One op that asks is quicker than those that clamp, and where a gradient is needed it saves their memory, too.
+    """
+    if not is_readable(tensor):
+        return None
+    if not tensor.numel():
+        return 0.0, 0.0
+    least, most = _aminmax(_detach(tensor))  # a thirteenth of the time of linalg.vector_norm(ord=inf)
+    return float(least), float(most)  # both NaN where a value is
 
 
 def _is_known_within(tensor: Tensor, limit: float) -> bool:
-    """Return True if no value is beyond `limit`; False too where asking would wait for a device, or be part of a trace or a transform.
-
-    Most masks are within it. One op that asks is quicker than the four that clamp, and where a gradient is needed they save memory, too.
-    """
-    if type(tensor) is not Tensor or not tensor.is_cpu or _compiling() or _dispatch_modes() or not in_plain_autograd():
-        return False
-    if not tensor.numel():
-        return True
-    least, most = _aminmax(_detach(tensor))  # a thirteenth of the time of linalg.vector_norm(ord=inf)
-    return -limit <= float(least) and float(most) <= limit  # a NaN is not
+    known = bounds(tensor)
+    return known is not None and -limit <= known[0] and known[1] <= limit
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -115,6 +157,24 @@ def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return low
     # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
     overflowed = _and(_isinf(low), _not(_isinf(tensor)))
+    return _where(overflowed, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
+
+
+def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
+    """Return a float32 sum in `dtype`, in which finite operands have finite sums (R12).
+
+    So have masks of the lowest float32, whose sum is infinite in float32, too.
+    """
+    low = cast(result, dtype)
+    known = bounds(_detach(low))
+    if known is not None and -math.inf < known[0] and known[1] < math.inf:
+        return low
+    overflowed = _isinf(_detach(low))
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            overflowed = _and(overflowed, _not(_isinf(_detach(operand))))
+        elif isinstance(operand, numbers.Real) and math.isinf(operand):
+            return low
     return _where(overflowed, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
 
 
@@ -262,7 +322,7 @@ def with_exponent(exponent: Tensor) -> Tensor:
     """Return the power of two in float32 that has that biased exponent."""
     if _has_bits(exponent):
         return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)
-    return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, BIAS)))
+    return _to_float32(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, BIAS)))
 
 
 def _has_bits(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
-from lightning_kit import HOMES, Steps, both_homes, fit, module, plugin, quiet
+from lightning_kit import HOMES, Steps, both_homes, fit, module, plugin, quiet, trainer
 from training_by_hand import assert_same_weights, batches, forward_by_hand, net, train_by_hand
 
 pytestmark = quiet
@@ -100,3 +100,58 @@ def test_float16_scales_the_loss_as_16_mixed_does(home: str):
     assert found.losses == wanted.losses
     assert_same_weights(found.net, wanted.net)
     assert ours.scaler.get_scale() == theirs.scaler.get_scale() == 65536.0
+
+
+class All(Steps):
+    """Notes the dtypes of gradients, and what it logs."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.gradients = {p.grad.dtype for p in self.net.parameters()}
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        super().validation_step(batch, index)
+        self.log("third", torch.tensor(1 / 3))
+
+
+def run_every_step(home: str, model: Any, *plugins: Any) -> Any:
+    made = trainer(home, *plugins, fast_dev_run=1)
+    made.fit(model, batches(8), batches(8))
+    third = made.callback_metrics["third"]
+    made.test(model, batches(8))
+    made.predict(model, batches(8))
+    return third
+
+
+@both_homes
+@pytest.mark.parametrize("plugins", [(), ("torch-cpu",), (hmp.Policy("wide", fp32={"linear"}),)], ids=["alone", "same", "other"])
+def test_a_policy_applied_to_a_lightning_module_casts_in_every_step(home: str, plugins: tuple[Any, ...]):
+    """With HMPPrecision, too, whose lists those of the module replace."""
+    plain, model = module(home, All), module(home, All)
+    step = type(model).training_step
+    hmp.apply(model, "torch-cpu")
+    third = run_every_step(home, model, *map(plugin, plugins))
+    assert {name for name, _ in model.dtypes} == {"train", "validate", "test", "predict"}
+    assert {dtype for _, dtype in model.dtypes} == {torch.bfloat16}
+    assert model.gradients == {torch.float32} and third.item() == torch.tensor(1 / 3).item()
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+    hmp.remove(model)
+    model.dtypes.clear()
+    run_every_step(home, model)
+    run_every_step(home, plain)
+    assert {dtype for _, dtype in model.dtypes + plain.dtypes} == {torch.float32}
+    if plugins:
+        hmp.revert()  # a Trainer with the plugin leaves torch patched
+    assert type(model).training_step is step
+
+
+@both_homes
+def test_a_policy_applied_to_a_lightning_module_trains_as_the_plugin_does(home: str):
+    applied, in_plugin = fit(home, model=hmp.apply(module(home), "torch-cpu")), fit(home, plugin("torch-cpu"))
+    assert applied.losses == in_plugin.losses != fit(home).losses
+    assert_same_weights(applied.net, in_plugin.net)
+
+
+@both_homes
+def test_methods_that_are_named_replace_the_steps(home: str):
+    model = hmp.apply(module(home), "torch-cpu", methods=("forward",))
+    assert {dtype for _, dtype in fit(home, model=model).dtypes} == {torch.float32}

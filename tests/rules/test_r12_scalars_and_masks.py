@@ -359,3 +359,159 @@ def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_so
     with hmp.casts(hmp.Policy(bf16={"softmax"})), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         scores.softmax(-1)
     assert sum(saved) == 64 * (2 + more)
+
+
+# --- masks of every kind: a row that is masked wholly stays finite in softmax
+
+SUM_LISTS = {
+    "listed, softmax fp32": lambda low: hmp.Policy(bf16=("add", "sub", "where", "masked_fill", "baddbmm"), fp32=("softmax",), dtype=low),
+    "listed, softmax low": lambda low: hmp.Policy(bf16=("add", "sub", "softmax"), dtype=low),
+    "promote": lambda low: hmp.Policy(promote=("add", "sub", "where"), dtype=low),
+    "fp32": lambda low: hmp.Policy(fp32=("add", "sub", "softmax"), dtype=low),
+    "unlisted": lambda low: hmp.Policy(bf16=("linear",), dtype=low),
+    "torch-cuda": lambda low: hmp.Policy.load("torch-cuda").replace(dtype=low),
+    "apex-o1": lambda low: hmp.Policy.load("apex-o1").replace(dtype=low),
+}
+SUMS = {
+    "s + m": operator.add,
+    "m + s": lambda s, m: m + s,
+    "torch.add": torch.add,
+    "add(other=)": lambda s, m: torch.add(input=s, other=m),
+    "s - -m": lambda s, m: s - (-m),
+    "torch.sub": lambda s, m: torch.sub(s, -m),
+    "rsub": lambda s, m: torch.rsub(-m, s) if isinstance(m, torch.Tensor) else s + m,
+    "s += m": lambda s, m: operator.iadd(s * 1, m),
+    "add_": lambda s, m: (s * 1).add_(m),
+    "s -= -m": lambda s, m: operator.isub(s * 1, -m),
+    "add(out=)": lambda s, m: torch.add(s.detach(), m, out=torch.empty_like(s)) if isinstance(m, torch.Tensor) else s + m,
+    "add(alpha=2)": lambda s, m: torch.add(s, m, alpha=2),
+}
+IN_PLACE_SUMS = ("s += m", "add_", "s -= -m")
+LEAST = [LOWEST, torch.finfo(F16).min, -1e9, -1e4, -100000.0]
+KINDS = ["float32", "the scores'", "int64", "0-dim", "0-dim int", "number", "numpy"]
+
+
+def mask_of(kind: str, masked: torch.Tensor, least: float, dtype: torch.dtype):
+    """A mask of that kind, and the same in float64; masks without dimensions mask every row."""
+    least = least if "int" not in kind else max(least, -(10.0**9))
+    if kind in ("number", "numpy"):
+        return (np.float64(least) if kind == "numpy" else least), torch.tensor(least, dtype=torch.float64)
+    if kind == "the scores'":
+        least = max(least, torch.finfo(dtype).min)
+    has = torch.int64 if "int" in kind else dtype if kind == "the scores'" else F32
+    made = torch.tensor(int(least) if has is torch.int64 else least, dtype=has)
+    made = made if kind.startswith("0-dim") else torch.zeros(masked.shape, dtype=has).masked_fill(masked, made)
+    return made, made.double()
+
+
+@settings(max_examples=5 * settings.default.max_examples)
+@given(
+    lists=st.sampled_from(sorted(SUM_LISTS)),
+    spelling=st.sampled_from(sorted(SUMS)),
+    kind=st.sampled_from(KINDS),
+    least=st.sampled_from(LEAST),
+    has=st.sampled_from([F32, F16, BF16]),
+    scale=st.sampled_from([1.0, 30.0, 3000.0]),
+    already=st.booleans(),
+    shape=st.sampled_from([(2, 1, 1, 5), (2, 1, 4, 5), (4, 5), (1, 1, 4, 1), "expanded"]),
+    grad=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_r12_a_row_that_is_masked_wholly_is_finite_however_the_mask_is_added(
+    lists, spelling, kind, least, has, scale, already, shape, grad, seed
+) -> None:
+    """The oracle adds in float64 and saturates to the dtype of hmp's sum.
+
+    Sums that are not on the BF16 list are torch's under a policy of bfloat16, in whose range usual masks are.
+    """
+    low = F16 if has is F32 else has
+    into = spelling == "add(out=)"
+    has, lists = (low, "promote" if lists == "fp32" else lists) if into else (has, lists)
+    torch.manual_seed(seed)
+    scores = (torch.randn(2, 3, 4, 5) * scale).to(low).to(has)
+    masked = torch.rand((2, 1, 1, 5) if shape == "expanded" else shape) < 0.5
+    masked[0] = True
+    if already:
+        scores[0] = torch.finfo(low).min
+    mask, exact = mask_of(kind, masked, least, has)
+    if shape == "expanded" and exact.dim():
+        mask, exact = mask.expand(2, 3, 4, 5), exact.expand(2, 3, 4, 5)
+    leaf = scores.clone().requires_grad_(grad and not into)
+    with hmp.casts(SUM_LISTS[lists](low)):
+        total = SUMS[spelling](leaf, mask)
+        weights = F.softmax(total, -1)
+        if leaf.requires_grad:
+            weights.float().square().sum().backward()
+    if total.dtype is F32:
+        want = SUMS[spelling](scores.double(), exact).float()  # as in plain torch
+    else:
+        want = saturated(SUMS[spelling](scores.double(), exact), total.dtype)
+    is_torchs = lists in ("unlisted", "torch-cuda", "promote") and low is BF16 and spelling not in IN_PLACE_SUMS
+    is_like_a_residual = shape == "expanded" and kind == "the scores'" and "m" in spelling and spelling not in ("s + m", "m + s", "s += m")
+    if torch.isfinite(want).all() and not is_torchs and not (is_like_a_residual and not leaf.requires_grad):
+        assert torch.isfinite(total).all() and torch.isfinite(weights).all()
+        eps = torch.finfo(low).eps  # of the scalars, too, which torch rounds in place
+        torch.testing.assert_close(total.double(), want.double(), rtol=eps, atol=0.1 + eps * 1e4)
+        torch.testing.assert_close(weights.double().sum(-1), torch.ones(2, 3, 4, dtype=torch.float64), rtol=2e-2, atol=0)
+        assert leaf.grad is None or (leaf.grad.dtype is has and torch.isfinite(leaf.grad).all())
+
+
+def test_r12_a_mask_in_place_has_to_fit_as_in_torch() -> None:
+    scores = torch.zeros(3, dtype=F16)
+    for lists in ("listed, softmax fp32", "unlisted"):
+        with hmp.casts(SUM_LISTS[lists](F16)), pytest.raises(RuntimeError, match="shape"):
+            scores += torch.full((2, 3), LOWEST)
+    assert scores.shape == (3,) and not scores.any()
+
+
+CHOICES = {
+    "where": lambda s, masked, m: torch.where(masked, m, s),
+    "where reversed": lambda s, masked, m: s.where(~masked, m),
+    "masked_fill": lambda s, masked, m: s.masked_fill(masked, m),
+    "masked_fill_": lambda s, masked, m: s.clone().masked_fill_(masked, m),
+}
+
+
+@pytest.mark.parametrize("lists", SUM_LISTS)
+def test_r12_a_row_that_is_masked_wholly_by_a_choice_is_finite(lists: str) -> None:
+    masked, scores = KEEP == 0, torch.randn(2, 3, dtype=F16)
+    values = {"float": LOWEST, "0-dim": torch.tensor(LOWEST), "int": torch.tensor(-(10**9)), "dims": torch.full((2, 3), -(10**9))}
+    for (name, choose), (kind, value) in itertools.product(CHOICES.items(), values.items()):
+        if kind == "dims" and "masked_fill" in name:
+            continue
+        with hmp.casts(SUM_LISTS[lists](F16)):
+            found = choose(scores, masked, value)
+        want = torch.where(masked, -MAX[F16], scores.float()) if found.dtype is F16 else choose(scores.float(), masked, value)
+        assert_identical(found.float(), want.float(), f"{name}, {kind}")
+
+
+def test_r12_baddbmm_of_a_mask_is_finite() -> None:
+    """And what the product alone makes infinite stays so."""
+    q, mask = torch.full((1, 3, 4), 12.0), torch.zeros(1, 3, 3)
+    mask[0, 0] = LOWEST
+    for least in (mask, mask.clamp(min=-MAX[F16])):
+        with hmp.casts(SUM_LISTS["listed, softmax fp32"](F16)):
+            found = torch.baddbmm(least, q, -q.transpose(1, 2))
+            infinite = torch.baddbmm(torch.zeros(1, 3, 3), q * 1000, q.transpose(1, 2))
+        assert found.tolist() == [[[-MAX[F16]] * 3, [-576.0] * 3, [-576.0] * 3]] and infinite.isinf().all()
+
+
+def test_r12_real_infinities_of_scores_and_masks_stay() -> None:
+    scores, mask = torch.tensor([[-40.0, -math.inf, 1.0, 2.0]], dtype=F16), torch.tensor([[LOWEST, LOWEST, -math.inf, 0.0]])
+    for leaf in (scores, scores.clone().requires_grad_()):
+        with hmp.casts(SUM_LISTS["listed, softmax fp32"](F16)):
+            assert (leaf + mask).tolist() == (mask + leaf).tolist() == [[-MAX[F16], -math.inf, -math.inf, 2.0]]
+
+
+def test_r12_sums_of_masks_in_compiled_code_are_those_of_eager_code(fresh_compiler) -> None:
+    def weights(s, m):
+        return F.softmax(s + m, -1), F.softmax(s - -m, -1), F.softmax(torch.where(m < 0, m, s), -1)
+
+    scores, masks = torch.randn(2, 3, 4).to(F16) * 30, [torch.full((2, 1, 4), LOWEST), torch.full((4,), -(10**9))]
+    compiled = torch.compile(weights, backend="eager")
+    for lists, mask, grad in itertools.product(("listed, softmax fp32", "unlisted", "promote"), masks, (False, True)):
+        with hmp.casts(SUM_LISTS[lists](F16)):
+            found, eager = (run(scores.clone().requires_grad_(grad), mask) for run in (compiled, weights))
+        for got, want in zip(found, eager, strict=True):
+            assert_identical(got.detach(), want.detach(), lists)
+            assert torch.isfinite(got).all()

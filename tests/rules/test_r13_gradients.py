@@ -163,3 +163,72 @@ def test_r13_the_gradient_of_a_saturated_mask_sum_is_that_of_the_scores() -> Non
     torch.softmax((scores + saturated(mask, F16)).float(), -1).square().sum().backward()
     assert torch.isfinite(got).all() and got.any()
     same(got, scores.grad)
+
+
+# --- Tensor.grad_dtype: float32 gradients of low-precision weights
+
+HAS_GRAD_DTYPE = pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="Tensor.grad_dtype is new in torch 2.12")
+INPUT = torch.linspace(-1, 1, 15).reshape(5, 3)
+USES: dict[str, tuple[list[tuple[int, ...]], Callable[..., torch.Tensor]]] = {
+    "linear": ([(4, 3), (4,)], lambda w, b: F.linear(INPUT, w, b)),
+    "matmul": ([(3, 4)], lambda w: INPUT @ w),
+    "used twice": ([(3, 3)], lambda w: F.linear(F.linear(INPUT, w), w)),
+    "conv1d": ([(2, 5, 2), (2,)], lambda w, b: F.conv1d(INPUT[None], w, b)),
+    "layer_norm": ([(3,), (3,)], lambda w, b: F.layer_norm(INPUT, (3,), w, b)),
+    "batch_norm": ([(3,), (3,)], lambda w, b: F.batch_norm(INPUT, torch.zeros(3), torch.ones(3), w, b, True)),
+    "mul": ([(3,)], lambda w: INPUT * w),
+    "gru_cell": ([(12, 3), (12, 4)], lambda w, u: torch.gru_cell(INPUT, torch.zeros(5, 4), w, u)),
+}
+
+
+def weights_of(use: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape).to(BF16) for shape in USES[use][0]]
+
+
+@HAS_GRAD_DTYPE
+@pytest.mark.parametrize("use", USES)
+def test_r13_a_float32_gradient_of_a_bfloat16_weight_is_not_rounded_where_the_weight_is_cast_up(use: str) -> None:
+    """It is that of a float32 weight of the same values."""
+    run, lists = USES[use][1], hmp.Policy(fp32="linear matmul conv1d layer_norm batch_norm mul gru_cell".split())
+    wide = [weight.float().requires_grad_() for weight in weights_of(use)]
+    run(*wide).pow(3).sum().backward()
+    for is_parameter in (True, False):
+        low = [torch.nn.Parameter(w) if is_parameter else w.requires_grad_() for w in weights_of(use)]
+        for weight in low:
+            weight.grad_dtype = F32
+        for _ in range(2):
+            for weight in low:
+                weight.grad = None
+            with hmp.casts(lists):
+                run(*low).pow(3).sum().backward()
+        assert [w.grad.dtype for w in low] == [F32] * len(low)
+        assert all(torch.equal(w.grad, want.grad) for w, want in zip(low, wide, strict=True))
+
+
+@HAS_GRAD_DTYPE
+@pytest.mark.parametrize("use", USES)
+def test_r13_a_float32_gradient_of_a_bfloat16_weight_arrives_as_under_autocast(use: str) -> None:
+    found = []
+    for region in (torch.autocast("cpu", dtype=BF16), hmp.casts("torch-cpu")):
+        low = [torch.nn.Parameter(w) for w in weights_of(use)]
+        for weight in low:
+            weight.grad_dtype = F32
+        try:
+            with region:
+                USES[use][1](*low).float().pow(3).sum().backward()
+        except RuntimeError:
+            assert use in ("layer_norm", "batch_norm")  # torch refuses the mixture
+            continue
+        assert all(w.grad.dtype is F32 for w in low)
+        found.append([w.grad for w in low])
+    for ours, theirs in zip(found[-1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@HAS_GRAD_DTYPE
+def test_r13_without_grad_dtype_a_bfloat16_weight_has_a_bfloat16_gradient() -> None:
+    low = torch.nn.Parameter(torch.randn(4, 3).to(BF16))
+    with hmp.casts(hmp.Policy(fp32={"linear"})):
+        F.linear(INPUT, low).sum().backward()
+    assert low.grad.dtype is BF16

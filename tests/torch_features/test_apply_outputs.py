@@ -100,6 +100,29 @@ def test_gradients_pass_and_what_needs_no_cast_is_returned_itself() -> None:
         assert type(out) is type(held) and get(out).dtype is F32 and get(held) is low
 
 
+class Twice(torch.nn.Module):
+    """Returns its layer's result, a view of it and its input several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        low = self.layer(x)
+        view = low.view(-1)
+        return low, [low, view, x], {"again": low, "view": view, "found": Found(low, x)}, UserDict(a=low)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_tensor_that_is_returned_twice_is_one_tensor(is_compiled: bool, fresh_compiler: None) -> None:
+    model, x = hmp.apply(Twice(), LINEAR, outputs="float32"), torch.randn(2, 4)
+    low, (same, view, given), named, user = (torch.compile(model, backend="eager") if is_compiled else model)(x)
+    assert all(each is low for each in (same, named["again"], named["found"].low, user["a"])) and named["view"] is view
+    assert given is x and named["found"].more is x and low.dtype is view.dtype is F32
+    (low.sum() + same.sum()).backward()
+    assert torch.equal(model.layer.bias.grad, torch.full((4,), 4.0))
+
+
 def test_it_lasts_as_long_as_the_policy_does() -> None:
     model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     hmp.apply(model, LINEAR, outputs="float32")

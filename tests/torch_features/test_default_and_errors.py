@@ -141,3 +141,34 @@ def test_arguments_that_exclude_each_other_or_are_no_path_are_refused(
         hmp.convert(**given)
     assert all(name in str(caught.value) for name in names)
     assert torch_differences() == [] and not hmp.is_converted()
+
+
+# --- trainable weights in a low-precision dtype
+
+
+def test_the_log_tells_once_of_trainable_low_weights(caplog: pytest.LogCaptureFixture) -> None:
+    def told(model: torch.nn.Module) -> list[str]:
+        caplog.clear()
+        hmp.apply(model, "torch-cpu")
+        return [each.getMessage() for each in caplog.records if "small updates" in each.getMessage()]
+
+    def tower() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    model = tower().bfloat16()
+    first = told(model)
+    assert len(first) == 1 and "4 trainable weights of Sequential are in bfloat16" in first[0] and "model.float()" in first[0]
+    assert told(model) == told(model[0]) == []
+    caplog.clear()
+    for layer in tower().half():
+        hmp.apply(layer, "torch-cpu")
+    assert [each.getMessage().split(",")[0] for each in caplog.records] == ["2 trainable weights of Linear are in float16"]
+    assert told(tower()) == told(tower().bfloat16().requires_grad_(False)) == []
+
+
+def test_adamw_moves_few_bfloat16_weights_as_the_log_says() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(100_000).mul(0.2).bfloat16())
+    before, weight.grad = weight.detach().clone(), torch.randn(100_000).bfloat16()
+    torch.optim.AdamW([weight], lr=2.5e-5).step()
+    assert 0.02 < (weight != before).float().mean() < 0.04

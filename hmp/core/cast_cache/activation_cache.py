@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..casting import Tensor, cast
+from ..casting import Tensor, cast, has_float32_gradient
 from ..torch_private import SharedWeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import stream_of as _stream_of
@@ -67,7 +67,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype`: an earlier copy where it still has the right values, else a new cast."""
     # A trace must contain the cast, not its result, and a dual tensor's copy has a tangent of its own. Asked first: torch.jit compares the
     # lines of a trace that was made with gradients with those of one made without.
-    if _compiling() or _dispatch_modes() or not in_plain_autograd():
+    if _compiling() or _dispatch_modes() or not in_plain_autograd() or (dtype is torch.float32 and has_float32_gradient(tensor)):
         return cast(tensor, dtype)
     grad = _grad_enabled()
     least = shared_cast.least if grad and tensor.requires_grad else shared_cast.WORTH_KEEPING

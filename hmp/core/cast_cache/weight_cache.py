@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import locks
-from ..casting import Tensor, cast
+from ..casting import Tensor, cast, has_float32_gradient
 from ..low_kernels import computed_in_float32
 from ..torch_private import SharedWeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
@@ -34,7 +34,7 @@ from .shared_cast import count_hit, node_of
 from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
 
 # torch's own, taken before anything is patched
-_grad_enabled = torch.is_grad_enabled
+_float32, _grad_enabled = torch.float32, torch.is_grad_enabled
 _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _as_strided, _detach = torch.as_strided, Tensor.detach
@@ -118,7 +118,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # A trace must contain the cast, not its result. torch.jit's check of a trace compares source lines: every cast is made on this one.
-    if _compiling() or _tracing() is not None:
+    if _compiling() or _tracing() is not None or (dtype is _float32 and has_float32_gradient(weight)):
         return cast(weight, dtype)
     try:
         entry = getattr(storage_of(weight), "_hmp_cache_entry", None)  # cache_entry(weight), inlined for speed

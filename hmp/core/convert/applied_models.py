@@ -6,6 +6,7 @@ import functools
 import inspect
 import pickle
 import types
+import weakref
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ...errors import HmpError
+from ..active import without_casts
+from ..formatting import dtype_name
+from ..log import caller, log, should_log
 from ..patching import patches
 from ..policy import DEFAULT, Policy, as_policy
 from ..torch_patches import applied_policy, as_dtype, module_calls
@@ -22,6 +26,10 @@ from .conversion import follow_others, module_of, resolved, revert_if_unused, un
 from .policy_tables import announce, lock
 
 M = TypeVar("M", bound=torch.nn.Module)
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+# Whose low-precision weights the log has named. revert() keeps the modules: to apply to one again needs no second warning.
+_warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_warned_lines: set[tuple[str, int]] = set()
 
 
 def apply(
@@ -30,7 +38,7 @@ def apply(
     *,
     dtype: torch.dtype | str | None = None,
     outputs: torch.dtype | str | None = None,
-    methods: Iterable[str] = ("forward",),
+    methods: Iterable[str] | None = None,
     verbose: bool = False,
 ) -> M:
     """Run every call of a model under a policy. Code outside its calls is not cast. `hmp.remove(model)` undoes it.
@@ -48,8 +56,9 @@ def apply(
         outputs: A dtype such as "float32", to which the floating-point tensors that a call returns are cast, also in nested lists, tuples,
             dicts and dataclasses; float64 and integers stay. Use it if a loss, numpy or an op without a low-precision kernel follows.
             Outputs of the model's layers are not cast. None casts none.
-        methods: The methods of the model's class that run under the policy when they are called directly, such as "encode". Generator
-            and coroutine functions are not supported.
+        methods: The methods of the model's class that run under the policy when they are called directly, such as "encode". None is
+            "forward" and, of a LightningModule, "training_step", "validation_step", "test_step" and "predict_step", which its Trainer
+            calls. Generator and coroutine functions are not supported.
         verbose: Log the policy, and each distinct cast once.
 
     Returns:
@@ -68,16 +77,48 @@ def apply(
         raise HmpError(f"hmp.apply() expected a torch.nn.Module, got {type(model).__name__}; for a function use @hmp.casts(policy)")
     chosen, returned = as_policy(policy, model, dtype), as_dtype(outputs)
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
-    others = _others(marked, methods)
+    steps = _steps(marked)
+    others = _others(marked, steps if methods is None else methods)
     with lock:
         follow_others()
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
         module_calls.unmark(marked)
         module_calls.mark(marked, table, returned, others)
         _send_with_policy(marked)
+        if steps:  # self.log() in a step multiplies and adds, for an average
+            log_metric = type(marked).log
+            patches.rebind(type(marked), "log", functools.wraps(log_metric)(without_casts(log_metric)))
+    _warn_of_low_weights(marked)
     if verbose:
         announce(chosen)
     return model
+
+
+def _steps(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the steps of a LightningModule that its class defines: a Trainer calls these and not the module."""
+    classes = type(model).__mro__
+    for at, cls in enumerate(classes):
+        if cls.__name__ == "LightningModule" and cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+            return tuple(name for name in _STEPS if any(name in vars(each) for each in classes[:at]))
+    return ()
+
+
+def _warn_of_low_weights(model: torch.nn.Module) -> None:
+    """Log that the optimizer loses small updates of low-precision weights: once for a model, and for a line that applies to several."""
+    lows = [each for each in model.parameters() if each.requires_grad and each.dtype in (torch.bfloat16, torch.float16)]
+    line = caller()
+    if not lows or model in _warned or line in _warned_lines or not should_log():
+        return
+    _warned.update(model.modules())
+    _warned_lines.add(line)
+    patches.on_restore(_warned_lines.clear)
+    log.warning(
+        "%d trainable weights of %s are in %s, which loses small updates: of bfloat16 weights around 0.2, a step of AdamW with lr=2.5e-5 "
+        "changes 3 %%; to fix: train float32 weights, model.float(), which hmp casts in each call",
+        len(lows),
+        type(model).__name__,
+        dtype_name(lows[0].dtype),
+    )
 
 
 def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
@@ -162,4 +203,5 @@ def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
     if sent.state is not None:
         model.__setstate__(sent.state)
     module_calls.drop_lost_marks(model)
+    _warned.add(model)  # the process that sent it has logged
     apply(model, sent.policy, outputs=sent.outputs, methods=sent.methods)

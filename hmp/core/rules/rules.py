@@ -53,7 +53,13 @@ def _own(op: Op, rule: OpRule) -> Op:
 
 def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
     """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype (R11)."""
-    return (NO_INSTRUCTIONS.make(_own(op, rule), rule),)
+    return (_saturating(NO_INSTRUCTIONS.make(_own(op, rule), rule), rule),)
+
+
+def _saturating(op: Op, rule: OpRule) -> Op:
+    """Return `op`, with masks that stay finite in it (R12) if it takes them as torch's own function does."""
+    make = None if rule.facts.composite else saturation.SATURATING.get(sites.base_of(rule.op))
+    return op if make is None else _with_attributes(make(op), op)
 
 
 def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
@@ -116,7 +122,7 @@ MASK_IN_PLACE = CastRule(
     "MASK_IN_PLACE",
     number="R5",
     label="in place",
-    sentence="left to torch, in place; finite values of a mask stay finite in a low-precision dtype (R5, R12)",
+    sentence="left to torch, in place; a sum with a mask stays finite in a low-precision dtype (R5, R12)",
     make=saturation.mask_in_place_wrapper,
     holds=lambda case: case.in_place and not op_facts.MASK_TAKERS_INPLACE.isdisjoint((case.op, case.base)),
     ops=op_facts.MASK_TAKERS_INPLACE,
@@ -199,7 +205,7 @@ GUARD = CastRule(
     "GUARD",
     number="R12",
     label="saturates",
-    sentence="left to torch; with a scalar beyond the low-precision dtype it runs in float32 and the result saturates (R12)",
+    sentence="left to torch; with a scalar or a mask beyond the low-precision dtype the result saturates (R12)",
     make=saturation.guard_wrapper,
     holds=_is_guarded,
     ops=op_facts.GUARDED_ARITHMETIC | op_facts.GUARDED_IN_FLOAT16,
@@ -326,8 +332,12 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
 
 def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
     kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
-    functools.update_wrapper(kept, op, ("computes", "computes_in_float32"), ())
-    return kept
+    return _with_attributes(kept, op)
+
+
+def _with_attributes(wrapper: Op, op: Op) -> Op:
+    functools.update_wrapper(wrapper, op, ("computes", "computes_in_float32"), ())
+    return wrapper
 
 
 def _caster(rule: OpRule) -> Caster:

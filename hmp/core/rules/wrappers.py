@@ -42,6 +42,7 @@ class RuledOp:
         self.op, self.rule, self.facts, self.caster = op, rule, rule.facts, caster
         self.kernels = Kernels(rule)
         self.is_arithmetic, self.fills = saturation.is_arithmetic(rule), saturation.fills(rule)
+        self.is_sum = saturation.is_sum(rule)
         self._dtype_of = chooser(rule)
         self._takes_scores = saturation.takes_scores(rule)
         self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
@@ -114,8 +115,10 @@ class RuledOp:
         target = self._target(tensors, args, kwargs)
         if target is None:
             return op(*args, **kwargs)
+        if self.is_sum and target is not torch.float32:
+            return saturation.finite_sum(op, rule, self.caster, args, kwargs, target)
         if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
-            return saturation.saturated(op, args, kwargs, target)
+            return saturation.saturated(op, rule, args, kwargs, target)
         if self.fills:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
@@ -217,14 +220,17 @@ class RuledOp:
         outs = list(each_castable((out,)))
         differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
         cast_args, cast_kwargs = cast_call(args, rest, target, self.caster, self.facts.keep)
-        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
-            return deliver(saturation.saturated(op, args, rest, target), out)
+        if not differentiating and self._overflows(args, rest, target):
+            return deliver(saturation.saturated(op, rule, args, rest, target), out)
         if not self._must_be_copied(tensors, outs, target):
             return op(*cast_args, **cast_kwargs, out=out)  # torch writes into `out`, or raises
         if differentiating:
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
         result = deliver(op(*cast_args, **cast_kwargs), out)
         return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
+
+    def _overflows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
+        return self.is_arithmetic and dtype is not torch.float32 and saturation.overflows(self.rule, args, kwargs, dtype)
 
     def _must_be_copied(self, tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
         """Return True if the result is to be copied into `outs`, of which one has another dtype than the inputs are cast to.
@@ -294,6 +300,8 @@ def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     It has little to do for a call with positional arguments and plain tensors, and leaves any other call to a RuledOp.
     """
     ruled, facts = RuledOp(op, rule, caster), rule.facts
+    if ruled.is_sum:
+        return saturation.sum_wrapper(op, rule, ruled.wrapper())
     needs_care = ruled.is_arithmetic or ruled.fills if rule.dtype is None else facts.users
     if ruled.kernels.may_lack or needs_care:
         return ruled.wrapper()
@@ -310,7 +318,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
     """
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
     assert target is not None
-    to, limit = casting.TO[target], FINITE_MAX[target]
+    to, limit = casting.widened if target is torch.float32 else casting.TO[target], FINITE_MAX[target]
 
     def product(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or _tracing() is not None:

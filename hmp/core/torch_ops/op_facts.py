@@ -397,8 +397,10 @@ ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv 
 # of float16, whose largest number is 65504, for `scores - 1e9`.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
 GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
+# Those that add a mask to scores, whose sum stays finite.
+SUMS = _names("add radd iadd sub rsub isub subtract")
 # Ops that take masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.
-MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put mul rmul multiply")
+MASK_TAKERS = SUMS | _names("where baddbmm masked_fill index_put mul rmul multiply")
 # Ops that take scores with a mask added: cast saturating, whether they need a gradient or not.
 SCORE_TAKERS = _names("softmax log_softmax softmin logsumexp _softmax _log_softmax gumbel_softmax")
 MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")

@@ -431,11 +431,17 @@ def as_dtype(outputs: Any) -> torch.dtype | None:
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
     """Return `value` with its float32, bfloat16 and float16 tensors in `dtype`.
 
-    Also those in lists, tuples, dicts, other mappings and dataclasses. What holds none of another dtype is returned itself.
+    Also those in lists, tuples, dicts, other mappings and dataclasses. What holds none of another dtype is returned itself. A tensor that
+    occurs twice is cast once.
     """
+    casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: with the tensor, so that it lives as long
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if castable(tensor) else tensor
+        if not castable(tensor):
+            return tensor
+        if id(tensor) not in casts:
+            casts[id(tensor)] = tensor, tensor.to(dtype)
+        return casts[id(tensor)][1]
 
     def others(found: Any) -> Any:
         if dataclasses.is_dataclass(found) and not isinstance(found, type):
