@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -264,7 +263,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     """
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
-    if isinstance(policy, (types.FunctionType, types.MethodType)):
+    if callable(policy) or isinstance(policy, (classmethod, staticmethod)):  # `@hmp.casts` without parentheses
         return casts()(policy)
     chosen = _uncompiled(as_policy)(policy, model)
     _check_model(model, chosen, "casts(model=...)")
