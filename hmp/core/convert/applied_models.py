@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ...errors import HmpError
+from ..compiler_stance import untraced
 from ..patching import patches
 from ..policy import DEFAULT, Policy, as_policy
 from ..torch_patches import applied_policy, as_dtype, module_calls
@@ -24,6 +25,7 @@ from .policy_tables import announce, lock
 M = TypeVar("M", bound=torch.nn.Module)
 
 
+@untraced
 def apply(
     model: M,
     policy: Policy | str | Path = DEFAULT,
@@ -93,6 +95,7 @@ def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+@untraced
 def remove(model: M) -> M:
     """Remove the policy of a model that `hmp.apply()` gave it.
 

@@ -15,6 +15,7 @@ from ...errors import HmpError
 from .. import low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
+from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
@@ -42,6 +43,7 @@ class Handle:
     def __init__(self, table: PolicyTable) -> None:
         self._table = table
 
+    @untraced
     def revert(self) -> None:
         """Undo this conversion and all later ones. A second call does nothing."""
         with _lock:
@@ -66,6 +68,7 @@ _converted: list[Handle] = []
 _regions_entered = False
 
 
+@untraced
 def convert(  # noqa: PLR0913
     opt_level: str = "O1",
     bf16_file_path: str | Path | None = "",
@@ -182,6 +185,7 @@ def choose_policy(
     return Policy.from_files(bf16, fp32, promote, fp8=fp8, saved=saved)
 
 
+@untraced
 def revert() -> None:
     """Undo every `convert()`, `casts()` and `apply()`: no policy is active and torch is not patched. Does nothing without one.
 
@@ -370,6 +374,7 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
     return by_policy[id(outside)]
 
 
+@untraced
 def register(owner: Any, name: str, cast: ListName) -> None:
     """Put a function of your own on a list, under every policy: its inputs are cast, and ops inside it are not cast again.
 
