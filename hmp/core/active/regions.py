@@ -12,6 +12,7 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
+from . import running
 from .state import (
     EnteredRegion,
     Off,
@@ -52,6 +53,7 @@ class Region:
     def __enter__(self) -> Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
+            running.begin_context(entered)
             entered.suspension = suspend()
         entered.begin()
         self._entered.append(entered)
@@ -64,6 +66,7 @@ class Region:
         if here is not None:
             self._entered.remove(here)
             here.end()
+            running.end(here)
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""

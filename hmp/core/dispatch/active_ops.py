@@ -107,8 +107,6 @@ def kind_for(site: Site) -> type[PatchedOp]:
 
 
 KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, ActiveComposite
-# The code of the calls above.
-CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveComposite))
 
 
 def _is_asked_by_hmp(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

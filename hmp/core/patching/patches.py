@@ -10,10 +10,11 @@ import importlib
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..layered_patches import read, write
+from ..log import caller
 
 _rebound: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there and what is
 _places: set[tuple[int, str]] = set()
@@ -21,7 +22,6 @@ _undo: list[Callable[[], None]] = []
 # Those that are replaced for all who know them, each with what replaces it: by the id of the one, and of the other.
 _replacements: dict[int, tuple[Any, Any]] = {}
 _originals: dict[int, tuple[Any, Any]] = {}
-_wrapped: list[types.FunctionType] = []
 _installation = object()
 
 
@@ -76,7 +76,6 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     wrapper = _inert_after_restore(function, make(function))
     if isinstance(owner, types.ModuleType):
         replaces(wrapper, function)
-    _wrapped.append(function)
     rebind(owner, name, wrapper if function is found else type(found)(wrapper))
 
 
@@ -131,12 +130,6 @@ def original(function: Any) -> Any:
     return function if found is None else found[1]
 
 
-def wrapped_functions() -> Iterator[types.FunctionType]:
-    """Yield the Python functions that something was put in the places of."""
-    yield from tuple(_wrapped)
-    yield from (function for function, _ in list(_replacements.values()) if type(function) is types.FunctionType)
-
-
 def on_restore(undo: Callable[[], None]) -> None:
     """Have `restore()` call `undo`, for a change other than a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)
@@ -164,7 +157,6 @@ def restore() -> None:
     _places.clear()
     _replacements.clear()
     _originals.clear()
-    _wrapped.clear()
     _installation = object()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
@@ -184,9 +176,11 @@ def _taken_out(value: Any, old: Any, around: Any) -> bool:
 
 
 def _warn_foreign(where: str) -> None:
-    warnings.warn(
+    file, line = caller()
+    warnings.warn_explicit(
         f"{where} was patched by another library on top of hmp; that patch stays, and hmp's wrapper underneath is now inactive. "
         "Undo patches in reverse order",
         RuntimeWarning,
-        stacklevel=4,
+        file,
+        line,
     )
