@@ -97,7 +97,7 @@ def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
 
 @untraced
 def remove(model: M) -> M:
-    """Remove the policy of a model that `hmp.apply()` gave it.
+    """Remove the policy of a model that `hmp.apply()` gave it. A call that is running keeps it until it ends.
 
     If it was the last policy, torch is no longer patched: no other model has one, the process is not converted, and no `hmp.casts()` was
     entered since `hmp.revert()`.
