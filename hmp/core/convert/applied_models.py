@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import pickle
 import types
@@ -74,7 +73,7 @@ def apply(
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
         module_calls.unmark(marked)
         module_calls.mark(marked, table, dtype, others)
-        _send_with_policy(marked)
+        _send_with_policies()
     if verbose:
         announce(chosen)
     return model
@@ -123,20 +122,15 @@ def remove(model: M) -> M:
     return model
 
 
-def _send_with_policy(model: torch.nn.Module) -> None:
-    """Have multiprocessing send modules of this class with the policy that is applied to them. Other pickles, and so files, have none."""
-    cls = type(model)
-    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # register() cannot be undone
-    for each in (cls, getattr(cls, "cls_to_become", None) or cls):  # a lazy module's class changes at its first call
-        if each not in reducers:
-            ForkingPickler.register(each, _sent)
-            patches.on_restore(functools.partial(_send_as_before, each))
+def _send_with_policies() -> None:
+    """Have multiprocessing send modules with the policy that is applied to them. Other pickles, and so files, have none."""
 
+    def reducer_override(self: Any, value: Any) -> Any:
+        if module_calls.applied(module_calls.inside_compiled(value)) is None or type(value) in self.dispatch_table:  # the user's own
+            return NotImplemented
+        return _sent(value)
 
-def _send_as_before(cls: type) -> None:
-    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    if reducers.get(cls) is _sent:  # else the user has registered another one since
-        del reducers[cls]
+    patches.rebind(ForkingPickler, "reducer_override", reducer_override)
 
 
 def _sent(model: torch.nn.Module) -> Any:
