@@ -26,17 +26,24 @@ def begin_context(context: object) -> None:
 def end(running: object) -> None:
     """Note the end of a call or context, and do what waited for it."""
     _running.pop(running, None)
-    while _waiting and not _holds_up(_waiting[0][1]):
-        _waiting.pop(0)[0]()
+    if _waiting:
+        _do_what_waited()
 
 
 def when_ended(act: Callable[[], object]) -> None:
     """Call `act` once no call is running and no other thread than this one is in a context: now, or when the last of them ends."""
-    here = threading.get_ident()
-    if _waiting or _holds_up(here):
-        _waiting.append((act, here))
-    else:
-        act()
+    _waiting.append((act, threading.get_ident()))  # first: what ends from now on sees it
+    _do_what_waited()
+
+
+def _do_what_waited() -> None:
+    for each in list(_waiting):
+        if not _holds_up(each[1]):
+            try:
+                _waiting.remove(each)
+            except ValueError:  # another thread has taken it
+                continue
+            each[0]()
 
 
 def _holds_up(caller: int) -> bool:
