@@ -176,8 +176,8 @@ def restore() -> None:
         _undo.remove(undo)  # not the last: it may have imported a module of torch's, in which names were followed
     while _rebound:
         place = next(reversed(_rebound))
-        record, name = _rebound[place](), place[1]
-        if record is None:  # its class has just been collected, and it is to be taken out
+        record, name = _rebound.get(place, lambda: None)(), place[1]
+        if record is None:  # its class has just been collected
             _rebound.pop(place, None)
             continue
         owner, old, value = record
