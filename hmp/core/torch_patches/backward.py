@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
 from ..cast_cache import weight_cache
-from ..patching import patches
+from ..patching import PatchedMethod, patches
 from ..rules import outside
 from . import late_imports
 
@@ -60,7 +60,8 @@ def install() -> None:
     patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
-    patches.wrap(torch.Tensor, "register_hook", _marking_hooked)
+    own: Any = torch.Tensor.register_hook
+    patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
