@@ -1,15 +1,47 @@
-"""Compiled code runs as it was written, while anybody here asks for that."""
+"""What torch.compile leaves alone: all compiled code while anybody here asks for that, and functions that it never traces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from . import locks
 from .torch_private import dynamo
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that torch.compile does not trace: it breaks the graph there and calls `function`.
+
+    As torch.compiler.disable(), but for importing Dynamo, which takes seconds.
+    """
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        imported = dynamo()
+        return (function if imported is None else imported.disable(function))(*args, **kwargs)
+
+    called._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return called
+
+
+def untraced_class(cls: C) -> C:
+    """Have torch.compile trace none of the class's public methods, nor its `__init__`."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, classmethod):
+            setattr(cls, name, classmethod(untraced(value.__func__)))
+        elif inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+            setattr(cls, name, untraced(value))
+    return cls
+
 
 _lock = locks.RLock()
 _asking: list[object] = []

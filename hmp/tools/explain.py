@@ -10,6 +10,7 @@ import torch
 
 from ..core import low_kernels
 from ..core.active import state
+from ..core.compiler_stance import untraced
 from ..core.dispatch import decisions
 from ..core.formatting import dtype_name, in_notebook
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
@@ -61,6 +62,7 @@ class Rule:
         return in_notebook(str(self))
 
 
+@untraced
 def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) -> Rule:
     """Explain what a policy does with an op: its list, its bindings, its synonyms, and why.
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -401,3 +403,110 @@ def test_r13_threads_that_run_backward_at_once_keep_their_own_casts() -> None:
 
     in_threads(run, range(8))
     assert not wrong
+
+
+# --- outside of any policy, torch raises what it raises without hmp
+
+
+LOW_MATRIX, WIDE_MATRIX = torch.ones(3, 3, dtype=BF16), torch.ones(3, 3)
+REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "mm": torch.mm, "@": lambda a, b: a @ b, "linear": F.linear, "mv": lambda a, b: torch.mv(a, b[0]),
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "bmm": lambda a, b: torch.bmm(a[None], b[None]), "conv1d": lambda a, b: F.conv1d(a[None], b[None]), "dot": lambda a, b: a[0].dot(b[0]),
+    "index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1, 2]), b), "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
+    "layer_norm": lambda a, b: F.layer_norm(a, (3,), b[0], b[0]), "lerp": lambda a, b: torch.lerp(a, b, 0.5),
+    "cross_entropy": lambda a, b: F.cross_entropy(a, torch.tensor([0, 1, 2]), b[0]), "cdist": lambda a, b: torch.cdist(a, b),
+}  # fmt: skip
+
+
+class Calling(Function):
+    """Calls a function of the user's in its backward, and in the backward of that."""
+
+    @staticmethod
+    def forward(ctx, x, function, again):
+        ctx.function, ctx.again = function, again
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if not ctx.again:
+            ctx.function()
+            return gradient * 1, None, None
+        return Calling.apply(gradient, ctx.function, False), None, None
+
+
+def _in_hooks(register: str, x: torch.Tensor, function: Callable[[], Any]) -> torch.Tensor:
+    module = torch.nn.Identity()
+    getattr(module, register)(lambda *_: (function(), None)[1])
+    return module(x * 1)
+
+
+def _hooked(x: torch.Tensor, function: Callable[[], Any]) -> torch.Tensor:
+    made = x * 1
+    made.register_hook(lambda _: (function(), None)[1])
+    return made
+
+
+def _twice(made: torch.Tensor, x: torch.Tensor) -> None:
+    (gradient,) = torch.autograd.grad(made.sum(), x, torch.ones((), requires_grad=True), create_graph=True)
+    gradient.sum().backward()
+
+
+# What makes a graph that calls `function` in backward, and how that is run.
+CALLED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., Any]]] = {
+    "backward": (lambda x, function: Calling.apply(x, function, False), lambda made, x: made.sum().backward()),
+    "grad": (lambda x, function: Calling.apply(x, function, False), lambda made, x: torch.autograd.grad(made.sum(), x)),
+    "double backward": (lambda x, function: Calling.apply(x, function, True), _twice),
+    "hook": (_hooked, lambda made, x: made.sum().backward()),
+    "module's hook": (lambda x, function: _in_hooks("register_full_backward_hook", x, function), lambda made, x: made.sum().backward()),
+    "module's pre-hook": (lambda x, f: _in_hooks("register_full_backward_pre_hook", x, f), lambda made, x: made.sum().backward()),
+    "checkpoint": (
+        lambda x, function: checkpoint(lambda x: Calling.apply(x, function, False), x, use_reentrant=False),
+        lambda made, x: made.sum().backward(),
+    ),
+    "reentrant checkpoint": (
+        lambda x, function: checkpoint(lambda x: Calling.apply(x, function, False), x, use_reentrant=True),
+        lambda made, x: made.sum().backward(),
+    ),
+}  # fmt: skip
+FORWARD = "forward"
+
+
+def _attempt(op: str, low_first: bool, where: str, made_under: Any = nullcontext) -> tuple[type, str] | None:
+    """Return the error of a mixture of dtypes in a graph that was made in a context, and run outside of it."""
+    a, b = (LOW_MATRIX, WIDE_MATRIX) if low_first else (WIDE_MATRIX, LOW_MATRIX)
+    try:
+        if where == FORWARD:
+            REFUSED[op](a, b)
+        else:
+            make, run = CALLED[where]
+            x = torch.ones(2, requires_grad=True)
+            with made_under():
+                made = make(x, lambda: REFUSED[op](a, b))
+            run(made, x)
+    except Exception as error:
+        return type(error), str(error)
+    return None
+
+
+@pytest.mark.usefixtures("unpatched")
+@settings(max_examples=6)
+@given(st.sampled_from(sorted(REFUSED)), st.booleans(), st.sampled_from([FORWARD, *CALLED]))
+@example("@", True, "backward")
+@example("@", True, "double backward")
+def test_r7_outside_of_a_policy_a_mixture_raises_what_torch_raises(op: str, low_first: bool, where: str) -> None:
+    hmp.revert()
+    expected = _attempt(op, low_first, where)
+    with hmp.casts("habana"):
+        _attempt(op, low_first, where)
+    assert _attempt(op, low_first, where) == expected
+    with hmp.casts(OTHER), hmp.disable_casts():
+        assert _attempt(op, low_first, where) == expected
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["mm", "@", "linear", "addmm", "bmm", "conv1d"]), st.booleans(), st.sampled_from(sorted(CALLED)))
+@example("@", True, "hook")
+def test_r13_a_graph_that_was_made_under_a_policy_is_helped_where_backward_runs_outside_of_it(op: str, low_first: bool, where: str) -> None:
+    assert _attempt(op, low_first, where, lambda: hmp.casts("habana")) is None
+    assert _attempt(op, low_first, where) is not None

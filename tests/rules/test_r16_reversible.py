@@ -52,7 +52,7 @@ def test_r16_revert_goes_all_the_way_back_from_inside(torch_differences):
     assert in_force() == "none"
 
 
-def test_r16_revert_reaches_the_regions_of_other_threads(torch_differences):
+def test_r16_regions_of_other_threads_keep_their_casts_and_torch_is_as_before_when_they_end(torch_differences):
     inside, reverted, found = threading.Event(), threading.Event(), []
 
     def work():
@@ -68,7 +68,7 @@ def test_r16_revert_reaches_the_regions_of_other_threads(torch_differences):
     hmp.revert()
     reverted.set()
     thread.join()
-    assert found == ["relu", "none"]
+    assert found == ["relu", "relu"]
     assert torch_differences() == []
 
 
@@ -241,3 +241,145 @@ def test_r16_a_default_argument_of_a_module_that_torch_imports_late_is_torchs_ow
         assert group_batch_fusion.update_stack_example_value.__defaults__[-1] is own[0]
         """
     )
+
+
+# --- what is running when it is undone keeps its casts to its end
+
+
+class Undoing(torch.nn.Sequential):
+    """Between its two layers it calls a function; the second layer would refuse the first one's low result without casts."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        self.between = lambda: None
+
+    def forward(self, x):
+        x = self[0](x)
+        self.between()
+        return self[1](x)
+
+
+ROW = torch.ones(1, 2)
+LINEAR = policy(bf16=["linear"])
+UNDO = {
+    "remove": hmp.remove,
+    "revert": lambda _: hmp.revert(),
+    "both": lambda model: (hmp.remove(model), hmp.revert()),
+    "twice": lambda _: (hmp.revert(), hmp.revert()),
+}
+
+
+@pytest.mark.usefixtures("unpatched")
+@pytest.mark.parametrize("undo", UNDO.values(), ids=UNDO)
+@pytest.mark.parametrize("outputs", [None, "float32"])
+def test_r16_a_call_in_which_the_last_policy_is_undone_is_cast_to_its_end(undo, outputs, torch_differences):
+    model = hmp.apply(Undoing(), LINEAR, outputs=outputs)
+    expected = model(ROW)
+    model.between = lambda: undo(model)
+    result = model(ROW)
+    assert result.dtype == (torch.bfloat16 if outputs is None else torch.float32) and torch.equal(result, expected)
+    assert torch_differences() == []
+    model.between = lambda: None
+    assert model(ROW).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("unpatched")
+def test_r16_scoped_entries_hold_to_the_end_of_a_call_that_removes_its_policy(torch_differences):
+    model = hmp.apply(Undoing(), hmp.Policy("scoped", bf16={"linear @ 0", "linear @ 1"}))
+    expected = model(ROW)
+    model.between = lambda: hmp.remove(model)
+    assert expected.dtype == torch.bfloat16 and torch.equal(model(ROW), expected)
+    assert torch_differences() == []
+
+
+@pytest.mark.usefixtures("unpatched")
+@pytest.mark.parametrize("undo", UNDO.values(), ids=UNDO)
+def test_r16_a_call_that_raises_after_its_policy_was_undone_leaves_torch_as_it_was(undo, torch_differences):
+    model = hmp.apply(Undoing(), LINEAR)
+
+    def between():
+        undo(model)
+        raise KeyError
+
+    model.between = between
+    with pytest.raises(KeyError):
+        model(ROW)
+    assert torch_differences() == []
+
+
+@pytest.mark.usefixtures("unpatched")
+def test_r16_calls_of_two_models_in_which_both_are_removed(torch_differences):
+    outer, inner = hmp.apply(Undoing(), LINEAR), hmp.apply(Undoing(), policy(bf16=["linear"], dtype=torch.float16))
+    found = []
+
+    def between():
+        hmp.remove(outer)
+        found.append(inner(ROW).dtype)
+        found.append(bool(torch_differences()))
+
+    outer.between = between
+    inner.between = lambda: hmp.remove(inner)
+    assert outer(ROW).dtype == torch.bfloat16 and found == [torch.float16, True]
+    assert torch_differences() == []
+
+
+@pytest.mark.usefixtures("unpatched")
+def test_r16_what_is_used_again_before_the_call_ends_stays(torch_differences):
+    model = hmp.apply(Undoing(), LINEAR)
+
+    def between():
+        hmp.revert()
+        hmp.apply(model, LINEAR)
+
+    model.between = between
+    assert model(ROW).dtype == torch.bfloat16
+    model.between = lambda: None
+    assert model(ROW).dtype == torch.bfloat16
+    hmp.remove(model)
+    assert torch_differences() == []
+
+
+@pytest.mark.usefixtures("unpatched")
+@pytest.mark.parametrize("where", ["call", "context", "generator"])
+@pytest.mark.parametrize("undo", UNDO.values(), ids=UNDO)
+def test_r16_what_another_thread_runs_keeps_its_casts_until_it_ends(where, undo, torch_differences):
+    inside, undone, found, still = threading.Event(), threading.Event(), [], []
+    model = Undoing()
+
+    def wait():
+        inside.set()
+        assert undone.wait(10)
+
+    def generator():
+        with hmp.casts(LINEAR):
+            yield model(ROW)
+            yield model(ROW)
+
+    def work():
+        if where == "call":
+            model.between = wait
+            found.append(model(ROW).dtype)
+        elif where == "context":
+            with hmp.casts(LINEAR):
+                wait()
+                found.append(model(ROW).dtype)
+        else:
+            made = generator()
+            next(made)
+            wait()
+            found.extend(each.dtype for each in made)
+
+    other = torch.nn.Linear(2, 2) if where == "call" else hmp.apply(torch.nn.Linear(2, 2), LINEAR)
+    if where == "call":
+        hmp.apply(model, LINEAR)
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(10)
+    undo(model if where == "call" else other)
+    if where == "call" or undo is not hmp.remove:
+        still.append(other(ROW).dtype)
+    undone.set()
+    thread.join()
+    hmp.revert()
+    assert found == [torch.bfloat16] and still in ([], [torch.float32])
+    assert torch_differences() == []

@@ -202,3 +202,62 @@ def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why
     # hmp is in place now
     assert torch.compile(model, backend="eager", fullgraph=True)(x).dtype is torch.bfloat16
     hmp.revert()
+
+
+WEIGHT = torch.ones(3, 3)
+OWN = hmp.Policy("own", bf16={"linear"})
+MODEL = torch.nn.Linear(3, 3)
+
+
+def makes_a_policy(x):
+    with hmp.casts(hmp.Policy(bf16=("linear",))):
+        return torch.nn.functional.linear(x, WEIGHT)
+
+
+def changes_a_policy(x):
+    with hmp.casts(OWN.move("matmul", "bf16").replace(dtype="float16")):
+        return torch.nn.functional.linear(x, WEIGHT), x @ WEIGHT
+
+
+def loads_a_policy(x):
+    with hmp.casts(hmp.Policy.load("torch-cpu")):
+        return torch.nn.functional.linear(x, WEIGHT)
+
+
+def names_a_preset(x):
+    with hmp.casts("torch-cpu"):
+        return torch.nn.functional.linear(x, WEIGHT)
+
+
+def asks_about_lists(x):
+    return x * len(hmp.policies()) * len(str(hmp.explain("linear", OWN)))
+
+
+def applies(x):
+    low = hmp.apply(MODEL, OWN)(x)
+    hmp.remove(MODEL)
+    return low, MODEL(x)
+
+
+def converts(x):
+    handle = hmp.convert(policy=OWN)
+    low = torch.nn.functional.linear(x, WEIGHT)
+    handle.revert()
+    return low, torch.nn.functional.linear(x, WEIGHT)
+
+
+MAKING = {
+    makes_a_policy: [BF16], changes_a_policy: [F16, F16], loads_a_policy: [BF16], names_a_preset: [BF16], asks_about_lists: [F32],
+    applies: [BF16, F32], converts: [BF16, F32],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("function", MAKING)
+def test_policies_are_made_in_compiled_code(function, patched):
+    if patched:
+        with hmp.casts(LOW):
+            pass
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        assert dtypes(compiled(X)) == dtypes(function(X)) == MAKING[function]

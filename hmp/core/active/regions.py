@@ -12,6 +12,7 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
+from . import running
 from .state import (
     EnteredRegion,
     Off,
@@ -31,8 +32,8 @@ R = TypeVar("R")
 class Region:
     """A context manager and decorator: inside it `choose(state)` is active in this thread or task, with the `state` around it.
 
-    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, also by an
-    exception, the state around it is active again.
+    It decorates what torch.no_grad() decorates, and coroutines, asynchronous generators, class methods and static methods too. It nests,
+    and can be entered again. At its end, also by an exception, the state around it is active again.
 
     Args:
         name: The call that made it, for messages.
@@ -52,6 +53,7 @@ class Region:
     def __enter__(self) -> Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
+            running.begin_context(entered)
             entered.suspension = suspend()
         entered.begin()
         self._entered.append(entered)
@@ -64,6 +66,7 @@ class Region:
         if here is not None:
             self._entered.remove(here)
             here.end()
+            running.end(here)
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""
@@ -71,12 +74,22 @@ class Region:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a function that runs inside the block."""
-        if inspect.isclass(function):
-            raise HmpError(f"@{self!r} expected a function, got class {function.__name__}; decorate its methods")
+        if isinstance(function, (classmethod, staticmethod)):
+            return type(function)(self(function.__func__))
         if not callable(function):
             raise HmpError(f"@{self!r} expected a function, got {function!r}; write `with {self!r}:`, or `@{self!r}` above a function")
-        decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
+        if inspect.isclass(function):  # whether torch warns or raises depends on the release
+            return cast("Callable[P, R]", torch_private.decorated_by_torch(types.SimpleNamespace(clone=self._once), function))
+        called = _called(function)
+        decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function) or is_kind(called)), _decorated)
         return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
+
+
+def _called(function: Any) -> Any:
+    """Return the function or method that a call of `function` calls: the one inside a partial, the `__call__` of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,9 +103,12 @@ def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def generator(*args: Any, **kwargs: Any) -> Any:  # a function, which torch expects; `function` may be an object
+        return (yield from function(*args, **kwargs))
+
     # its code runs inside the block, and the code that consumes it outside
-    wrapped = torch_private.context_decorator(region._once, function)
-    is_awaitable = function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
+    wrapped = torch_private.context_decorator(region._once, generator)
+    is_awaitable = _called(function).__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
     return types.coroutine(wrapped) if is_awaitable else wrapped
 
 

@@ -91,15 +91,16 @@ class InBackward(Off):
     """The state of user Python that runs in backward: no list applies (R13).
 
     Only the inputs of calls that torch would refuse are cast (R7, R11): because forward was cast, a gradient may have another dtype than a
-    weight in code that expects one dtype.
+    weight in code that expects one dtype. Where backward was called outside of all policies, that holds for the nodes of the graph that
+    were made under one; elsewhere torch raises what it raises without hmp.
     """
 
     __slots__ = ()
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Return the wrappers of ops that torch may refuse to run."""
-        return DTYPE_REPAIRS
+        """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
+        return DTYPE_REPAIRS if self.on.policy is not None or _is_marked(_current_node()) else NO_REPLACEMENTS
 
     @property
     def off(self) -> Off:
@@ -110,6 +111,27 @@ class InBackward(Off):
     def in_backward(self) -> Off:
         """This state."""
         return self
+
+
+_current_node: Callable[[], Any] = torch_private.current_node
+_MADE_HERE = "_hmp_made_under_policy"
+
+
+def mark_function_node(node: Any) -> None:
+    """Note that the node of a user's autograd.Function is made under a policy, if one is active."""
+    if current_state().replacements.functions:
+        setattr(node, _MADE_HERE, True)
+
+
+def mark_hooked(tensor: torch.Tensor) -> None:
+    """Note that a tensor's hook is registered under a policy, if one is active: the tensor was made under it."""
+    node: Any = tensor.grad_fn
+    if node is not None and current_state().replacements.functions:
+        node.metadata[_MADE_HERE] = True
+
+
+def _is_marked(node: Any) -> bool:
+    return node is not None and (hasattr(node, _MADE_HERE) or _MADE_HERE in node.metadata)
 
 
 class PolicyTable:

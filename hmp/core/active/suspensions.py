@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import torch_private
+from . import running
 from .state import Off, PolicyTable, call_under, current_state
 
 P = ParamSpec("P")
@@ -178,9 +179,11 @@ def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args:
     They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
     """
     is_same_policy = state.scope_id != 0 and state.scope_id == current_state().scope_id
-    suspension = None if is_same_policy else suspend()
+    call, suspension = running.begin_call(), None
     try:
+        suspension = None if is_same_policy else suspend()
         return call_under(state, function, *args, **kwargs)
     finally:
         if suspension is not None:
             suspension.end()
+        running.end(call)

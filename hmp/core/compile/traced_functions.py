@@ -246,16 +246,12 @@ def _cell(tx: Any, name: str) -> Any:
     return value_of(tx.output.side_effects.load_cell(tx.symbolic_locals[name]))
 
 
-def _decorated(decorated: Any) -> Handler:
-    """Return the handler of a function of the user's that hmp's decorator has put on a list: it is one op."""
-
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-        policy = trace_of(tx).here.policy
-        found = None if policy is None else op_wrap(traced_call.op, user_functions.rule_of(decorated, policy.dtype))
-        inner = build(tx, decorated.__wrapped__, None if source is None else dynamo.AttrSource(source, "__wrapped__"))
-        return traced_call.call_composite(tx, inner, found, args, kwargs)
-
-    return call
+def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    """Call a function of the user's that hmp's decorator has put on a list: it is one op."""
+    op, policy, op_source = value_of(args[0]), trace_of(tx).here.policy, args[0].source
+    found = None if policy is None else op_wrap(traced_call.op, op.rule(policy.dtype))
+    inner = build(tx, op.function, None if op_source is None else dynamo.AttrSource(op_source, "function"))
+    return traced_call.call_composite(tx, inner, found, args[1:], kwargs)
 
 
 def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
@@ -278,6 +274,7 @@ def fill_functions() -> None:
             state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).here.policy is not None),
             without_casts: _without_casts,
             state.call_without_casts: _call_without_casts,
+            user_functions.call_op: _call_op,
             state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             suspensions.call_innermost: _call_innermost,
             math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
@@ -293,8 +290,6 @@ def fill_functions() -> None:
 
 def update_tables() -> None:
     """Have Dynamo know all functions that hmp has replaced or made so far."""
-    for each in user_functions.decorated():
-        functions.setdefault(each, _decorated(each))
     originals = [op.original for op in placement.patched_ops()]
     # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
     forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))

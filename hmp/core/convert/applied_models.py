@@ -16,6 +16,7 @@ import torch
 
 from ...errors import HmpError
 from ..active import without_casts
+from ..compiler_stance import untraced
 from ..formatting import dtype_name
 from ..log import caller, log, should_log
 from ..patching import patches
@@ -32,6 +33,7 @@ _warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _warned_lines: set[tuple[str, int]] = set()
 
 
+@untraced
 def apply(
     model: M,
     policy: Policy | str | Path = DEFAULT,
@@ -84,7 +86,7 @@ def apply(
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
         module_calls.unmark(marked)
         module_calls.mark(marked, table, returned, others)
-        _send_with_policy(marked)
+        _send_with_policies()
         if steps:  # self.log() in a step multiplies and adds, for an average
             log_metric = type(marked).log
             patches.rebind(type(marked), "log", functools.wraps(log_metric)(without_casts(log_metric)))
@@ -136,8 +138,9 @@ def _others(model: torch.nn.Module, methods: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+@untraced
 def remove(model: M) -> M:
-    """Remove the policy of a model that `hmp.apply()` gave it.
+    """Remove the policy of a model that `hmp.apply()` gave it. A call that is running keeps it until it ends.
 
     If it was the last policy, torch is no longer patched: no other model has one, the process is not converted, and no `hmp.casts()` was
     entered since `hmp.revert()`.
@@ -163,20 +166,15 @@ def remove(model: M) -> M:
     return model
 
 
-def _send_with_policy(model: torch.nn.Module) -> None:
-    """Have multiprocessing send modules of this class with the policy that is applied to them. Other pickles, and so files, have none."""
-    cls = type(model)
-    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # register() cannot be undone
-    for each in (cls, getattr(cls, "cls_to_become", None) or cls):  # a lazy module's class changes at its first call
-        if each not in reducers:
-            ForkingPickler.register(each, _sent)
-            patches.on_restore(functools.partial(_send_as_before, each))
+def _send_with_policies() -> None:
+    """Have multiprocessing send modules with the policy that is applied to them. Other pickles, and so files, have none."""
 
+    def reducer_override(self: Any, value: Any) -> Any:
+        if module_calls.applied(module_calls.inside_compiled(value)) is None or type(value) in self.dispatch_table:  # the user's own
+            return NotImplemented
+        return _sent(value)
 
-def _send_as_before(cls: type) -> None:
-    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    if reducers.get(cls) is _sent:  # else the user has registered another one since
-        del reducers[cls]
+    patches.rebind(ForkingPickler, "reducer_override", reducer_override)
 
 
 def _sent(model: torch.nn.Module) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,16 @@ import torch
 
 from ...errors import HmpError
 from .. import low_kernels, observe
-from ..active import PROCESS, PolicyTable, Region, state
+from ..active import PROCESS, PolicyTable, Region, running, state
 from ..compile import bridge
+from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
 from ..torch_ops import sites
-from ..torch_patches import autocast, late_imports, module_calls, uncast_functions
+from ..torch_patches import autocast, late_imports, module_calls
 from ..torch_private import dynamo
-from . import policy_tables, process_policy
+from . import policy_tables
 from .policy_tables import announce
 from .policy_tables import lock as _lock
 from .unreachable_names import tell_unreachable
@@ -43,6 +43,7 @@ class Handle:
     def __init__(self, table: PolicyTable) -> None:
         self._table = table
 
+    @untraced
     def revert(self) -> None:
         """Undo this conversion and all later ones. A second call does nothing."""
         with _lock:
@@ -67,6 +68,7 @@ _converted: list[Handle] = []
 _regions_entered = False
 
 
+@untraced
 def convert(  # noqa: PLR0913
     opt_level: str = "O1",
     bf16_file_path: str | Path | None = "",
@@ -140,8 +142,6 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
         if not was_patched:
             revert()
         raise
-    if not was_patched:
-        process_policy.wait_for_calls(uncast_functions.codes())
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()
@@ -180,8 +180,12 @@ def choose_policy(
     return Policy.from_files(bf16, fp32, promote, fp8=fp8, saved=saved)
 
 
+@untraced
 def revert() -> None:
     """Undo every `convert()`, `casts()` and `apply()`: no policy is active and torch is not patched. Does nothing without one.
+
+    A call of an applied model that is running keeps its casts, and so does a `casts()` context of another thread. torch stays patched until
+    the last of them ends.
 
     Example:
         >>> handle = hmp.convert()
@@ -192,21 +196,31 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        process_policy.switch_to(PolicyTable(state.NO_REPLACEMENTS, None))
+        _activate_latest()
+        module_calls.unmark_applied()
+        _regions_entered = False
+        running.when_ended(_restore)
+
+
+def _restore() -> None:
+    with _lock:
+        if _is_used():  # since revert()
+            return
         policy_tables.empty_all()
         module_calls.unmark_all()
-        _regions_entered = False
         taken, originals = patches.replacing()
         patches.restore()
         references.give_back(taken, originals)
 
 
-def revert_if_unused() -> bool:
-    """Undo all patches if no policy can become active by itself, and return True if so. The caller holds the lock.
+def _is_used() -> bool:
+    """Return True if a policy can become active by itself: something is converted, a model has a policy, or a `casts()` was entered."""
+    return bool(_converted or module_calls.any_marked() or _regions_entered)
 
-    That is when nothing is converted, no model has a policy, and no `casts()` was entered.
-    """
-    if _converted or module_calls.any_marked() or _regions_entered:
+
+def revert_if_unused() -> bool:
+    """Undo all patches if no policy can become active by itself, and return True if so. The caller holds the lock."""
+    if _is_used():
         return False
     revert()
     return True
@@ -268,7 +282,7 @@ def casts(
     """
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
-    if isinstance(policy, (types.FunctionType, types.MethodType)):
+    if callable(policy) or isinstance(policy, (classmethod, staticmethod)):  # `@hmp.casts` without parentheses
         return casts(dtype=dtype, model=model)(policy)
     chosen = _uncompiled(as_policy)(policy, model, dtype)
     _check_model(model, chosen, "casts(model=...)")
@@ -375,6 +389,7 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
     return by_policy[id(outside)]
 
 
+@untraced
 def register(owner: Any, name: str, cast: ListName) -> None:
     """Put a function of your own on a list, under every policy: its inputs are cast, and ops inside it are not cast again.
 
@@ -482,4 +497,6 @@ policy_tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _fol
 
 def _activate_latest() -> None:
     """Make the latest conversion's policy active for the process; no policy if there is no conversion."""
-    process_policy.switch_to(_converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None))
+    table = _converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None)
+    PROCESS.replacements, PROCESS.policy = table.replacements, table.policy
+    PROCESS.user_policy, PROCESS.scope_id = table.user_policy, table.scope_id

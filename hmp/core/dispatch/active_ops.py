@@ -128,8 +128,6 @@ def kind_for(site: Site) -> type[PatchedOp]:
 
 
 KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, ActiveComposite
-# The code of the calls above.
-CODES = frozenset(kind.__call__.__code__ for kind in (ActiveOp, ActiveComposite))
 
 
 def _asks_users(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

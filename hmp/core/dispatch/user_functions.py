@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -65,34 +64,39 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
     if inspect.isclass(function) or not callable(function):
         raise HmpError(f"@hmp.{cast}_function expected a function, got {function!r}; decorate a function or method")
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
-    by_policy: dict[Any, Callable[..., Any]] = {}
+    op = UserOp(function, name, cast)
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        policy = state.current_policy()
-        if policy is None:
-            return function(*args, **kwargs)
-        low = policy.dtype
-        if low not in by_policy:
-            by_policy[low] = op_wrap(function, rules.user_rule(function, name, cast, low))
-        return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
+        return call_op(op, *args, **kwargs)  # type: ignore[no-any-return]
 
-    _rules[wrapper] = lambda low: rules.user_rule(function, name, cast, low)
     return wrapper
 
 
-# Decorated function → the low-precision dtype → its rule.
-_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], OpRule]] = weakref.WeakKeyDictionary()
+class UserOp:
+    """A decorated function: one op on a list."""
+
+    def __init__(self, function: Callable[..., Any], name: str, cast: ListName) -> None:
+        self.function = function
+        self._name = name
+        self._cast = cast
+        self._wrappers: dict[Any, Callable[..., Any]] = {}  # by the low-precision dtype
+
+    def rule(self, low: Any) -> OpRule:
+        """Return the rule of the function under a policy with this low-precision dtype."""
+        return rules.user_rule(self.function, self._name, self._cast, low)
+
+    def wrapper(self, low: Any) -> Callable[..., Any]:
+        """Return what is called instead of the function under a policy with this low-precision dtype."""
+        if low not in self._wrappers:
+            self._wrappers[low] = op_wrap(self.function, self.rule(low))
+        return self._wrappers[low]
 
 
-def decorated() -> list[Any]:
-    """Return the functions that have one of hmp's decorators."""
-    return list(_rules)
-
-
-def rule_of(function: Any, low: Any) -> OpRule:
-    """Return the rule for a decorated function."""
-    return _rules[function](low)
+def call_op(op: UserOp, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a decorated function under the active policy."""
+    policy = state.current_policy()
+    return (op.function if policy is None else op.wrapper(policy.dtype))(*args, **kwargs)
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:

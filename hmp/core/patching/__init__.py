@@ -2,13 +2,12 @@
 
 from . import holders, patches, references
 from .patched_op import PatchedMethod, PatchedOp, unpatched_op
-from .references import SKIPPED, alone, subclasses, unfrozen
+from .references import SKIPPED, subclasses, unfrozen
 
 __all__ = [
     "SKIPPED",
     "PatchedMethod",
     "PatchedOp",
-    "alone",
     "holders",
     "patches",
     "references",

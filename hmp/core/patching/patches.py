@@ -10,18 +10,21 @@ import importlib
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ..layered_patches import read, write
+from ..log import caller
 
-_rebound: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there and what is
-_places: set[tuple[int, str]] = set()
+# By the owner's id and the name, latest last: returns the owner, what was there and what is; None once the owner, a class, is gone.
+_rebound: dict[tuple[int, str], Callable[[], tuple[Any, Any, Any] | None]] = {}
+# Of a class both are in this attribute of it, by name: they refer to the class, and are to live as long as it does.
+_OF_CLASS = "__hmp_patches__"
 _undo: list[Callable[[], None]] = []
 # Those that are replaced for all who know them, each with what replaces it: by the id of the one, and of the other.
 _replacements: dict[int, tuple[Any, Any]] = {}
 _originals: dict[int, tuple[Any, Any]] = {}
-_wrapped: list[types.FunctionType] = []
 _installation = object()
 
 
@@ -43,22 +46,47 @@ def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
     place = (id(owner), name)
     # the owner's own: restore() deletes a name that the owner inherited
     old = read(owner, name)
-    if place in _places and (over is None or old is not over):
+    before = _rebound.get(place)
+    if before is not None and (over is None or old is not over):
         return
-    _rebound.append((owner, name, old, value))
-    _places.add(place)
+    _rebound.pop(place, None)
+    _rebound[place] = _record_of_class(owner, name, old, value) if isinstance(owner, type) else lambda: (owner, old, value)
     try:
         write(owner, name, value)
     except BaseException:
         if read(owner, name) is not value:  # an interrupt may come right after it was set
-            _rebound.pop()
-            _places.discard(place)
+            _forget(place)
+            if before is not None:
+                _rebound[place] = before
         raise
+
+
+def _record_of_class(cls: type, name: str, old: Any, value: Any) -> Callable[[], tuple[Any, Any, Any] | None]:
+    place = (id(cls), name)
+    if _OF_CLASS not in vars(cls):
+        setattr(cls, _OF_CLASS, {})
+    vars(cls)[_OF_CLASS][name] = old, value
+    reference = weakref.ref(cls, lambda _: _rebound.pop(place, None))
+
+    def record() -> tuple[Any, Any, Any] | None:
+        alive = reference()
+        return None if alive is None else (alive, *vars(alive)[_OF_CLASS][name])
+
+    return record
+
+
+def _forget(place: tuple[int, str]) -> None:
+    record = _rebound.pop(place)()
+    if record is not None and isinstance(record[0], type):
+        of_class = vars(record[0])[_OF_CLASS]
+        del of_class[place[1]]
+        if not of_class:
+            delattr(record[0], _OF_CLASS)
 
 
 def rebound(owner: Any, name: str) -> bool:
     """Return True if `owner.name` is rebound."""
-    return (id(owner), name) in _places
+    return (id(owner), name) in _rebound
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -76,7 +104,6 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     wrapper = _inert_after_restore(function, make(function))
     if isinstance(owner, types.ModuleType):
         replaces(wrapper, function)
-    _wrapped.append(function)
     rebind(owner, name, wrapper if function is found else type(found)(wrapper))
 
 
@@ -131,12 +158,6 @@ def original(function: Any) -> Any:
     return function if found is None else found[1]
 
 
-def wrapped_functions() -> Iterator[types.FunctionType]:
-    """Yield the Python functions that something was put in the places of."""
-    yield from tuple(_wrapped)
-    yield from (function for function, _ in list(_replacements.values()) if type(function) is types.FunctionType)
-
-
 def on_restore(undo: Callable[[], None]) -> None:
     """Have `restore()` call `undo`, for a change other than a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)
@@ -154,17 +175,20 @@ def restore() -> None:
         undo()
         _undo.remove(undo)  # not the last: it may have imported a module of torch's, in which names were followed
     while _rebound:
-        owner, name, old, value = _rebound[-1]
+        place = next(reversed(_rebound))
+        record, name = _rebound.get(place, lambda: None)(), place[1]
+        if record is None:  # its class has just been collected
+            _rebound.pop(place, None)
+            continue
+        owner, old, value = record
         found = read(owner, name)
         if found is value:
             write(owner, name, old)
         elif found is not old and not _taken_out(value, old, found):  # else other code has put it back
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
-        _rebound.pop()
-    _places.clear()
+        _forget(place)
     _replacements.clear()
     _originals.clear()
-    _wrapped.clear()
     _installation = object()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
@@ -184,9 +208,11 @@ def _taken_out(value: Any, old: Any, around: Any) -> bool:
 
 
 def _warn_foreign(where: str) -> None:
-    warnings.warn(
+    file, line = caller()
+    warnings.warn_explicit(
         f"{where} was patched by another library on top of hmp; that patch stays, and hmp's wrapper underneath is now inactive. "
         "Undo patches in reverse order",
         RuntimeWarning,
-        stacklevel=4,
+        file,
+        line,
     )

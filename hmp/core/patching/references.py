@@ -174,11 +174,6 @@ def _class(cls: type, replaced: Mapping[int, Any]) -> Iterator[Any]:
 # --- among all objects that are alive ------------------------------------------------------------------------------------------
 
 
-def alone() -> bool:
-    """Return True if no other thread runs Python code."""
-    return len(sys._current_frames()) == 1
-
-
 def _of_types(*classes: type) -> list[Any]:
     """Return every object whose type is one of `classes` or a subclass of one. To be called while the garbage collector is paused.
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError, OpListError
+from ..compiler_stance import untraced_class
 from ..formatting import dtype_name, in_notebook
 from ..log import log
 from ..torch_ops import sites
@@ -42,6 +43,7 @@ DEFAULT = presets.OF_DEVICE  # what casts a model or a context, where no policy 
 HABANA = "habana"  # what convert() makes active, and the default for list files that are not given
 
 
+@untraced_class
 @dataclass(frozen=True)
 class Policy:
     """Which ops run in which dtype: an immutable value. Policies are equal if their lists and dtypes are, whatever their names and files.

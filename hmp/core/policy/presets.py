@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..compiler_stance import untraced
 from ..log import log
 from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
@@ -42,6 +43,7 @@ def home() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[3] / "op_lists"
 
 
+@untraced
 def policies() -> list[str]:
     """Return the names of the presets that ship with hmp.
 

@@ -10,10 +10,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.autograd.function import BackwardCFunction
+
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
 from ..cast_cache import weight_cache
-from ..patching import patches
+from ..patching import PatchedMethod, patches
 from ..rules import outside
 from . import late_imports
 
@@ -56,6 +59,9 @@ def install() -> None:
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
     patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
+    patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
+    own: Any = torch.Tensor.register_hook
+    patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
@@ -73,6 +79,25 @@ def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
         return run_backward(*args, **kwargs)
 
     return run
+
+
+def _marking(init: Callable[..., None]) -> Callable[..., None]:
+    # torch's C++ code makes the node before it calls the function's forward
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        state.mark_function_node(self)
+
+    return __init__
+
+
+def _marking_hooked(register: Callable[..., Any]) -> Callable[..., Any]:
+    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        handle = register(self, hook)  # which refuses a tensor without a gradient
+        state.mark_hooked(self)
+        return handle
+
+    return register_hook
 
 
 class _Engine:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from ..active import Off, PolicyTable, state, suspensions
+from ..active import Off, PolicyTable, running, state, suspensions
 from ..casting import castable, map_tensors
 from ..formatting import dtype_name
 from ..patching import patches
@@ -204,11 +204,17 @@ def unmark(model: torch.nn.Module) -> None:
     if found is None or found.applied is None:
         return
     _put(model, Mark(model, None, found.scoped))
-    if found.applied.scope_id:
-        shared = _modules_of_marked_models(found.applied.scope_id)
+    if found.applied.scope_id:  # its scoped entries hold in calls that are running
+        running.when_ended(functools.partial(_unmark_modules, weakref.ref(model), found.applied.scope_id))
+
+
+def _unmark_modules(reference: weakref.ref[torch.nn.Module], scope_id: int) -> None:
+    model = reference()
+    if model is not None:
+        shared = _modules_of_marked_models(scope_id)
         for module in model.modules():
             if module not in shared:
-                _unmark_scoped(module, found.applied.scope_id)
+                _unmark_scoped(module, scope_id)
 
 
 def _modules_of_marked_models(scope_id: int) -> set[torch.nn.Module]:
@@ -231,6 +237,16 @@ def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
     if found is not None and scope_id in found.scoped:
         scoped = {number: compiled for number, compiled in found.scoped.items() if number != scope_id}
         _put(module, found.of(module, scoped))
+
+
+def unmark_applied() -> None:
+    """Undo `apply()` for all models: their next calls activate nothing."""
+    for each in list(_marks):
+        module = each.module()
+        if each.applied is not None:
+            _marks.discard(each)
+            if module is not None:
+                _put(module, Mark(module, None, each.scoped))
 
 
 def unmark_all() -> None:
@@ -356,8 +372,8 @@ def _following_marks(
         compiled = policy_of_call_now(self)
         if compiled is None or (inside_call and getattr(type(self).__call__, "hmp_is_own_call", False)):
             return call_impl(self, *args, **kwargs)
+        outputs = outputs_of_call(self)  # before the call, in which remove() may take the mark away
         result = suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
-        outputs = outputs_of_call(self)
         return result if outputs is None else in_dtype(result, outputs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]

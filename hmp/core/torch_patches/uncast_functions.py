@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -59,17 +58,6 @@ def install() -> None:
             patches.wrap(scheduler, "step", without_casts)
     _install_optimizers()
     _install_dispatch_modes()
-
-
-def codes() -> set[types.CodeType]:
-    """Return the code objects of all functions that are wrapped, such as those above, and of backward.
-
-    Calls of them that began before install() must end before a policy becomes active.
-
-    Not of data loading, in which a thread may wait for any time.
-    """
-    wrapped = patches.wrapped_functions()
-    return {function.__code__ for function in wrapped if not str(function.__module__).startswith("torch.utils.data")}
 
 
 # --- optimizers, whose steps' closures run under the state outside the step -----------------------------------------------------
