@@ -94,7 +94,9 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype`; itself where it has that dtype. Differentiable: the gradient arrives in the tensor's own dtype."""
     if tensor.dtype is dtype:
         return tensor
-    return widened(tensor) if dtype is torch.float32 and tensor.requires_grad else TO[dtype](tensor)
+    # called in one line: torch.jit compares the lines of a trace made with gradients with those of one made without
+    to: Any = _Widened.apply if dtype is torch.float32 and has_float32_gradient(tensor) else TO[dtype]
+    return to(tensor)  # type: ignore[no-any-return]
 
 
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -193,7 +193,7 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
     dtypes = [_LONG[name] for name in inputs.split(", ")]
     widest = functools.reduce(torch.promote_types, dtypes)
     given = next(
-        (t.dtype for t in each_tensor((result,)) if t.is_floating_point() and t.itemsize > 1), widest
+        (t.dtype for t in each_tensor((result,)) if t.dtype.is_floating_point and t.dtype.itemsize > 1), widest
     )  # float8 promotes to nothing
     return dtype_name(given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest)
 
