@@ -30,9 +30,9 @@ PARTS = (
     "memory",
     "narrow",
     "reused",
+    "weights",
     "gradients",
     "startup",
-    "caches",
     "depth",
     "compiled",
     "recording",
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = made.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="more rounds, more seeds, 5,000 steps with caches")
+    size.add_argument("--full", action="store_true", help="more rounds, more seeds")
     size.add_argument("--smallest", action="store_true", help="one round of everything at the tiny size: proves that it works")
     made.add_argument("--only", type=_names(PARTS), default=list(PARTS), metavar="PARTS", help=f"of {','.join(PARTS)}")
     made.add_argument("--models", type=_names(tuple(MODELS)), default=list(MODELS), metavar="MODELS", help=f"of {','.join(MODELS)}")
@@ -124,7 +124,6 @@ def changed_options(options: argparse.Namespace, *among: str) -> str:
 def measure(options: argparse.Namespace) -> list[Found]:
     """Measure every requested part, and print its name to stderr when it begins."""
     from .cost import (
-        caches,
         calls,
         compiled,
         depth,
@@ -140,6 +139,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         saved,
         startup,
         steps,
+        weights,
     )
 
     much = chosen_scale(options)
@@ -156,9 +156,9 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "memory": lambda: memory.run(names, sizes, device),
         "narrow": lambda: narrow.run(much.narrow_rounds, much.seconds, options.smallest),
         "reused": lambda: reused.run(much.reused_rounds, much.seconds, device, options.smallest),
+        "weights": lambda: weights.run(much.narrow_rounds, much.seconds, options.smallest),
         "gradients": lambda: gradients.run(names, list(much.gradient_sizes), much.seeds, device),
         "startup": lambda: startup.run(much.processes),
-        "caches": lambda: caches.run(much.cache_steps, device),
         "depth": lambda: depth.run(list(much.depths), list(much.widths), much.depth_rounds, much.seconds),
         "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.warm_rounds, much.seconds),
         "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),

@@ -11,7 +11,6 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .compat.memory_statistics import memory_stats
     from .core.active import casts_enabled, disable_casts, enable_casts
-    from .core.cast_cache import cache_info, clear_cache, set_cache_limit, set_sharing
     from .core.convert import (
         Handle,
         Unreachable,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         set_low_kernels,
         unreachable,
     )  # fmt: skip
+    from .core.copies import clear_cache
     from .core.dispatch import bf16_function, fp32_function, promote_function
     from .core.policy import Policy, policies
     from .core.rules import fallbacks
@@ -65,7 +65,6 @@ __all__ = [
     "apply",
     "benchmark",
     "bf16_function",
-    "cache_info",
     "capture",
     "cast_weights",
     "casts",
@@ -89,9 +88,7 @@ __all__ = [
     "register",
     "remove",
     "revert",
-    "set_cache_limit",
     "set_low_kernels",
-    "set_sharing",
     "summary",
     "tune",
     "unreachable",
@@ -104,7 +101,7 @@ hmp = sys.modules[__name__]
 # The module of each public name, imported when one of its names is used: `hmp -h` and pytest need not wait for torch.
 _NAMES = {
     ".core.active": "casts_enabled disable_casts enable_casts",
-    ".core.cast_cache": "cache_info clear_cache set_cache_limit set_sharing",
+    ".core.copies": "clear_cache",
     ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",

@@ -155,7 +155,7 @@ def samples(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
 
 
 def hits(rounds: int, calls: int) -> Estimate:
-    """Return the nanoseconds of a cached cast: `linear` with a float32 weight against one with a low-precision weight."""
+    """Return the nanoseconds of a weight's copy in one context: `linear` with a float32 weight against one with a low-precision weight."""
     weight = torch.nn.Parameter(torch.randn(8, 8))
     x, low = torch.randn(8, 8).to(LOW), weight.detach().to(LOW)
 
@@ -168,7 +168,7 @@ def hits(rounds: int, calls: int) -> Estimate:
             F.linear(x, low)
 
     found: dict[Loop, list[float]] = {kept: [], nothing_to_cast: []}
-    with one_thread(), torch.no_grad(), no_garbage_collection(), converted(POLICY):
+    with one_thread(), torch.no_grad(), no_garbage_collection(), hmp.casts(POLICY):
         for number in range(rounds):
             for loop in rotated(list(found), number):
                 found[loop].append(_nanoseconds(loop, calls))

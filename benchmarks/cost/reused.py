@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+import hmp
 from hmp.tools.saved_activations import saved_by
 
 from ..harness.results import Found, Row
-from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp
+from ..harness.sides import LOW, Side, autocast, policy_of, rotated
 from ..harness.stats import Estimate, geometric_mean, paired_ratio
 from ..harness.timing import step_seconds, steps_for
 from ..workloads.reused import Reused, cases, over_steps
@@ -40,7 +41,8 @@ class Figures:
 def sides(device: str) -> tuple[Side, Side, Side]:
     """Return hmp, torch.autocast, and torch.autocast without its cache."""
     each = Side("each", region=lambda: torch.autocast(device, dtype=LOW, cache_enabled=False))
-    return under_hmp(policy_of(device)), autocast(device), each
+    # as torch.autocast's, a context around the step: a copy lives as long
+    return Side("hmp", region=lambda: hmp.casts(policy_of(device))), autocast(device), each
 
 
 def _step(case: Reused, side: Side) -> None:

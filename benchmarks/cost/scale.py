@@ -25,7 +25,6 @@ class Scale:
     optimizer_rounds: int
     narrow_rounds: int
     reused_rounds: int
-    cache_steps: int
     processes: int
     depths: tuple[int, ...]
     widths: tuple[int, ...]
@@ -54,7 +53,6 @@ SMALLEST = Scale(
     optimizer_rounds=1,
     narrow_rounds=1,
     reused_rounds=1,
-    cache_steps=20,
     processes=1,
     depths=(2, 4),
     widths=(16, 32),
@@ -82,7 +80,6 @@ QUICK = Scale(
     optimizer_rounds=7,
     narrow_rounds=9,
     reused_rounds=7,
-    cache_steps=200,
     processes=5,
     depths=(2, 8, 32, 96),
     widths=(16, 64, 256),
@@ -110,7 +107,6 @@ FULL = Scale(
     optimizer_rounds=21,
     narrow_rounds=31,
     reused_rounds=15,
-    cache_steps=5000,
     processes=15,
     depths=(2, 4, 8, 16, 32, 64, 96),
     widths=(16, 32, 64, 128, 256, 512),

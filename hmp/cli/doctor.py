@@ -72,7 +72,6 @@ def _of_torch() -> dict[str, Any]:
     from torch.utils.benchmark import Timer
 
     from ..core import low_kernels
-    from ..core.cast_cache import mark_proof
     from ..core.dispatch import decisions
     from ..core.formatting import dtype_name
     from ..core.torch_private import scaled_mm
@@ -108,7 +107,7 @@ def _of_torch() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "devices": {str(device): {"kernels": kernels[device], "copies": mark_proof.what_fails(device) or "kept"} for device in devices},
+        "devices": {str(device): {"kernels": kernels[device]} for device in devices},
         "low_kernels": {"choice": low_kernels.choice(), "products": products},
         "patched": dict(patched.most_common()),
         "autocast": hmp.Policy.load("autocast").name,

@@ -18,7 +18,6 @@ import types
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -199,7 +198,6 @@ def memory_of(storage: Any) -> int:
 
 # Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
-holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
 
 
 def _owners_of_one() -> int:
@@ -217,24 +215,6 @@ grad_of: Any = _required("torch._C.TensorBase.grad")
 MKLDNN: Any = _required("torch._mkldnn")
 
 
-class CopyOnWrite(NamedTuple):
-    """torch's copy-on-write: memory that is copied only when somebody writes to it.
-
-    `is_pending` says whether a tensor has such memory, `lazy_clone` gives it such memory, `run_graph` runs a TorchScript graph (one that
-    calls `_lazy_clone`) without releasing the GIL.
-    """
-
-    is_pending: Callable[[Tensor], bool]
-    lazy_clone: Callable[[Tensor], Tensor]
-    run_graph: Callable[..., Any]
-
-
-# None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
-_parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
-copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
-# The keys of torch's dispatcher after BackendSelect, which are the devices' own.
-keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
-foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
 # The number of the stream in use on a CUDA device.
 raw_cuda_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
 # Puts low-precision weights of a recurrent layer into one buffer, of which they become views; None where torch was built without it.
@@ -277,8 +257,6 @@ kernel_switches: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] =
     (_required(f"torch._C._get_{name}_enabled"), _required(f"torch._C._set_{put}"))
     for name, put in (("mkldnn", "mkldnn_enabled"), ("flash_sdp", "sdp_use_flash"), ("math_sdp", "sdp_use_math"))
 )
-# Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
-tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 
 # --- autograd --------------------------------------------------------------------------------------------------------------
 
@@ -348,7 +326,6 @@ def is_profiled() -> bool:
 
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
 all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
-parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")
 # The state of the torch.jit trace that this thread is making, None for none.
 trace_here: Callable[[], Any] = _required("torch._C._get_tracing_state")
 set_trace: Callable[[Any], None] = _required("torch._C._set_tracing_state")
@@ -502,31 +479,11 @@ _IS_SAFE = TORCH >= (2, 11)
 WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
 
 
-class OwnWeakTensor:
-    """Refers to a tensor weakly for the thread that made the reference; to others the tensor is gone.
-
-    Up to torch 2.10 no reference can find a tensor that another thread's graph may free at the same time: its memory is freed twice.
-    """
-
-    __slots__ = ("_reference", "_thread")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._reference, self._thread = WeakTensor(tensor), get_ident()
-
-    def __call__(self) -> torch.Tensor | None:
-        """Return the tensor, None once it is freed or in another thread."""
-        found: torch.Tensor | None = self._reference() if get_ident() == self._thread else None
-        return found
-
-
-# Refers weakly to a tensor that graphs of several threads may hold.
-SharedWeakTensor: Any = WeakTensor if _IS_SAFE else OwnWeakTensor
-
-
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
 
 for _name in (
     "torch.Tensor._base",
+    "torch.Tensor._cdata",
     "torch.Tensor._version",
     "torch.UntypedStorage._cdata",
     "torch.nn.Module._call_impl",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,29 +13,33 @@ from typing import Any
 import torch
 
 from ..core.active import disable_casts
-from ..core.cast_cache import clear_cache
 from ..core.casting import each_tensor
 from ..core.compiler_stance import running_uncompiled
+from ..core.convert import keep_float32, matches, names_of, paths_of
+from ..core.copies import clear_cache
 from ..core.formatting import dtype_name, share, size, some, versioned
 from ..core.observe import Listener, listen
 from ..core.policy import Policy
+from ..core.policy.scopes import hint
 from ..core.torch_private import memory_of, storage_of
 from ..errors import HmpError
 from . import model_call
 from .aten import Facts, argument, facts
 from .model_state import preserve_state, same_bytes
+from .module_inputs import Alone
 from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes
 
 Tensor = torch.Tensor
 LOW = (torch.bfloat16, torch.float16)
-_MOVES = frozenset({"clone", "_lazy_clone"})  # a copy with the values of the original, and no use of them
+_MOVES = frozenset({"clone"})  # a copy with the values of the original, and no use of them
 
 
 @dataclass(frozen=True)
 class Weight:
     """A parameter or buffer of a model, by its first name.
 
-    The ops that took it, its dtype and bytes before and after, and why it stayed as it was, "" where it did not. Tied weights are one.
+    The ops that took it, its dtype and bytes before and after, and why it stayed as it was, "" where it did not. `undecided` weights stayed
+    because nothing showed which ops use them. Tied weights are one.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Weight:
     bytes_before: int
     bytes_after: int
     why: str = ""
+    undecided: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +81,11 @@ class CastWeights(Result):
         """Bytes of all weights after."""
         return sum(weight.bytes_after for weight in self.weights)
 
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the weights that stayed because nothing showed which ops use them."""
+        return tuple(weight.name for weight in self.weights if weight.undecided)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON values.
 
@@ -97,9 +106,10 @@ class CastWeights(Result):
             sizes = [nbytes(sum(getattr(each, of) for each in group)) for of in ("bytes_before", "bytes_after")]
             rows.append([module(named), Cell(some(ops)), dtype, *sizes, Cell(why, "why")])
         cast = sum(each.before != each.after for each in self.weights)
+        undecided = f", {len(self.undecided)} undecided" if self.undecided else ""
         return Page(
             title="hmp cast_weights",
-            verdict=f"{cast} of {len(self.weights)} weights cast; {size(self.bytes_before)} became {size(self.bytes_after)}, "
+            verdict=f"{cast} of {len(self.weights)} weights cast{undecided}; {size(self.bytes_before)} became {size(self.bytes_after)}, "
             f"{share(self.bytes_after, self.bytes_before)} of before, under policy {self.policy!r}",
             sections=[
                 Section(
@@ -111,58 +121,76 @@ class CastWeights(Result):
 
 def cast_weights(
     model: torch.nn.Module,
-    batch: Any,
+    batch: Any = None,
     policy: Policy | str | Path | None = None,
     *,
     only: str | None = None,
     frozen: bool = False,
+    keep: Iterable[str] | str = (),
 ) -> CastWeights:
     """Store each weight of `model`, in place, in the low-precision dtype that its ops use, for inference in half the memory.
 
-    The model is called once with `batch`. A weight that every op uses in the same low-precision dtype is stored in that dtype. Weights that
-    an op uses in float32 (norms, an embedding on no list), running statistics, and weights that the batch doesn't reach are left unchanged.
-    Then the model is called again: a weight whose cast would change the outputs by a bit is left unchanged too.
+    A weight that every op uses in the same low-precision dtype is stored in that dtype. Weights that an op uses in float32 (norms, an
+    embedding on no list) and running statistics are left unchanged, and so are tied weights whose ops disagree.
+
+    Without a batch, each module of torch that has weights (Linear, Conv2d, Embedding, LayerNorm, LSTM, MultiheadAttention, ...) is called
+    alone, under the policy that holds in it, with a small made-up input. Weights of other modules are left unchanged; the result names
+    them as undecided. With a batch, the model is called with it, and every op is seen. Weights that the batch doesn't reach are left
+    unchanged. Then the same is called again: a weight whose cast would change the outputs by a bit is left unchanged too.
 
     Args:
         model: The module, on any device except meta. Tied weights stay tied, and parameters stay the same objects.
         batch: The arguments of the call: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+            Give one if the model's own code uses weights of torch's modules: in float32, outside of the module's calls, or with casts off.
         policy: A Policy, a preset's name or a folder. Default: the policy applied to the model, else the active one, else "autocast". From
             then on the model has to run under it: `hmp.apply(model, policy)`.
         only: A glob, such as "lm_head.*". Only weights whose name, or whose module's path, matches are cast.
-        frozen: Cast only parameters that require no gradient, and call the model with gradients enabled: for fine-tuning with LoRA.
+        frozen: Cast only parameters that require no gradient, and call with gradients enabled: for fine-tuning with LoRA.
+        keep: Globs, such as ["*.inv_freq", "lm_head.*"]. Weights and buffers whose name, or whose module's path, matches one are not cast.
+            If a policy is applied to the model, `model.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave them in float32 too, until
+            `hmp.remove(model)` or another `cast_weights()`.
 
     Returns:
         What was done to each weight, as a table to print; bytes are those of all parameters and buffers.
 
     Raises:
-        HmpError: For anything but a module, weights that are sharded or on the meta device, a policy with empty BF16 and FP8 lists, an
-            `only` that matches nothing, and a model whose outputs differ between calls. The model is then unchanged.
+        HmpError: For anything but a module, a policy or a string as the batch, weights that are sharded or on the meta device, a policy
+            with empty BF16 and FP8 lists, a pattern of `only` or `keep` that matches nothing, and a model whose outputs differ between
+            calls. The model is then unchanged.
 
     Example:
-        >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
-        >>> result = hmp.cast_weights(net.eval(), x, "habana")
-        >>> net = hmp.apply(net, "habana")
+        >>> net = hmp.apply(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.LayerNorm(2)).eval(), "habana")
+        >>> result = hmp.cast_weights(net)
+        >>> net[0].weight.dtype, net[1].weight.dtype
+        (torch.bfloat16, torch.float32)
     """
-    model_call.check_module(model, "cast_weights()")
+    model_call.check_module(model, "cast_weights()", "a torch.nn.Module")
+    if isinstance(batch, (Policy, str, Path)):
+        raise HmpError(
+            f"cast_weights(): expected a batch as the second argument, got {batch!r}; write policy={batch!r}, "
+            "or batch=(text,) for a model that takes a string"
+        )
     chosen = model_call.chosen_policy(model, policy)
     _refuse_without_low(chosen)
-    found = _weights_of(model)
+    found, globs = _weights_of(model), (keep,) if isinstance(keep, str) else tuple(keep)
     _refuse(model, found)
-    taken = {name for name in found if only is None or _matches(name, only)}
-    if not taken:
-        raise HmpError(f"only={only!r} matches no weight of the model; its weights are {some(list(found), 5)}")
+    selection = _Selection(model, found, only, globs, frozen)
+    run = _Run(model, batch, chosen, frozen)
     uses, was = _Uses(found), {name: (tensor.dtype, tensor.nbytes) for name, tensor in found.items()}
     with torch.inference_mode(mode=False):  # in which weights would become tensors that nothing can be trained with
-        before = _outputs(model, batch, chosen, frozen, uses)
+        before = run.outputs(uses)
         uses.copies.clear()
-        stays = {name: _why_not(name, tensor, uses, taken, frozen) for name, tensor in found.items()}
+        undecided = run.undecided(found, uses)
+        stays = {
+            name: selection.why_not(name, tensor) or undecided.get(name) or uses.why_not(name, tensor) for name, tensor in found.items()
+        }
         dtypes = {found[name]: next(iter(uses.dtypes[name])) for name, why in stays.items() if not why}
 
         def is_same(tensors: list[Tensor]) -> bool:
             stored = _Stored(model, {tensor: dtypes[tensor] for tensor in tensors})
             try:
                 stored.cast()
-                after = _outputs(model, batch, chosen, frozen, None)
+                after = run.outputs()
             except Exception:  # code that takes no low weights
                 return False
             finally:
@@ -178,12 +206,14 @@ def cast_weights(
             kept = _most_of(kept, is_same, [])
         _Stored(model, {tensor: dtypes[tensor] for tensor in kept}).cast()
         clear_cache()
+    keep_float32(model, globs)
     others = dtypes.keys() - set(kept)
     stays |= {name: "the outputs would change" for name, tensor in found.items() if tensor in others}
     rows = []
     for name, tensor in found.items():
-        dtype, nbytes = was[name]
-        rows.append(Weight(name, tuple(uses.ops[name]), dtype_name(dtype), dtype_name(tensor.dtype), nbytes, tensor.nbytes, stays[name]))
+        (dtype, nbytes), why = was[name], stays[name]
+        after = dtype_name(tensor.dtype), nbytes, tensor.nbytes
+        rows.append(Weight(name, tuple(uses.ops[name]), dtype_name(dtype), *after, why, undecided=bool(why) and why == undecided.get(name)))
     return CastWeights(tuple(rows), chosen.name)
 
 
@@ -233,10 +263,68 @@ def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
             raise HmpError(f"{name} is sharded; cast the model's weights before fully_shard() or FSDP")
 
 
-def _matches(name: str, only: str) -> bool:
-    """Return True if the glob matches the weight's name, or the path of a module around it."""
-    parts = name.split(".")
-    return any(fnmatch.fnmatchcase(".".join(parts[:length]), only) for length in range(1, len(parts) + 1))
+class _Selection:
+    """Which weights the caller wants to be cast: each pattern has to match one."""
+
+    def __init__(self, model: torch.nn.Module, found: Mapping[str, Tensor], only: str | None, keep: Sequence[str], frozen: bool) -> None:
+        every = names_of(model)
+        self._names = {name: every[tensor] for name, tensor in found.items()}
+        self._only, self._keep, self._frozen = only, keep, frozen
+        for what, glob in (*((("only", only),) if only is not None else ()), *(("keep", each) for each in keep)):
+            if not any(self._is_named(name, glob) for name in found):
+                paths = dict.fromkeys(path for names in self._names.values() for name in names for path in paths_of(name))
+                raise HmpError(f"{what}={glob!r} matches no weight of the model: {hint(glob, list(paths))}")
+
+    def _is_named(self, name: str, glob: str) -> bool:
+        return any(matches(each, glob) for each in self._names[name])
+
+    def why_not(self, name: str, tensor: Tensor) -> str:
+        """Return why a weight is not to be cast, "" where it is."""
+        if tensor.dtype not in (torch.float32, *LOW):
+            return f"is {dtype_name(tensor.dtype)}"
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return f"is a {type(tensor).__name__}"
+        kept = next((glob for glob in self._keep if self._is_named(name, glob)), None)
+        if kept is not None:
+            return f"`keep` names it: {kept}"
+        if self._only is not None and not self._is_named(name, self._only):
+            return "not selected by `only`"
+        return "is trained" if self._frozen and tensor.requires_grad else ""
+
+
+class _Run:
+    """What is called to see the weights' uses: the model with a batch, or without one each of its modules alone."""
+
+    def __init__(self, model: torch.nn.Module, batch: Any, chosen: Policy, frozen: bool) -> None:
+        self._model, self._batch, self._policy, self._frozen = model, batch, chosen, frozen
+        self._alone = None if batch is not None else Alone(model, chosen)
+
+    def outputs(self, uses: _Uses | None = None) -> list[Tensor]:
+        """Return what is returned under the policy; buffers and random numbers are then as before. `uses` sees the first call."""
+        watching: AbstractContextManager[Any] = nullcontext() if uses is None else listen(uses)
+        clear_cache()  # a weight that was cast before would not be seen
+        with (
+            preserve_state(self._model, self._model.parameters()),
+            running_uncompiled(),
+            torch.set_grad_enabled(self._frozen),
+            self._under_policy(),
+            watching,
+        ):
+            alone = self._alone
+            output = model_call.call(self._model, self._batch) if alone is None else alone.call(first=uses is not None)
+            return [tensor.detach() for tensor in each_tensor((output,))]
+
+    def _under_policy(self) -> Any:
+        return nullcontext() if self._alone is not None else model_call.policy_context(self._model, self._policy, self._model)
+
+    def undecided(self, found: Mapping[str, Tensor], uses: _Uses) -> dict[str, str]:
+        """Return the weights whose uses no call showed, by name, with the reason."""
+        if self._alone is None:
+            return {name: "the batch does not reach it" for name in found if not uses.is_used(name)}
+        why = self._alone.undecided()
+        reasons = {name: why[tensor] for name, tensor in found.items() if tensor in why}
+        reasons |= {name: "its module alone does not use it" for name in found.keys() - reasons.keys() if not uses.is_used(name)}
+        return {name: f"no batch was given, and {reason}" for name, reason in reasons.items()}
 
 
 class _Uses(Listener):
@@ -271,6 +359,23 @@ class _Uses(Listener):
                     self.ops[self._rounded[memory]].setdefault(known.name)
         return result
 
+    def is_used(self, name: str) -> bool:
+        """Return True if an op took the weight, or another weight that shares its memory."""
+        return bool(self.dtypes[name]) or name in self.written or name in self.tied
+
+    def why_not(self, name: str, tensor: Tensor) -> str:
+        """Return why what was seen has a weight stay as it is, "" where it has not."""
+        used = self.dtypes[name]
+        if name in self.tied:
+            return f"shares its memory with {self.tied[name]}"
+        if name in self.written:
+            return "the model may write to it"
+        if used == {tensor.dtype}:
+            return f"is used in {dtype_name(tensor.dtype)}"
+        if len(used) > 1:
+            return f"is used in {' and '.join(sorted(map(dtype_name, used)))}"
+        return ""
+
     def _note(self, name: str, tensor: Tensor, known: Facts, args: Any, kwargs: Any, result: Any) -> None:
         if any(tensor is each for each in each_tensor(argument(args, kwargs, at) for at in known.writes)):
             self.written.add(name)
@@ -295,44 +400,6 @@ class _Uses(Listener):
 
 def _memory(tensor: Tensor) -> int:
     return memory_of(storage_of(tensor))
-
-
-def _why_not(name: str, tensor: Tensor, uses: _Uses, taken: set[str], frozen: bool) -> str:
-    """Return why a weight stays as it is, "" where it does not."""
-    used = uses.dtypes[name]
-    if tensor.dtype not in (torch.float32, *LOW):
-        return f"is {dtype_name(tensor.dtype)}"
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return f"is a {type(tensor).__name__}"
-    if name not in taken:
-        return "not selected by `only`"
-    if frozen and tensor.requires_grad:
-        return "is trained"
-    if name in uses.tied:
-        return f"shares its memory with {uses.tied[name]}"
-    if name in uses.written:
-        return "the model may write to it"
-    if not used:
-        return "the batch does not reach it"
-    if used == {tensor.dtype}:
-        return f"is used in {dtype_name(tensor.dtype)}"
-    if len(used) > 1:
-        return f"is used in {' and '.join(sorted(map(dtype_name, used)))}"
-    return ""
-
-
-def _outputs(model: torch.nn.Module, batch: Any, chosen: Policy, frozen: bool, uses: _Uses | None) -> list[Tensor]:
-    """Return what the model returns for the batch under the policy; buffers and random numbers are then as before."""
-    watching: AbstractContextManager[Any] = nullcontext() if uses is None else listen(uses)
-    clear_cache()  # a weight that was cast before would not be seen
-    with (
-        preserve_state(model, model.parameters()),
-        running_uncompiled(),
-        torch.set_grad_enabled(frozen),
-        model_call.policy_context(model, chosen, model),
-        watching,
-    ):
-        return [tensor.detach() for tensor in each_tensor((model_call.call(model, batch),))]
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

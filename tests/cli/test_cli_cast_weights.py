@@ -22,8 +22,11 @@ def make():
     model[2].weight = model[0].weight
     return model, torch.ones(2, 8)
 
-def wrong():
+def alone():
     return make()[0]
+
+def wrong():
+    return "model"
 """
 
 
@@ -38,8 +41,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "weights_cli_model:make", "-o", "low.safetensors", "--json", "done.json"]
+@pytest.mark.parametrize("function", ["make", "alone"])  # with a batch, and without one
+def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, function: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", f"weights_cli_model:{function}", "-o", "low.safetensors", "--json", "done.json"]
     assert main(["cast-weights", "wide.safetensors", *options]) == 0
     wide, low = safetensors.load_file("wide.safetensors"), safetensors.load_file("low.safetensors")
     assert low.keys() == wide.keys()
@@ -48,6 +52,15 @@ def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys
         assert low[name].dtype is dtype and torch.equal(low[name], tensor.to(dtype)), name
     assert "3 of 5 weights cast" in capsys.readouterr().out
     assert json.loads(Path("done.json").read_text())["bytes_after"] == 2 * (64 + 8 + 8) + 4 * 16
+
+
+def test_what_keep_names_is_written_as_it_was(folder: Path) -> None:
+    options = ["--model", "weights_cli_model:alone", "-o", "low.safetensors", "--keep", "*.bias", "--keep", "1"]
+    assert main(["cast-weights", "wide.safetensors", *options]) == 0
+    low = safetensors.load_file("low.safetensors")
+    assert {name for name, tensor in low.items() if tensor.dtype is torch.bfloat16} == {
+        name for name in low if name in ("0.weight", "2.weight")
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,7 +72,8 @@ def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, capsys
         (["wide.safetensors", "--model", "weights_cli_model"], "expected MODULE:FUNCTION"),
         (["wide.safetensors", "--model", "nowhere_at_all:make"], "no module 'nowhere_at_all'"),
         (["wide.safetensors", "--model", "weights_cli_model:other"], "no function 'other'"),
-        (["wide.safetensors", "--model", "weights_cli_model:wrong"], "expected wrong() to return (model, batch), got "),
+        (["wide.safetensors", "--model", "weights_cli_model:wrong"], "expected wrong() to return a model, or (model, batch), got str"),
+        (["wide.safetensors", "--keep", "2.biass"], "keep='2.biass' matches no weight of the model: did you mean '2.bias'?"),
         (["other.safetensors"], "expected the weights of this model"),
         (["wide.safetensors", "--only", "x"], "matches no weight"),
     ],

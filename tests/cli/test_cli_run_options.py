@@ -88,3 +88,14 @@ def test_nonfinite_numbers_stop_the_script_or_are_logged(folder: Path) -> None:
     logged = run(folder, "--detect-nonfinite=log", "train.py")
     assert (logged.returncode, logged.stdout) == (0, "went on\n")
     assert "`mul` made Inf" in logged.stderr and "`exp` made Inf" in logged.stderr
+
+
+def test_scoped_entries_apply_in_the_models_that_a_script_calls(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "import torch\n"
+        "model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.ones(1, 4)\n"
+        "print(model[:1](x).dtype, model(x).dtype)\n"
+    )
+    (folder / "bf16.txt").write_text("linear @ 1\n")
+    done = run(folder, "--policy", ".", "train.py")
+    assert done.stdout.strip() == "torch.float32 torch.bfloat16", done.stderr

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 import devices_here
 import hmp
-from hmp.core.cast_cache import mark_proof
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 devices_here.set_up(DEVICE)
@@ -116,10 +115,3 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
     synchronize()  # XLA computes all at once; copied one by one, each would be a program of its own
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
         same(one, other, f"{what}, tensor {number}")
-
-
-def keeps_copies() -> bool:
-    """Whether hmp keeps copies of weights in this device's memory: then the checks of the caches must save casts."""
-    if ON_CPU or DEVICE == "pretend":
-        return True
-    return not mark_proof.what_fails(torch.device(DEVICE)) and "captured graph" not in hmp.cache_info().refused

@@ -1,6 +1,6 @@
 """hmp under captured CUDA graphs: a replay computes with the weights and inputs of now, and so does eager code beside it.
 
-A replay writes memory that torch does not see written: no version grows, no mark is cleared. What is right is what plain torch gives
+A replay writes memory that torch does not see written: no version grows. What is right is what plain torch gives
 with every cast written out, captured or not.
 """
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, all_same, allocated, keeps_copies, on_cuda, policy, same, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, F32, all_same, allocated, on_cuda, policy, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
 
 GRAPHS = "kernels are captured as graphs there alone"
@@ -248,8 +248,6 @@ def test_a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
         with torch.no_grad():
             same(net(x), _explicit(net, x), "eager, before any replay")
         same(run(x), _explicit(net, x), "the first replay")
-        info = hmp.cache_info()
-        assert (info.hits > 0) is keeps_copies(), info
 
 
 @on_cuda(GRAPHS)

@@ -21,7 +21,6 @@ from device_kit import DEVICE
 pytestmark = pytest.mark.skipif(DEVICE != "pretend", reason="the pretend device's own")
 Tensor = torch.Tensor
 DEVICES = ("pretend:0", "pretend:1")
-is_marked: Callable[[Tensor], bool] = torch._C._is_cow_tensor
 
 
 def pretend() -> Any:
@@ -143,62 +142,3 @@ def test_backward_runs_on_a_thread_of_each_device() -> None:
         (x * 2).sum().backward()
         assert x.grad.tolist() == [2.0, 2.0]
     assert ran == [(False, 0), (False, 1), (True, 0)]
-
-
-# --- copy-on-write marks: torch._lazy_clone() marks the memory of a tensor and of its clone; the mark stays when the clone is freed.
-# That every write clears it is what on_marks.py asks.
-
-
-def marked(device: str) -> Tensor:
-    x = torch.arange(6.0, device=device).reshape(2, 3) + 1
-    clone = torch._lazy_clone(x)
-    assert is_marked(x) and is_marked(clone)
-    del clone
-    assert is_marked(x)
-    return x
-
-
-def ones(x: Tensor, *shape: int) -> Tensor:
-    return torch.ones(shape or x.shape, device=x.device)
-
-
-READS: dict[str, Callable[[Tensor], Any]] = {
-    "cpu": lambda x: x.cpu(),
-    "to another device": lambda x: x.to(DEVICES[0] if x.device.index else DEVICES[1]),
-    "to bfloat16": lambda x: x.to(torch.bfloat16),
-    "item": lambda x: (x[0, 0].item(), x.tolist(), repr(x)),
-    "linear": lambda x: (x + 1, x @ x.t(), F.linear(x, x)),
-    "conv1d": lambda x: F.conv1d(x[None], x[None]),
-    "norms": lambda x: (F.layer_norm(x, (3,)), F.batch_norm(ones(x), x[0], x[1]), torch._foreach_norm([x])),
-    "copies": lambda x: (x.clone(), ones(x).copy_(x), torch.cat([x, x]), copy.deepcopy(x), torch._lazy_clone(x)),
-    "views": lambda x: (x.view(-1), x[1:], x.t(), x.detach(), x.data),
-    "set_ of another tensor": lambda x: torch.empty(0, device=x.device).set_(x),
-    "backward": lambda x: (ones(x).requires_grad_() * x).sum().backward(),
-}
-
-
-def test_a_read_keeps_the_mark() -> None:
-    for name, read in READS.items():
-        for device in DEVICES:
-            x = marked(device)
-            read(x)
-            assert is_marked(x) and x.tolist() == [[1, 2, 3], [4, 5, 6]], name
-
-
-def test_memory_whose_clone_is_gone_is_not_copied_by_a_write() -> None:
-    x = torch.ones(1000, device=DEVICES[0])
-    address = x.data_ptr()
-    torch._lazy_clone(x)
-    allocations = pretend().allocations
-    before = allocations(0)
-    assert is_marked(x)
-    x.zero_()
-    # cpu_fallback has memory of the CPU only, and fill_ needs none of the device's beside
-    assert not is_marked(x) and x.data_ptr() == address and allocations(0) == before
-
-
-def test_a_clone_keeps_its_values_when_the_other_is_written() -> None:
-    x = torch.ones(10, device=DEVICES[1])
-    clone = torch._lazy_clone(x)
-    x.add_(1)
-    assert not is_marked(x) and is_marked(clone) and (x.sum().item(), clone.sum().item()) == (20.0, 10.0)

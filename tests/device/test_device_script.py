@@ -121,7 +121,7 @@ def test_what_each_test_came_to_is_kept_whatever_ends_its_process_and_what_it_st
 ) -> None:
     (tmp_path / "tests" / "device").mkdir(parents=True)
     (tmp_path / "tests" / "device" / "test_some.py").write_text(f"{TESTS}{LAST}    {end}\n")
-    (tmp_path / "test_p3_caches.py").write_text("def test_skipped(): raise AssertionError\n")
+    (tmp_path / "test_p3_copies.py").write_text("def test_skipped(): raise AssertionError\n")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     seconds = 20.0
     while not (tmp_path / "pid").exists():  # where the machine is busy it gets more

@@ -19,8 +19,8 @@ from process_kit import alone
 
 ROOT = Path(__file__).parents[2]
 NAMES = """convert revert is_converted casts apply remove disable_casts enable_casts casts_enabled Policy policies explain bf16_function
-    fp32_function promote_function register fallbacks benchmark compare tune detect_nonfinite cache_info
-    set_cache_limit set_sharing clear_cache HmpError OpListError NonFiniteError"""
+    fp32_function promote_function register fallbacks benchmark compare tune detect_nonfinite
+    clear_cache HmpError OpListError NonFiniteError"""
 
 
 def test_public_names_are_there_and_have_docstrings() -> None:

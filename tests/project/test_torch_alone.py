@@ -41,7 +41,7 @@ for comparison in (hmp.compare(model, x), hmp.compare(model, x, habana, against=
     print(comparison, comparison._repr_html_())
 print(hmp.benchmark(step, ["float32", "habana"], rounds=1, steps=1))
 print(hmp.explain("softmax"), hmp.explain("softmax")._repr_html_(), habana, habana._repr_html_(), habana.diff(autocast))
-print(hmp.memory_stats("cpu"), hmp.cache_info(), hmp.fallbacks(), hmp.unreachable(), hmp.policies())
+print(hmp.memory_stats("cpu"), hmp.fallbacks(), hmp.unreachable(), hmp.policies())
 try:
     with hmp.detect_nonfinite():
         torch.zeros(2).log()

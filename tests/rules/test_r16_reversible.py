@@ -383,3 +383,13 @@ def test_r16_what_another_thread_runs_keeps_its_casts_until_it_ends(where, undo,
     hmp.revert()
     assert found == [torch.bfloat16] and still in ([], [torch.float32])
     assert torch_differences() == []
+
+
+def test_r16_a_call_of_a_module_under_convert_keeps_its_policy_until_it_ends() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    plain = torch.nn.functional.linear
+    hmp.convert(policy=hmp.Policy("low", bf16={"linear"}))
+    model[0].register_forward_hook(lambda *_: hmp.revert())
+    assert model(torch.ones(1, 2)).dtype is torch.bfloat16
+    assert torch.nn.functional.linear is plain and not hmp.is_converted()
+    assert model(torch.ones(1, 2)).dtype is torch.float32

@@ -31,16 +31,15 @@ if DEVICE == "xla":  # whose generator torch.manual_seed leaves alone
 # before conftest.py notes what torch is like
 torch.set_default_device(DEVICE)
 
-_HOST = "it is about the CPU's memory; tests/device/on_marks.py and on_caches.py ask the same of the device"
+_HOST = "it writes by the CPU's own ways; tests/device/on_caches.py asks the same of the device"
 _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
 _WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait for the device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_devices.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
-    "test_p3_caches.py": _HOST,
-    "test_r18_marks.py": _HOST,
-    "test_r18_threads.py": _HOST,
+    "test_p3_copies.py": _HOST,
+    "test_r18_copies.py": _HOST,
     "test_r17_checkpoint_recomputes_under_the_autocast_of_its_forward_and_in_its_regions": _CPU_S_AUTOCAST,
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     **dict.fromkeys(
@@ -56,7 +55,6 @@ _LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
 _MIXES = "XLA computes with a mixture that torch's kernels refuse"
 _TAKES = "XLA writes what does not fit into integers"
 _CHECKPOINT = "torch's checkpoint asks for torch.xla, which there is none of; torch_xla has a checkpoint of its own"
-_RESIZES = "XLA's storages and views cannot be resized"
 _WARNS = "torch_xla makes torch believe that there is CUDA's autocast, and nothing warns"
 _KERNELS = "it is about kernels that the CPU lacks; tests/device/on_rules.py asks which the device has"
 # By device: test → why it says nothing about that one.
@@ -82,7 +80,6 @@ NOT_ON = {
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
         "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
         "test_r15_plumbing_computes_what_it_computes_without_hmp": _LAYOUTS,
-        "test_r19_the_methods_that_resize_equal_torchs_own": _LAYOUTS,
         **{
             f"test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves[{padding}]": _LAYOUTS
             for padding in ("left", "as scores", "right")
@@ -115,8 +112,6 @@ NOT_ON = {
         "test_r17_a_checkpoint_runs_again_as_it_ran": _CHECKPOINT,
         "test_r17_a_region_that_torch_itself_disables_is_no_request_to_disable": _WARNS,
         "test_r17_torchs_warning_points_where_it_does_without_hmp": _WARNS,
-        "test_r18_memory_that_is_resized_takes_writes_and_gives_no_old_copy": _RESIZES,
-        "test_r19_the_methods_that_resize_equal_torchs_own": _RESIZES,
         "test_r1_sparse_tensors_are_cast": _LAYOUTS,
         "test_r6_an_out_of_another_shape_is_resized_with_torchs_warning": "XLA resizes without a warning",
         "test_r6_errors_are_torchs_and_out_is_untouched": _TAKES,

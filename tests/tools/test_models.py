@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from copies_kit import casts_of
 from plain_hooks import seen_by_hooks
 from torch_has import SAVED_TENSORS
 from trap_kit import policy
@@ -144,21 +145,18 @@ def test_a_call_that_ctrl_c_ends_leaves_no_hook() -> None:
 
 
 @needs_saved
-def test_a_recording_takes_no_copy_of_a_weight_that_the_program_alone_does_not() -> None:
-    layer, x = nn.Linear(64, 64), torch.randn(8, 64)
+def test_a_recorded_program_makes_the_casts_that_it_makes_alone() -> None:
+    once, twice, x = nn.Linear(64, 64), nn.Sequential(*[nn.Linear(64, 64)] * 2), torch.randn(8, 64)
+    for model in (once, twice):
 
-    def misses() -> int:
-        before = hmp.cache_info().misses
-        layer(x)
-        return hmp.cache_info().misses - before
+        def program(model: nn.Module = model) -> None:
+            with hmp.casts(LISTS):
+                model(x)
 
-    with hmp.casts(LISTS):
-        for _ in range(3):
-            layer(x)
-        assert misses() == 0
+        alone = casts_of(program)
         with hmp.record() as report:
-            assert misses() == misses() == 0
-    assert report.models[0].kept
+            assert casts_of(program) == alone
+        assert report.models[0].kept
 
 
 @needs_saved

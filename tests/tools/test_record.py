@@ -208,7 +208,7 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
 
     def use_a_copy() -> None:
         started.wait()
-        with torch.no_grad():
+        with hmp.casts(LISTS), torch.no_grad():
             for _ in range(calls):
                 F.linear(low, weight)
 
@@ -217,20 +217,16 @@ def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> N
     sys.setswitchinterval(1e-6)  # the threads take turns within a cast
     try:
         with hmp.convert(policy=LISTS), hmp.record() as report:
-            with torch.no_grad():
-                F.linear(low, weight)
             other = threading.Thread(target=use_a_copy)
             other.start()
             started.wait()
             for _ in range(calls):
                 torch.matmul(small, small)
             other.join()
-            hits = hmp.cache_info().hits
     finally:
         sys.setswitchinterval(before)
     assert (row_of(report, "matmul").casts, row_of(report, "matmul").casts_saved) == (2 * calls, 0)
-    assert (row_of(report, "linear").casts, row_of(report, "linear").casts_saved) == (1, calls)
-    assert hits == calls
+    assert (row_of(report, "linear").casts, row_of(report, "linear").casts_saved) == (2, calls - 2)  # the second use makes the copy
 
 
 def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:

@@ -91,7 +91,7 @@ def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(name, tmp_
         with hmp.casts(lists), HOOKS[name](tmp_path):
             return model(x)
 
-    for around in AROUND.values():  # the later ones with what the caches learned
+    for around in AROUND.values():  # the later ones with what was learnt of which weights are used again
         for one, other in zip(gradients(model, run, x, around), want, strict=True):
             same(one, other)
 
@@ -120,58 +120,6 @@ def test_offloaded_activations_are_let_go_of():
     assert kept[0]() is None
     result.backward()
     assert x.grad is not None
-
-
-# --- checkpoints keep no copies of weights that train
-
-
-def entries() -> int:
-    return hmp.cache_info().entries
-
-
-@pytest.mark.parametrize(("reentrant", "nested"), [(True, True), (False, True), (True, False)])
-def test_a_checkpoint_keeps_no_copies_of_weights_that_train(reentrant, nested):
-    width = 128
-    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
-    x, seen = torch.randn(4, width, requires_grad=True), []
-
-    def block(t):
-        hidden = model[0](t)
-        seen.append(entries())  # a recomputation stops when it has what backward needs
-        return model[2](model[1](hidden))
-
-    def outer(t):
-        return checkpoint(block, t, use_reentrant=reentrant)
-
-    hmp.convert(policy="torch-cpu")
-    checkpoint(outer if nested else block, x, use_reentrant=reentrant).float().sum().backward()
-    assert len(seen) >= 2
-    assert {*seen, entries()} == {0}
-
-
-def test_weights_that_do_not_train_are_kept_in_a_reentrant_checkpoint():
-    frozen, trained = torch.nn.Linear(8, 8).requires_grad_(False), torch.nn.Linear(8, 8)
-    hmp.convert(policy="torch-cpu")
-    x = torch.randn(4, 8, requires_grad=True)
-    checkpoint(lambda t: trained(frozen(t)), x, use_reentrant=True).float().sum().backward()
-    assert entries() == 2, hmp.cache_info()  # the frozen weight and bias
-
-
-def test_inference_keeps_copies_after_a_checkpoint_and_after_its_error():
-    model = torch.nn.Linear(8, 8)
-
-    def broken(t):
-        model(t)
-        raise KeyError
-
-    hmp.convert(policy="torch-cpu")
-    x = torch.randn(4, 8, requires_grad=True)
-    with pytest.raises(KeyError):
-        checkpoint(broken, x, use_reentrant=True)
-    assert entries() == 0
-    with torch.no_grad():
-        model(x)
-    assert entries() == 2
 
 
 def test_a_reentrant_checkpoint_uses_the_weights_of_the_last_step():

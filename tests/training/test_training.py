@@ -92,7 +92,6 @@ def test_hundreds_of_steps_among_conversions_and_regions_leave_nothing_alive():
 
     (few, tensors), (many, later) = alive(10), alive(50)
     assert later <= tensors and many < few + 200
-    assert hmp.cache_info()[:2] == (0, 0)
 
 
 def test_the_fast_path_is_on_again_where_casts_are_off():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ... import HmpError
+from ...core import copies
 from ...core.casting import each_tensor, map_tensors
 
 
@@ -190,4 +191,5 @@ class Captured:
             for call in self.calls:
                 call.again()
         self.tensors.replayed()
-        torch.clear_autocast_cache()  # its copies of weights are older than what the replay wrote
+        torch.clear_autocast_cache()  # copies of weights, torch's and hmp's, are older than what the replay wrote
+        copies.wrote()

@@ -18,6 +18,7 @@ from .state import (
     Off,
     PolicyTable,
     active_state,
+    begin_outermost,
     current_state,
     get,
     is_traced_unpatched,
@@ -54,7 +55,7 @@ class Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
             running.begin_context(entered)
-            entered.suspension = suspend()
+            entered.suspension, entered.outermost = suspend(), begin_outermost()
         entered.begin()
         self._entered.append(entered)
         return self

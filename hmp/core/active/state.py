@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar, Token
+from threading import get_ident
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -175,6 +176,7 @@ class PolicyTable:
 DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
 # One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
 PROCESS = PolicyTable(NO_REPLACEMENTS, None)
+process_table = PROCESS  # the table that it has those of; a call of a module keeps it until it ends, whoever converts or reverts meanwhile
 
 
 class EnteredRegion:
@@ -192,9 +194,10 @@ class EnteredRegion:
         now: `state`, or None before it began, once it has ended, and in a subclass that has to be asked.
         before: The value of the ContextVar when the block was entered.
         suspension: The Suspension of torch.autocast that lasts as long as this, or None.
+        outermost: The Outermost that lasts as long as this, or None.
     """
 
-    __slots__ = ("__weakref__", "_token", "before", "key", "now", "state", "suspension")
+    __slots__ = ("__weakref__", "_token", "before", "key", "now", "outermost", "state", "suspension")
 
     def __init__(self, state: PolicyTable | Off, key: object = None) -> None:
         self.state = state
@@ -202,6 +205,7 @@ class EnteredRegion:
         self.now: PolicyTable | Off | None = None
         self.before: ContextValue = UNSET
         self.suspension: Any = None
+        self.outermost: Outermost | None = None
         self._token: Token[ContextValue] | None = None
 
     def begin(self) -> None:
@@ -217,6 +221,8 @@ class EnteredRegion:
             put(self.before)
         if self.suspension is not None:
             self.suspension.end()
+        if self.outermost is not None:
+            self.outermost.end()
 
     def has_ended(self) -> bool:
         """Return True if the state is no longer active."""
@@ -328,6 +334,43 @@ def inherit_from_caller() -> PolicyTable | Off:
     return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
 
 
+class Outermost:
+    """The outermost `casts()` block, or call of a model, that this thread is in. Copies of casts live as long (R18).
+
+    Attributes:
+        thread: The thread that it is in; 0 once it has ended.
+        copies: The copies of casts, None before the first.
+    """
+
+    __slots__ = ("_before", "copies", "thread")
+
+    def __init__(self) -> None:
+        self._before = outermost.get()
+        self.thread = get_ident()
+        self.copies: Any = None
+
+    def end(self) -> None:
+        """End it, in any context."""
+        copies, self.copies, self.thread = self.copies, None, 0
+        if outermost.get() is self:
+            outermost.set(self._before)
+        if copies is not None:
+            copies.end()
+
+
+outermost: ContextVar[Outermost | None] = ContextVar("hmp_outermost", default=None)
+
+
+def begin_outermost() -> Outermost | None:
+    """Begin an outermost block or call; None inside of one."""
+    found = outermost.get()
+    if found is not None and found.thread == get_ident():
+        return None
+    begun = Outermost()
+    outermost.set(begun)
+    return begun
+
+
 def current_state() -> PolicyTable | Off:
     """Return the active state of the calling thread or task."""
     value = get()
@@ -434,7 +477,12 @@ class UnderCapturedState:
                 f"expected policy {self.policy.name!r}, under which this code ran forward, but it runs again after {since} (gradient "
                 "checkpointing recomputes it); call backward() before you change the policy"
             )
-        return call_under(state, self.function, *args, **kwargs)
+        outermost = None if state.policy is None else begin_outermost()
+        try:
+            return call_under(state, self.function, *args, **kwargs)
+        finally:
+            if outermost is not None:
+                outermost.end()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)

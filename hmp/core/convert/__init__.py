@@ -2,7 +2,8 @@
 
 from ..rules import Op, OpRule, op_wrap
 from ..torch_patches import applied_policy, in_dtype
-from .applied_models import apply, remove
+from ..torch_patches.kept_weights import matches, names_of, paths_of
+from .applied_models import apply, keep_float32, remove
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, register, revert, set_low_kernels
 from .policy_tables import any_policy_used
 from .script_models import convert_script
@@ -23,7 +24,11 @@ __all__ = [
     "in_dtype",
     "is_converted",
     "is_in_place",
+    "keep_float32",
+    "matches",
+    "names_of",
     "op_wrap",
+    "paths_of",
     "register",
     "remove",
     "revert",

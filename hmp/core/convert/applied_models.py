@@ -21,7 +21,7 @@ from ..formatting import dtype_name
 from ..log import caller, log, should_log
 from ..patching import patches
 from ..policy import DEFAULT, Policy, as_policy
-from ..torch_patches import applied_policy, as_dtype, module_calls
+from ..torch_patches import applied_policy, as_dtype, kept_weights, module_calls
 from . import policy_tables
 from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .policy_tables import announce, lock
@@ -84,8 +84,10 @@ def apply(
     with lock:
         follow_others()
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
+        kept = module_calls.kept(marked)
         module_calls.unmark(marked)
         module_calls.mark(marked, table, returned, others)
+        kept_weights.keep(marked, kept)
         _send_with_policies()
         if steps:  # self.log() in a step multiplies and adds, for an average
             log_metric = type(marked).log
@@ -166,6 +168,12 @@ def remove(model: M) -> M:
     return model
 
 
+def keep_float32(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
+    """Have `.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave the float32 weights whose names match, while the model has a policy."""
+    with lock:
+        kept_weights.keep(module_calls.inside_compiled(model), globs)
+
+
 def _send_with_policies() -> None:
     """Have multiprocessing send modules with the policy that is applied to them. Other pickles, and so files, have none."""
 
@@ -183,17 +191,18 @@ def _sent(model: torch.nn.Module) -> Any:
     if policy is None or mark is None:
         return reduced
     function, arguments, state, items, pairs = [*reduced, None, None, None][:5]
-    sent = _Sent(module_calls.without_mark(state), policy, mark.outputs, mark.methods)
+    sent = _Sent(module_calls.without_mark(state), policy, mark.outputs, mark.methods, mark.kept)
     return function, tuple(map(module_calls.without_mark, arguments)), sent, items, pairs, _arrive
 
 
 class _Sent(NamedTuple):
-    """The state of a model that goes to another process, and what was given to `apply()`."""
+    """The state of a model that goes to another process, what was given to `apply()`, and the weights that stay float32."""
 
     state: Any
     policy: Policy
     outputs: torch.dtype | None
     methods: tuple[str, ...]
+    kept: tuple[str, ...]
 
 
 def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
@@ -203,3 +212,4 @@ def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
     module_calls.drop_lost_marks(model)
     _warned.add(model)  # the process that sent it has logged
     apply(model, sent.policy, outputs=sent.outputs, methods=sent.methods)
+    keep_float32(model, sent.kept)

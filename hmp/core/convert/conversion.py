@@ -138,6 +138,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
     """Make `table` active for the process, as the latest conversion."""
     try:
         policy_tables.construct_without_casts()
+        module_calls.begin_outermost_calls()
     except BaseException:
         if not was_patched:
             revert()
@@ -500,3 +501,4 @@ def _activate_latest() -> None:
     table = _converted[-1]._table if _converted else PolicyTable(state.NO_REPLACEMENTS, None)
     PROCESS.replacements, PROCESS.policy = table.replacements, table.policy
     PROCESS.user_policy, PROCESS.scope_id = table.user_policy, table.scope_id
+    state.process_table = table

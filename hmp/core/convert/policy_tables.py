@@ -10,9 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import locks, low_kernels, observe
+from .. import copies, locks, low_kernels, observe
 from ..active import PolicyTable, state
-from ..cast_cache import cast_cache
 from ..casting import each_tensor
 from ..compile import bridge
 from ..dispatch import decisions, placement
@@ -29,7 +28,6 @@ from ..torch_patches import (
     backward,
     late_imports,
     library_ops,
-    marked_memory,
     module_construction,
     module_state,
     modules,
@@ -136,7 +134,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast_functions, backward, modules, module_state, module_construction, jit_trace, marked_memory, library_ops,
+    uncast_functions, backward, modules, module_state, module_construction, jit_trace, library_ops,
     autocast,
 )  # fmt: skip
 
@@ -163,7 +161,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
             late_imports.fill_tables()
             for hooks in _HOOKS:
                 hooks.install()
-            patches.on_restore(cast_cache.revert)
+            patches.on_restore(copies.clear_cache)
             placement.follow_graphs()
             state.DTYPE_REPAIRS = decisions.dtype_repairs()
             patches.on_restore(_forget_replacements)

@@ -111,7 +111,7 @@ def folder(preset: str) -> Path:
 
 def is_in_one(file: str | None) -> bool:
     """Return True if it is a file of a preset's."""
-    return file is not None and Path(file).parents[1] == home()
+    return file is not None and Path(file).parent.parent == home()  # a relative path has few parents
 
 
 def _by_release(name: str) -> tuple[str, tuple[int, ...]]:

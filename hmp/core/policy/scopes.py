@@ -244,13 +244,13 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
             model = type(nodes[0].module).__name__
             raise OpListError(
                 f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); "
-                f"{_hint(str(entry.scope), [node.path for node in nodes if node.path])}",
+                f"{hint(str(entry.scope), [node.path for node in nodes if node.path])}",
                 entry.path,
                 entry.line,
             )
 
 
-def _hint(scope: str, paths: list[str]) -> str:
+def hint(scope: str, paths: list[str]) -> str:
     """Return the end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
     if not paths:
         return "this one holds no others"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..cast_cache import shared_cast
+from .. import copies
 from ..casting import Caster
 from ..torch_ops import op_facts
 from ..torch_private import is_autocast_available as _is_available
@@ -131,7 +131,7 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
         given, named, cached = args, kwargs, True
         if is_recurrent and make is AutocastEntry:
             # where no node that sums in float32 can be made, torch.autocast casts the weights for each step
-            cached = is_cell or shared_cast.can_make_nodes()
+            cached = is_cell or copies.can_make_nodes()
             given = _with_low_weights(args, rule, caster) if cached else args
         elif is_sparse_product and reaches_sparse(args, kwargs, tensors):
             given, named = (

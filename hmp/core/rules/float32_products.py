@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import casting, locks, low_kernels
-from ..cast_cache import weight_cache
+from .. import casting, copies, locks, low_kernels
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..log import log, should_log
 from ..saved import refuse_written
@@ -235,7 +234,7 @@ class _Call:
     def _wide(self, tensor: Tensor) -> Tensor:
         if tensor.dtype is not self._low_dtype:
             return tensor
-        wide = weight_cache.in_float32(tensor, self._rule.op not in op_facts.USES_INPUTS_AGAIN)
+        wide = copies.wide(tensor, is_used_once=self._rule.op not in op_facts.USES_INPUTS_AGAIN)
         self._pairs[id(wide)] = wide, tensor
         return wide
 
@@ -292,7 +291,7 @@ class _LowSavedTensors:
             tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
             if packed.source is not None:
                 refuse_written(packed.source, packed.version, self._rule.op)
-            return weight_cache.in_float32(_detach(tensor)) if packed.is_low else tensor
+            return casting.cast(_detach(tensor), torch.float32) if packed.is_low else tensor
 
 
 class _Packed(NamedTuple):
@@ -417,7 +416,7 @@ class _Plan:
     def _called(self, tensors: Sequence[Tensor]) -> Any:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = weight_cache.in_float32(tensor, self._is_used_once) if tensor.dtype is self._low_dtype else tensor
+            leaves[place] = copies.wide(tensor, is_used_once=self._is_used_once) if tensor.dtype is self._low_dtype else tensor
         args, kwargs = tree_unflatten(leaves, self._spec)
         return self._op(*args, **kwargs)
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from .. import casting
-from ..cast_cache import write_marks
 from ..casting import Caster, Tensor, castable, deliver
 from ..torch_ops import op_facts
 from ..torch_private import ATTENTION_BIASES, is_functorchs
@@ -235,7 +234,6 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
             values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
         return _call_with(op, order, args, kwargs, values)
 
-    write_marks.reads_only(wrapper.__code__)
     return refusals.or_uncast(wrapper, op)
 
 

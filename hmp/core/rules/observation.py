@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..cast_cache import hits_here
 from ..casting import Caster, Tensor, castable, each_castable
+from ..copies import saved_here
 from ..formatting import dtype_name
 from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, quantised
 from ..torch_ops import op_facts
@@ -29,7 +29,7 @@ from .op_rule import Op, OpRule
 
 _MOST_KERNELS = 4096
 # They move values or make none: what they get says nothing of the dtype that an op computes in.
-_MOVES = frozenset("_to_copy clone _lazy_clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
+_MOVES = frozenset("_to_copy clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
 _autocast_dtype = torch.get_autocast_dtype
 _compiling = torch.compiler.is_compiling
 
@@ -42,7 +42,7 @@ def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
         call = here.call
         if call is None or tensor.dtype is dtype:
             return caster(tensor, dtype)
-        hits = hits_here()
+        saved = saved_here()
         started = clock()
         if is_profiled():
             with torch.profiler.record_function(f"hmp::cast {dtype_name(tensor.dtype)} to {dtype_name(dtype)}"):
@@ -52,7 +52,7 @@ def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
         call.cast_seconds += clock() - started
         if lists:
             call.cast_dtypes += ((tensor.dtype, dtype),)
-        if hits_here() == hits:
+        if saved_here() == saved:
             call.casts += 1
             call.cast_bytes += nbytes_of(tensor)
         else:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .. import casting
+from .. import casting, copies
 from ..active import without_casts
-from ..cast_cache import cast_cache
 from ..casting import Caster
 from ..fp8 import PRODUCTS
 from ..observe import Listener, clock_of
@@ -340,14 +339,19 @@ def _with_attributes(wrapper: Op, op: Op) -> Op:
     return wrapper
 
 
+def _low_weight(tensor: casting.Tensor, dtype: torch.dtype) -> casting.Tensor:
+    """Return a cast of `tensor`, for an op whose result may share memory with all but its weights."""
+    return (copies.low if type(tensor) is torch.nn.Parameter else casting.cast)(tensor, dtype)
+
+
 def _caster(rule: OpRule) -> Caster:
     """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
     if rule.facts.users:
         return lost_writes.watched_cast
     if rule.op in op_facts.PRODUCTS:
-        return cast_cache.cast_product_input
+        return copies.low
     if rule.op in op_facts.CELLS:
-        return cast_cache.cast_weights
+        return _low_weight
     if rule.op in op_facts.RECURRENT:
-        return cast_cache.cast_recurrent
+        return functools.partial(copies.low, by_step=True)
     return saturation.caster(rule)

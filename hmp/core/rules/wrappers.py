@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import casting
-from ..cast_cache import cast_cache, shared_cast, weight_cache, write_marks
+from .. import casting, copies
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
@@ -26,7 +25,7 @@ _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
-_used_once = weight_cache.used_once
+_low, _used_once, _LEAST, _LEAST_WITHOUT_GRAPH = copies.low, copies.used_once, copies.LEAST, copies.LEAST_WITHOUT_GRAPH
 
 
 class RuledOp:
@@ -306,15 +305,15 @@ def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     if ruled.kernels.may_lack or needs_care:
         return ruled.wrapper()
     takes_all = not facts.keep and facts.inplace_at is None and facts.out_at is None
-    is_cached = caster is cast_cache.cast_product_input and rule.dtype is not None
+    is_cached = caster is copies.low and rule.dtype is not None
     return _product_wrapper(ruled) if is_cached and takes_all else _usual_wrapper(ruled)
 
 
 def _product_wrapper(ruled: RuledOp) -> Op:
-    """Return the wrapper of a listed matrix product or convolution, whose casts the cache may keep.
+    """Return the wrapper of a listed matrix product or convolution, whose inputs may have copies (R18).
 
-    The cache is not asked for what it would not keep: to ask takes as long as a small cast. In a trace it is asked for all: torch.jit
-    compares the lines of a trace that was made with gradients with those of one made without.
+    A small activation, and a weight that is used once, is cast without asking for a copy: to ask takes as long as a small cast. In a trace
+    a copy is asked for always: torch.jit compares the lines of a trace that was made with gradients with those of one made without.
     """
     op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
     assert target is not None
@@ -323,7 +322,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
     def product(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or _tracing() is not None:
             return call(*args, **kwargs)
-        grad, least = _grad_enabled(), shared_cast.least
+        grad = _grad_enabled()
         cast_args = []
         for a in args:
             kind = type(a)
@@ -332,12 +331,11 @@ def _product_wrapper(ruled: RuledOp) -> Op:
                 if dtype is not target and dtype in _HEEDED:
                     if dtype not in _CASTABLE or a.layout is not _strided:
                         return call(*args, **kwargs)
-                    needs_grad = grad and a.requires_grad
-                    is_small = a.nbytes < (least if needs_grad else shared_cast.WORTH_KEEPING)
-                    if is_small and (kind is Tensor or (needs_grad and id(a) in _used_once)):
-                        a = to(a)
+                    if kind is Tensor:
+                        is_small = a.nbytes < (_LEAST if grad and a.requires_grad else _LEAST_WITHOUT_GRAPH)
                     else:
-                        a = (cast_cache.low_activation if kind is Tensor else cast_cache.low_weight)(a, target)
+                        is_small = id(a) in _used_once
+                    a = to(a) if is_small else _low(a, target)
             elif not (
                 -limit <= a <= limit
                 if kind is int or kind is float
@@ -352,7 +350,6 @@ def _product_wrapper(ruled: RuledOp) -> Op:
                 raise
             return result
 
-    write_marks.reads_only(product.__code__)  # so no op that writes may have a wrapper with this code
     return product
 
 

@@ -7,25 +7,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..cast_cache import write_marks
 from ..torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, storage_of
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled  # torch's own, taken before anything is patched
-_CASTS_AND_VIEWS = frozenset(f"{name}Backward0" for name in "ToCopy LazyClone Expand UnsafeView T Transpose Permute View".split())
+_CASTS_AND_VIEWS = frozenset(f"{name}Backward0" for name in "ToCopy Expand UnsafeView T Transpose Permute View".split())
 
 
 class Unwritten(NamedTuple):
-    """A weight, its version when it was cast, and by what it is known that nobody has written it since (R18)."""
+    """A weight, and its version and address when it was cast. A write that torch does not count is not noticed."""
 
     tensor: Tensor
     version: int
-    period: object
+    address: int
 
     def holds(self) -> bool:
-        """Return True if nobody has asked for write access to the weight's memory."""
-        return write_marks.period_of(self.tensor) is self.period
+        """Return True if nobody has written the weight since, as far as torch counts."""
+        return self.tensor._version == self.version and self.tensor.data_ptr() == self.address
 
 
 def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
@@ -38,9 +37,7 @@ def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, t
         if not _grad_enabled() or dispatch_modes() or not in_plain_autograd() or tensor.layout is not torch.strided:
             return low
         if has_storage(tensor) and has_storage(low):
-            period = write_marks.watched(tensor)
-            if period is not None:
-                storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, period
+            storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, tensor.data_ptr()
         return low
 
     return noted

@@ -15,7 +15,6 @@ from torch.autograd.function import BackwardCFunction
 
 from .. import torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
-from ..cast_cache import weight_cache
 from ..patching import PatchedMethod, patches
 from ..rules import outside
 from . import late_imports
@@ -107,7 +106,6 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        weight_cache.backward_begins()
         return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +119,7 @@ def _install_checkpoint() -> None:
     """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs (R14)."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, UnderCapturedState(run_function), *args)
+        return lambda ctx, run_function, *args: original(ctx, UnderCapturedState(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda fn, *args, **kwargs: original(UnderCapturedState(fn), *args, **kwargs)

@@ -22,6 +22,7 @@ from . import module_calls
 
 _MOST_LOOKED_AT = 128
 TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
+_PASSED = (TORCHS, module_calls.CALL.co_filename)  # and may pass
 # What torch.compile calls the code that goes on after a graph break in a function of that name.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
@@ -105,7 +106,7 @@ def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) 
             if code is _DECORATED:
                 if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
                     return True
-            elif code.co_filename != TORCHS and any(_runs(one, code) for one in passed):
+            elif code.co_filename not in _PASSED and any(_runs(one, code) for one in passed):
                 return True
     return False
 

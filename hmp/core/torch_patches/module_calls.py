@@ -26,6 +26,7 @@ from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_aut
 from . import late_imports
 
 MARK = "_hmp_applied"
+_compiling = torch.compiler.is_dynamo_compiling  # torch's own, taken before anything is patched
 
 
 class Mark:
@@ -36,7 +37,7 @@ class Mark:
     its scope id.
     """
 
-    __slots__ = ("__weakref__", "applied", "key", "methods", "module", "outputs", "scoped")
+    __slots__ = ("__weakref__", "applied", "kept", "key", "methods", "module", "outputs", "scoped", "told_kept")
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class Mark:
         scoped: dict[int, PolicyTable],
         outputs: torch.dtype | None = None,
         methods: tuple[str, ...] = (),
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.applied = applied
+        self.kept, self.told_kept = kept, False  # globs of the weights that stay float32 (see `kept_weights`), and whether that was logged
         self.outputs = outputs  # the dtype of what a call returns; None as it is
         self.methods = methods  # calls of these activate `applied` too
         self.scoped = scoped
@@ -67,7 +70,7 @@ class Mark:
 
     def of(self, module: torch.nn.Module, scoped: dict[int, PolicyTable] | None = None) -> Mark:
         """Return a mark of `module` with the same policies, those of scoped entries replaced by `scoped` where it is given."""
-        return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods)
+        return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods, self.kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.applied is None or self.applied.user_policy is None:
@@ -107,6 +110,7 @@ def mark(module: torch.nn.Module, compiled: PolicyTable, outputs: torch.dtype | 
 
 def mark_scoped(module: torch.nn.Module, compiled: PolicyTable) -> None:
     """Mark `module`: `compiled` is active during those calls of it that are made where a policy of the same scope id is active."""
+    begin_outermost_calls()  # before its class's call is wrapped: most modules of the model have no entries, and convert() may use it
     _follow_marks(module)
     found = vars(module).get(MARK) or Mark(module, None, {})
     _put(module, found.of(module, {**found.scoped, compiled.scope_id: compiled}))
@@ -196,6 +200,12 @@ def applied_policy(module: torch.nn.Module) -> Any:
     """Return the policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
     found = applied(inside_compiled(module))
     return None if found is None or found.applied is None else found.applied.user_policy
+
+
+def kept(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the globs of the weights that stay float32 as long as a policy is applied to the module."""
+    found = applied(module)
+    return () if found is None else found.kept
 
 
 def unmark(model: torch.nn.Module) -> None:
@@ -330,8 +340,34 @@ def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
     own = getattr(*CALL_OF_MODULES)
     _look = look
     patches.on_restore(_look_no_more)
-    patches.rebind(*CALL_OF_MODULES, _looking(own))
+    patches.rebind(*CALL_OF_MODULES, _looking(own), own)
     late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
+
+
+def begin_outermost_calls() -> None:
+    """Have the outermost call of a module, in each thread, be one in which copies of casts are used again, until patches.restore()."""
+    own = getattr(*CALL_OF_MODULES)
+    if getattr(own, "hmp_begins_outermost", False):
+        return
+
+    @functools.wraps(own)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _compiling() or (outermost := state.begin_outermost()) is None:
+            return own(self, *args, **kwargs)
+        call = running.begin_call()
+        try:
+            if state.current_state() is state.PROCESS and state.PROCESS.policy is not None:
+                return state.call_under(state.process_table, own, self, *args, **kwargs)
+            return own(self, *args, **kwargs)
+        finally:
+            outermost.end()
+            running.end(call)
+
+    _call_impl.hmp_begins_outermost = True  # type: ignore[attr-defined]
+    patches.rebind(*CALL_OF_MODULES, _call_impl, own)
+    # to Dynamo it is torch's own, which it skips where a module has no hooks
+    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, _call_impl)})
+    patches.on_restore(functools.partial(tell_dynamo_of_call_impl, own))
 
 
 def _look_no_more() -> None:

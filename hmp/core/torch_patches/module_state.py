@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .. import casting
+from .. import casting, copies
 from ..active import state, without_casts
 from ..patching import patches
 from ..torch_private import data_of as _data
@@ -42,6 +42,7 @@ def _set_data(self: torch.Tensor, value: Any) -> None:
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = casting.cast(value, self.dtype)
     _data.__set__(self, value)
+    copies.wrote()
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:

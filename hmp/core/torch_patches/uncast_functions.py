@@ -5,6 +5,7 @@ It is gradient scaling and clipping, initialisers, tests, printing, data loading
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,11 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.utils.prune
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .. import torch_private
+from .. import copies, torch_private
 from ..active import UnderCapturedState, call_without_casts, state, without_casts
-from ..cast_cache import weight_cache
 from ..patching import patches, subclasses
 from ..rules import outside
 from .module_construction import UntilReturn
@@ -57,6 +57,7 @@ def install() -> None:
         if inspect.isclass(scheduler) and "step" in vars(scheduler):
             patches.wrap(scheduler, "step", without_casts)
     _install_optimizers()
+    _install_captured_graphs()
     _install_dispatch_modes()
 
 
@@ -79,6 +80,7 @@ def _install_optimizers() -> None:
     patches.wrap(*torch_private.STEP_HOOKER, patch_step_function)
     # an optimizer may hold the step that its class had before: learning rate schedulers have it do so
     patches.on_restore(register_optimizer_step_pre_hook(_off_in_step).remove)
+    patches.on_restore(register_optimizer_step_post_hook(lambda *_: copies.wrote()).remove)
 
 
 def _patch_step(cls: type) -> None:
@@ -94,8 +96,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call_without_casts(original, self, *args, **kwargs)
         finally:
-            if weight_cache.entries():
-                _free_copies(self)
+            copies.wrote()  # a fused step is counted by no tensor's version
 
     return step
 
@@ -111,15 +112,43 @@ def _off_in_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _with_closures(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a step. A closure among them runs the forward pass, under the state outside the step."""
-    given = tuple(UnderCapturedState(each) if callable(each) else each for each in args)
-    return given, {name: UnderCapturedState(each) if callable(each) else each for name, each in kwargs.items()}
+    given = tuple(_Closure(each) if callable(each) else each for each in args)
+    return given, {name: _Closure(each) if callable(each) else each for name, each in kwargs.items()}
 
 
-def _free_copies(optimizer: Any) -> None:
-    """Frees the low-precision copies of weights that an optimizer has just written: stale, they would be found only at their next use."""
-    for group in getattr(optimizer, "param_groups", ()):
-        for parameter in group.get("params", ()):
-            weight_cache.let_go(parameter)
+class _Closure(UnderCapturedState):
+    """A closure of a step: its forward finds no copy of a weight from before the step's writes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the closure under the state outside the step."""
+        copies.wrote()
+        return super().__call__(*args, **kwargs)
+
+
+# --- captured graphs, whose replays write and read by address (R18) -------------------------------------------------------------
+
+# The classes of captured graphs that torch may have.
+# on Gaudi: a step is captured by torch.hpu.HPUGraph.capture_begin(), which is there before convert(), and a replay writes by address.
+_GRAPHS = (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("hpu", "HPUGraph"), ("accelerator", "Graph"))
+
+
+def _install_captured_graphs() -> None:
+    """Until patches.restore(): no copy of a weight from outside of a capture is used in it, and none from inside after it."""
+    has_accelerator = torch.accelerator.current_accelerator() is not None
+    for module, name in _GRAPHS:
+        graph: Any = getattr(getattr(torch, module, None), name, None)
+        if "capture_begin" in vars(graph or object) and (has_accelerator or not graph.__module__.startswith("torch.")):
+            for method in ("capture_begin", "capture_end"):
+                patches.rebind(graph, method, _after_a_write(getattr(graph, method)))
+
+
+def _after_a_write(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        copies.wrote()
+        return own(self, *args, **kwargs)
+
+    return capture
 
 
 # --- `__torch_dispatch__`, which torch calls below an op (R8) -------------------------------------------------------------------

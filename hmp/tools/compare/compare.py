@@ -14,9 +14,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.active import disable_casts
-from ...core.cast_cache import clear_cache
 from ...core.casting import each_tensor
 from ...core.compiler_stance import running_uncompiled
+from ...core.copies import clear_cache
 from ...core.formatting import dtype_name, provenance, two_digits
 from ...core.observe import here, listen
 from ...core.policy import Policy, can_be_listed

@@ -16,7 +16,7 @@ from .mutants import package_of
 
 MOST = 120  # tests for one mutant
 # File of tests that are run without coverage, whose tracing ends where a test sets another trace function → the package that is its own.
-UNTRACED = {"tests/rules/test_r18_threads.py": "cast_cache"}
+UNTRACED = {"tests/rules/test_r18_copies.py": "hmp"}
 
 
 class _Durations:

@@ -1,0 +1,262 @@
+"""Low-precision copies of weights and activations that are used again inside one call (R18, R21).
+
+A copy lives inside the outermost `casts()` block or call of a model of its thread (`active.state.Outermost`), and is used again there while
+the version and the address of what it was made of are the same, and no optimizer has stepped. Nothing outlives that call but what a graph
+holds. Elsewhere, and in traces, transforms and other code's dispatch modes, each use is a cast of its own.
+
+A weight that is used once is cast and forgotten: of which weights a copy pays is learnt from the calls before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from .active import state
+from .casting import TO, Tensor, cast, has_float32_gradient
+from .torch_private import WeakTensor, in_plain_autograd, may_exchange_memory, stream_of, trace_here, unsafe_view
+
+# torch's own, taken before anything is patched
+_Parameter = torch.nn.Parameter
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled, _inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_detach, _strided = Tensor.detach, torch.strided
+
+# Bytes of an activation from which its copy is found again: below, that takes longer than a cast. Without a gradient nothing is saved but
+# the cast. Measured in training steps and in inference. Not numel(), an op in a trace.
+LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
+# After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN.
+_SEEN_ENOUGH, _LOOK_AGAIN = 32, 31
+_PERIOD = 32  # of so many calls in each of which a weight was used once, the wrappers of products cast it without asking here
+_WORTH_A_NODE = 2**14  # elements from which a weight's copy in float32 is found again where it trains
+
+used_once: set[int] = set()  # by id(): weights that their last call used once
+_used_again: set[int] = set()  # and those that it used twice or more, without a write between
+_in_vain: dict[tuple[int, type], int] = {}  # by the bytes of an activation and the kind of node that made it: copies since the last use
+_calls = 0
+_writes = object()  # another one after each step of an optimizer, and after each write that no tensor counts and hmp sees
+
+
+def wrote() -> None:
+    """Have no copy of any thread used again: weights were written in a way that they do not count."""
+    global _writes
+    _writes = object()  # a number that two threads count up at once may stay the same
+
+
+def clear_cache() -> None:
+    """Forget all low-precision copies, and which weights are used again: to be called after a write that PyTorch does not count.
+
+    Copies live only inside the outermost `casts()` block, or the call of a model. Inside one, hmp does not notice a write to a weight
+    through numpy, a raw address, or an alias such as `weight.data.add_(1)`.
+
+    Example:
+        >>> hmp.clear_cache()
+    """
+    wrote()
+    used_once.clear()
+    _used_again.clear()
+    _in_vain.clear()
+    found: Any = state.outermost.get()
+    if found is not None and found.thread == get_ident():
+        found.copies = None
+
+
+class _Copy:
+    """A copy of a tensor in another dtype, and the state of the tensor that it was made of.
+
+    It is made before the cast: the next use then sees a write by another thread between the two.
+
+    Args:
+        tensor: The tensor that is cast.
+        source: A weak reference to it. None: the copy keeps the tensor and its memory, so that no other one gets their addresses.
+    """
+
+    __slots__ = ("_address", "_identity", "_source", "_stream", "_version", "_writes", "kept", "low", "uses", "wide")
+    low: Any  # a tensor; of an activation a weak reference to one
+
+    def __init__(self, tensor: Tensor, source: Callable[[], Tensor | None] | None = None) -> None:
+        self._source = source
+        self.kept = (tensor, _detach(tensor)) if source is None else None
+        self._version, self._address, self._identity = tensor._version, _address(tensor), tensor._cdata
+        self._writes, self._stream = _writes, stream_of(tensor)
+        self.uses = 1
+        self.wide: Tensor | None = None
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Return True if the copy has the values of `tensor`."""
+        return (
+            (self._source is None or self._source() is tensor)
+            and self._identity == tensor._cdata  # torch.utils.swap_tensors exchanges it
+            and self._version == tensor._version
+            and self._address == _address(tensor)
+            and self._writes is _writes
+            and self._stream == stream_of(tensor)
+        )
+
+
+class Copies:
+    """The copies of one call: of weights by id, dtype and mode, and of activations by id, which a graph holds, or `last`."""
+
+    __slots__ = ("activations", "last", "lows", "saved", "uses", "weights")
+
+    def __init__(self) -> None:
+        self.weights: dict[tuple[int, torch.dtype, int], _Copy] = {}
+        self.activations: dict[tuple[int, torch.dtype], _Copy] = {}
+        self.lows: dict[int, _Copy] = {}  # the copies of weights by the id of what was given out
+        self.last: Tensor | None = None  # the last copy that no graph holds
+        self.uses: dict[int, tuple[int, object]] = {}  # weights that were cast once: their version, and `_writes` then
+        self.saved = 0  # casts that a copy saved
+
+    def end(self) -> None:
+        """Learn from the call which weights are used again."""
+        global _calls
+        _calls += 1
+        if not _calls % _PERIOD:
+            used_once.clear()
+        used_once.update(self.uses)
+        for (number, _, _), copy in self.weights.items():
+            (_used_again.add if copy.uses > 1 else _used_again.discard)(number)
+            used_once.discard(number)
+
+
+def _here() -> Copies | None:
+    """Return the copies of the call that this thread is in; None where each use is a cast of its own."""
+    found = state.outermost.get()
+    if found is None or found.thread != get_ident() or not may_exchange_memory() or not in_plain_autograd():
+        return None
+    if found.copies is None:
+        found.copies = Copies()
+    return found.copies  # type: ignore[no-any-return]
+
+
+def saved_here() -> int:
+    """Return how many casts a copy saved in the call that this thread is in."""
+    found = state.outermost.get()
+    return 0 if found is None or found.copies is None else found.copies.saved
+
+
+def low(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
+    """Return `tensor` in `dtype`: a copy that was made before, where it still has its values, else a new cast.
+
+    For an op whose result never shares memory with it. `by_step`: the op uses it many times, and its gradients are summed in float32.
+    """
+    # A trace must contain the cast, not its result: torch.jit compares the lines of a trace with those of another.
+    if tensor.dtype is dtype or _compiling() or trace_here() is not None or (dtype is torch.float32 and has_float32_gradient(tensor)):
+        return cast(tensor, dtype)
+    is_weight = type(tensor) is _Parameter and tensor.is_leaf  # detach_() cuts others from their graph, and counts no write
+    if tensor.layout is not _strided or tensor.is_inference() or not (is_weight or type(tensor) is Tensor):
+        return cast(tensor, dtype)
+    trains = _grad_enabled() and tensor.requires_grad
+    if not (is_weight or by_step):
+        if tensor.is_nested or tensor.nbytes < (LEAST if trains else LEAST_WITHOUT_GRAPH):
+            return cast(tensor, dtype)
+        origin = tensor.nbytes, type(tensor.grad_fn)
+        in_vain = _in_vain[origin] = _in_vain.get(origin, 0) + 1
+        if in_vain > _SEEN_ENOUGH and in_vain % _LOOK_AGAIN > 1:  # the second look may be the use that the first waits for
+            return TO[dtype](tensor)
+    copies = _here()
+    if copies is not None and not (is_weight or by_step):
+        return _of_activation(copies, tensor, dtype, trains)
+    found = _of_weight(copies, tensor, dtype, trains) if copies is not None and is_weight else None
+    if found is not None:
+        return found.low  # type: ignore[no-any-return]
+    if by_step and trains and can_make_nodes():
+        return _node_of(tensor, cast(_detach(tensor), dtype))
+    return cast(tensor, dtype)
+
+
+def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:
+    """Return the copy of a weight; None where this is its first use and the calls before used it once."""
+    number = id(weight)
+    key = number, dtype, 2 * _inference_mode() + trains
+    found = copies.weights.get(key)
+    if found is not None and found.is_of(weight):
+        found.uses += 1
+        copies.saved += 1
+        return found
+    if found is not None:  # it was written since
+        del copies.weights[key], copies.lows[id(found.low)]
+        if found.uses == 1:
+            _used_again.discard(number)
+    written = weight._version, _writes
+    if number not in _used_again and copies.uses.get(number) != written:
+        copies.uses[number] = written
+        return None
+    found = _Copy(weight)
+    made = cast(_detach(weight), dtype)
+    found.low = _node_of(weight, made) if trains else made
+    copies.weights[key] = found
+    found.uses += copies.uses.pop(number, None) is not None
+    copies.lows[id(found.low)] = found
+    _used_again.add(number)
+    return found
+
+
+def _of_activation(copies: Copies, tensor: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
+    key = id(tensor), dtype
+    found = copies.activations.get(key)
+    made = found.low() if found is not None and found.is_of(tensor) else None
+    # an inference tensor has no version, and no graph may save it
+    if made is None or (_grad_enabled() if made.is_inference() else made._version):
+        found = _Copy(tensor, WeakTensor(tensor))
+        made = cast(tensor, dtype)
+        found.low = WeakTensor(made)
+        copies.activations[key] = found
+        if not made.requires_grad:
+            copies.last = made
+        return made
+    copies.saved += 1
+    _in_vain[tensor.nbytes, type(tensor.grad_fn)] = 0
+    if trains:
+        return _node_of(tensor, _detach(made))
+    return _detach(made) if made.requires_grad else made  # it needed a gradient when the copy was made
+
+
+def wide(low: Tensor, *, is_used_once: bool = True) -> Tensor:
+    """Return `low` in float32, for a processor without instructions (R11); the copy of a weight is widened once in a call.
+
+    Where it trains, the node that is made for it rounds the gradient of each use: for an op that uses it several times it is widened anew.
+    """
+    trains = _grad_enabled() and low.requires_grad
+    if _compiling() or trace_here() is not None or (trains and (low.numel() < _WORTH_A_NODE or not is_used_once)):
+        return cast(low, torch.float32)
+    copies = _here()
+    found = None if copies is None else copies.lows.get(id(low))
+    if found is None or found.low is not low:
+        return cast(low, torch.float32)
+    if found.wide is None:
+        found.wide = cast(_detach(low), torch.float32)
+    return _node_of(low, found.wide) if trains else found.wide
+
+
+# --- several uses of one copy, whose gradients are summed in the dtype of what was cast (R21) -------------------------------
+
+
+def can_make_nodes() -> bool:
+    """Return True if a node may be made here: outside of traces, transforms and others' dispatch modes."""
+    return not _compiling() and may_exchange_memory() and in_plain_autograd()
+
+
+def _node_of(source: Tensor, copy: Tensor) -> Tensor:
+    """Return `copy`, a cast of `source`, as a node of the graph for any number of uses, whose gradients flow to `source`.
+
+    The node is that of a view of `source`, whose memory is then exchanged for the copy's: it was made for the dtype of `source`, so
+    autograd casts the gradient of each use to that dtype before it sums.
+    """
+    node = unsafe_view(source, source.shape)  # unlike a view that torch knows as one, it has a version counter of its own
+    get_gradient_edge(node).node.register_hook(_as_given)
+    node.data = copy
+    return node
+
+
+def _as_given(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """Return a node's gradient as it came in: the node itself gives a view of it, made under no_grad, which may not be written in place."""
+    return grad_outputs
+
+
+def _address(tensor: Tensor) -> int:
+    return 0 if tensor.device.type == "xla" else tensor.data_ptr()  # XLA has no addresses

@@ -1,0 +1,176 @@
+"""R18 counted: no more casts than torch.autocast makes, wherever weights come from, and no more memory at a step's peak."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from copies_kit import LOW, Heads, Steps, casts_of
+
+pytestmark = pytest.mark.native_kernels  # a product that computes in float32 (R11) makes more casts
+
+
+USED_AGAIN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "gru cell": (lambda: Steps(nn.GRUCell(16, 16)), (2, 16)),
+    "lstm cell": (lambda: Steps(nn.LSTMCell(16, 16)), (2, 16)),
+    "shared": (lambda: nn.Sequential(*[nn.Linear(16, 16)] * 5), (2, 16)),
+    "shared convolution": (lambda: nn.Sequential(*[nn.Conv2d(4, 4, 3, padding=1)] * 5), (1, 4, 6, 6)),
+    "heads": (Heads, (512, 512)),
+}
+
+
+def assert_no_more_casts_than_autocast(model: nn.Module, x: Tensor, grad: bool) -> None:
+    def run(region: Callable[[], Any]) -> Callable[[], None]:
+        def step() -> None:
+            with torch.set_grad_enabled(grad), region():
+                model(x)
+
+        return step
+
+    most = casts_of(run(lambda: torch.autocast("cpu", LOW)))
+    assert casts_of(run(lambda: hmp.casts("torch-cpu"))) <= most
+    with hmp.convert(policy="torch-cpu"):
+        assert casts_of(run(contextlib.nullcontext)) <= most
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", USED_AGAIN)
+def test_r18_no_more_casts_are_made_than_by_autocast(name: str, grad: bool) -> None:
+    make, shape = USED_AGAIN[name]
+    assert_no_more_casts_than_autocast(make(), torch.randn(shape), grad)
+
+
+def test_r18_a_scoped_policy_shares_copies_in_the_call_of_the_whole_model() -> None:
+    layer = nn.Linear(16, 16)
+    model, x = nn.Sequential(layer, nn.Sequential(nn.Tanh()), layer, nn.GELU(), layer), torch.randn(2, 16)  # both of one class
+    with hmp.convert(model=model, policy=hmp.Policy("scoped", bf16={"linear", "tanh @ 1"})), torch.no_grad():
+        assert casts_of(lambda: model(x)) == 3  # of the weight, the bias and the input
+
+
+def of_numpy(model: nn.Module) -> None:
+    for name, weight in list(model.named_parameters()):
+        model.get_submodule(name.rpartition(".")[0]).register_parameter(
+            name.rpartition(".")[2], nn.Parameter(torch.from_numpy(weight.detach().numpy().copy()))
+        )
+
+
+def of_safetensors(model: nn.Module) -> None:
+    files = pytest.importorskip("safetensors.torch")
+    with tempfile.TemporaryDirectory() as folder:
+        files.save_file(model.state_dict(), f"{folder}/weights")
+        model.load_state_dict(files.load_file(f"{folder}/weights"), assign=True)
+
+
+def of_a_mapped_file(model: nn.Module) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model.state_dict(), f"{folder}/weights")
+        model.load_state_dict(torch.load(f"{folder}/weights", mmap=True), assign=True)
+
+
+@pytest.mark.parametrize("source", [of_numpy, of_safetensors, of_a_mapped_file, nn.Module.share_memory])
+def test_r18_wherever_weights_come_from(source: Callable[[nn.Module], Any]) -> None:
+    model = Steps(nn.GRUCell(16, 16))
+    source(model)
+    for grad in (False, True):
+        assert_no_more_casts_than_autocast(model, torch.randn(2, 16), grad)
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def busy_thread() -> Iterator[None]:
+    stop, other = threading.Event(), torch.randn(64, 64)
+
+    def compute() -> None:
+        while not stop.is_set():
+            other.mul_(1.0)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("beside", [process_group, busy_thread])
+def test_r18_whatever_else_the_process_does(beside: Callable[[], Any]) -> None:
+    with beside():
+        for grad in (False, True):
+            assert_no_more_casts_than_autocast(Steps(nn.GRUCell(16, 16)), torch.randn(2, 16), grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_r18_a_checkpoint_that_is_recomputed_outside_of_the_region_casts_weights_once(reentrant: bool) -> None:
+    layer, x, policy = nn.Linear(16, 16), torch.randn(4, 16), hmp.Policy("low", bf16={"linear"})
+
+    def twice(x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, layer.weight, layer.bias).float().tanh(), layer.weight, layer.bias)
+
+    def step(region: Callable[[], Any]) -> None:
+        with region():
+            loss = checkpoint(twice, x.clone().requires_grad_(), use_reentrant=reentrant).float().square().mean()
+        loss.backward()
+
+    of_gradients = 2  # of the second use of weight and bias, which are summed in float32 (R21)
+    most = casts_of(lambda: step(lambda: torch.autocast("cpu", LOW))) + of_gradients
+    assert casts_of(lambda: step(lambda: hmp.casts(policy))) <= most
+
+
+def peak(step: Callable[[], Any]) -> int:
+    """By torch's profiler, which does not ask hmp."""
+    for _ in range(3):
+        step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    events = [each for each in found.profiler.kineto_results.events() if each.name() == "[memory]"]
+    return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+
+
+WIDE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "gru cell": (lambda: Steps(nn.GRUCell(32, 32)), (1024, 32)),
+    "shared": (lambda: nn.Sequential(*[nn.Linear(64, 64)] * 5), (2048, 64)),
+    "used once": (lambda: nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), (64, 256)),
+    "heads": (Heads, (512, 512)),
+}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("name", WIDE)
+def test_r18_the_peak_of_a_step_is_autocasts(name: str, trains: bool) -> None:
+    make, shape = WIDE[name]
+    model, x = make(), torch.randn(shape)
+
+    def step(region: Callable[[], Any]) -> None:
+        with torch.set_grad_enabled(trains):
+            with region():
+                loss = model(x).float().square().mean()
+            if trains:
+                loss.backward()
+                model.zero_grad()
+
+    assert peak(lambda: step(lambda: hmp.casts("torch-cpu"))) <= 1.02 * peak(lambda: step(lambda: torch.autocast("cpu", LOW)))
