@@ -30,7 +30,7 @@ _detach, _strided = Tensor.detach, torch.strided
 # the cast. Measured in training steps and in inference. Not numel(), an op in a trace.
 LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
 # After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN.
-_SEEN_ENOUGH, _LOOK_AGAIN = 32, 31
+_SEEN_ENOUGH, _LOOK_AGAIN, _MOST_ORIGINS = 32, 31, 4096
 _PERIOD = 32  # of so many calls in each of which a weight was used once, the wrappers of products cast it without asking here
 _WORTH_A_NODE = 2**14  # elements from which a weight's copy in float32 is found again where it trains
 
@@ -117,6 +117,8 @@ class Copies:
         _calls += 1
         if not _calls % _PERIOD:
             used_once.clear()
+        if len(_in_vain) > _MOST_ORIGINS:
+            _in_vain.clear()
         used_once.update(self.uses)
         for (number, _, _), copy in self.weights.items():
             (_used_again.add if copy.uses > 1 else _used_again.discard)(number)

@@ -18,6 +18,7 @@ from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.policy import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ...core.rules import CastRule, rules
 from ...core.torch_ops import sites
+from ...core.torch_private import without_torch_function
 from .fp8_stats import Fp8Rows
 from .models import RunningModels
 from .overrides import OverrideRecorder
@@ -182,6 +183,13 @@ def _said_of(kind: CastRule) -> str:
     return kind.in_reports or UNLISTED
 
 
+@functools.cache
+def _promoted(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the dtype that torch promotes the two to. No mode of the user's sees the question."""
+    with without_torch_function():
+        return torch.promote_types(one, other)
+
+
 def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
     """Return the dtype that torch computes in by itself.
 
@@ -191,11 +199,10 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
     if asked or not inputs:
         return asked
     dtypes = [_LONG[name] for name in inputs.split(", ")]
-    widest = functools.reduce(torch.promote_types, dtypes)
-    given = next(
-        (t.dtype for t in each_tensor((result,)) if t.dtype.is_floating_point and t.dtype.itemsize > 1), widest
-    )  # float8 promotes to nothing
-    return dtype_name(given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest)
+    widest = functools.reduce(_promoted, dtypes)
+    floating = (t.dtype for t in each_tensor((result,)) if t.dtype.is_floating_point and t.dtype.itemsize > 1)  # float8 promotes to nothing
+    given = next(floating, widest)
+    return dtype_name(given if len(dtypes) > 1 or _promoted(widest, given) is given else widest)
 
 
 @contextmanager
