@@ -114,7 +114,10 @@ def test_r1_compiled_flex_attention_has_autocasts_bits(name: str, when: str, bac
 
     with torch.no_grad():
         with torch.autocast("cpu", dtype=BF16):
-            want = compiled()(*given_heads)
+            try:
+                want = compiled()(*given_heads)
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                pytest.skip(f"torch's own {backend} compiles no flex_attention with ATEN_CPU_CAPABILITY=default: {type(error).__name__}")
         torch._dynamo.reset()
         before = compiled()
         with hmp.casts("torch-cpu"):

@@ -62,7 +62,8 @@ def _inside(value: Any, roots: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{name}]", each), (f"[key {name}]", key))
     elif issubclass(kind, type):
         if _root(value.__module__) in roots:
-            yield from ((f".{key}", each) for key, each in list(vars(value).items()))
+            # hmp notes on each class what it has replaced there
+            yield from ((f".{key}", each) for key, each in list(vars(value).items()) if key != "__hmp_patches__")
     elif kind is types.FunctionType:
         if _root(value.__module__) in roots:
             yield from ((f"(default {i})", each) for i, each in enumerate(value.__defaults__ or ()))
