@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, storage_of
+from ..torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, memory_of, storage_of
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -16,15 +16,15 @@ _CASTS_AND_VIEWS = frozenset(f"{name}Backward0" for name in "ToCopy Expand Unsaf
 
 
 class Unwritten(NamedTuple):
-    """A weight, and its version and address when it was cast. A write that torch does not count is not noticed."""
+    """A weight, and its version and memory when it was cast. A write that torch does not count is not noticed."""
 
     tensor: Tensor
     version: int
-    address: int
+    memory: int  # FSDP frees it and fills it again, at another address
 
     def holds(self) -> bool:
         """Return True if nobody has written the weight since, as far as torch counts."""
-        return self.tensor._version == self.version and self.tensor.data_ptr() == self.address
+        return self.tensor._version == self.version and memory_of(storage_of(self.tensor)) == self.memory
 
 
 def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
@@ -37,7 +37,7 @@ def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, t
         if not _grad_enabled() or dispatch_modes() or not in_plain_autograd() or tensor.layout is not torch.strided:
             return low
         if has_storage(tensor) and has_storage(low):
-            storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, tensor.data_ptr()
+            storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, memory_of(storage_of(tensor))
         return low
 
     return noted
