@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from .active import state
 from .casting import TO, Tensor, cast, has_float32_gradient
-from .torch_private import WeakTensor, in_plain_autograd, may_exchange_memory, stream_of, trace_here, unsafe_view
+from .torch_private import WeakTensor, dispatch_modes, in_plain_autograd, may_exchange_memory, stream_of, trace_here, unsafe_view
 
 # torch's own, taken before anything is patched
 _Parameter = torch.nn.Parameter
@@ -130,6 +130,8 @@ def _here() -> Copies | None:
     found = state.outermost.get()
     if found is None or found.thread != get_ident() or not may_exchange_memory() or not in_plain_autograd():
         return None
+    if dispatch_modes() and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return None  # tools that watch several ranks see the same ops on each: what is learnt of weights differs between processes
     if found.copies is None:
         found.copies = Copies()
     return found.copies  # type: ignore[no-any-return]
