@@ -140,7 +140,7 @@ def storages() -> dict[int, int]:
     found = {}
     objects = gc.get_objects()
     for each in itertools.compress(objects, map({Tensor, torch.nn.Parameter}.__contains__, map(type, objects))):
-        if each.layout is torch.strided and not each.is_meta:
+        if each.layout is torch.strided and not each.is_meta and torch._C._has_storage(each):  # none under vmap
             storage = each.untyped_storage()
             with contextlib.suppress(RuntimeError):  # a tracer's, without memory, that another test has left
                 found[storage.data_ptr()] = storage.nbytes()
