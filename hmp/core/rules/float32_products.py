@@ -60,8 +60,10 @@ _one_at_a_time = locks.RLock()  # what is computed again draws the random number
 
 
 def _applies(rule: OpRule) -> bool:
-    """Return True if calls of the op on the CPU may have to compute in float32."""
-    return rule.facts.needs_instructions and bool(low_kernels.computed_in_float32())
+    """Return True if calls of the op on the CPU may have to compute in float32: the processor may have no instructions for their dtype."""
+    slow = low_kernels.computed_in_float32()
+    dtype = rule.low_dtype if rule.leaves_to_autocast else rule.dtype
+    return rule.facts.needs_instructions and (bool(slow) if dtype is None else dtype in slow)
 
 
 def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
@@ -123,7 +125,7 @@ def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
     """Return True if hmp computes a call in float32 and enables no torch.autocast for it: on the CPU, outside of the user's contexts."""
     if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
-    return rule.facts.needs_instructions and rule.low_dtype in low_kernels.computed_in_float32()
+    return _applies(rule)
 
 
 def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
