@@ -28,7 +28,7 @@ class Unwritten(NamedTuple):
 
 
 def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
-    """Return `cast`, which notes on the memory of its result of which weight it is a copy, or that it is one of a batch or the like (None).
+    """Return `cast`, which notes on the copy's memory of which weight it is a copy, None for another leaf such as a batch.
 
     It notes a weight where writes to it are noticed; else the copy is saved.
     """

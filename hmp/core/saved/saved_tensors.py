@@ -1,7 +1,7 @@
 """What the graph holds instead of a tensor that an op saves for backward.
 
 A tensor is packed when it is saved. Ops that save the same memory share one pack as long as the memory lives and has the same version: the
-packs of a memory are noted on its storage. What backward gets are the numbers of forward, whatever is written into the memory later.
+packs of a memory are noted on its storage. Backward gets the numbers of forward, whatever is written into the memory later.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class _Pack:
         return content, _now() - started, [_error_of(flat, form, row, signs)] if watchers else []
 
     def share(self, tensor: Tensor, layout: MemoryLayout, packing: Packing) -> bool:
-        """Return True if the tensor's numbers are in the pack, which is made anew where both uses need another format than one."""
+        """Return True if the tensor's numbers are in the pack, which is made anew where all its uses together need another format."""
         first = layout.offset - self.layout.offset
         # between two backwards a program may write in a way that no version counts
         if self._was_unpacked or self._state != _state_of(tensor) or first < 0 or first + layout.span > self.layout.size[0]:
