@@ -112,8 +112,8 @@ class Listener:
     def saved(self, tensor: torch.Tensor) -> None:
         """Handle a tensor that autograd saves for backward."""
 
-    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> Any:
-        """Handle an op that saves `nbytes` for backward that are to be packed; `left` are kept for now.
+    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> Any:
+        """Handle an op on the saved list that saves a tensor for backward, in so many bytes, or as it is (None).
 
         What this returns is given to `changed`.
         """

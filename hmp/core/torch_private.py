@@ -196,18 +196,6 @@ def memory_of(storage: Any) -> int:
     return int(storage._cdata)
 
 
-# Reference counts of C++: of the storage at an address, and of a tensor.
-owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
-
-
-def _owners_of_one() -> int:
-    with _required("torch._C._DisableFuncTorch")():  # hmp may be used first inside torch.func.grad(), whose tensors have no storage
-        plain = torch.empty(1, device="cpu")
-        return owners_of_storage(memory_of(storage_of(plain)))
-
-
-# How many of a storage's owners aren't tensors, once it has a Python object.
-PYTHONS_OWNERS = _owners_of_one() - 1
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")

@@ -15,7 +15,7 @@ from ..core.dispatch import decisions
 from ..core.formatting import dtype_name, in_notebook
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..core.rules import CastRule, kernel_fallback, rules
-from ..core.saved import how_of
+from ..core.saved import packing_of
 from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError
 
@@ -157,7 +157,7 @@ def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
     if entry is None or op in op_facts.DTYPE_OPS:
         return ""
     place = f" ({entry.place})" if entry.path else ""
-    form = how_of(op, recipe).form
+    form = packing_of(op, recipe).form
     return (
         f"what it saves for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
     )

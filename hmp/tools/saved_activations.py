@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..core.observe import Listener, listen, modules
-from ..core.saved import is_pending
 from ..core.torch_private import memory_of
 
 
@@ -25,7 +24,6 @@ class SavedActivations(Listener):
         self.was_called = False
         self._counted = {memory_of(part.untyped_storage()) for tensor in own for part in _parts(tensor)}
         self._held: list[object] = []  # a freed address would be used again
-        self._listed: set[int] = set()  # memories that are to be packed
 
     @property
     def bytes(self) -> int:
@@ -46,8 +44,7 @@ class SavedActivations(Listener):
                     self._count(part, part.numel() * part.element_size())
                 continue
             address = memory_of(storage)
-            in_packed = address in self._listed and is_pending(address)  # a listed op keeps it, too
-            if storage.nbytes() and address not in self._counted and not in_packed:
+            if storage.nbytes() and address not in self._counted:
                 self._counted.add(address)
                 self._count(storage, storage.nbytes())
 
@@ -55,20 +52,18 @@ class SavedActivations(Listener):
         self._held.append(held)
         self.by_module[modules.path] += nbytes
 
-    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> str | None:
-        """Count what an op keeps that is to be packed: in place of `saved`."""
+    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> str:
+        """Count what an op on the saved list saves: in place of `saved`."""
         self.was_called = True
-        address = memory_of(tensor.untyped_storage())
-        if address in self._counted:
-            return None
-        self._listed.add(address)
-        self.by_module[modules.path] += left
+        if packed is None:
+            self.saved(tensor)
+        else:
+            self.by_module[modules.path] += packed
         return modules.path
 
-    def changed(self, about: str | None, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Count what packing it saved."""
-        if about is not None:
-            self.by_module[about] -= saved
+    def changed(self, about: str, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Count what packing it again saved."""
+        self.by_module[about] -= saved
 
     def let_go(self) -> None:
         """Hold no memory any more: nothing else will be counted."""

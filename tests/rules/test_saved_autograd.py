@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -40,24 +39,29 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "packed"])
-def test_r22_an_in_place_write_after_the_keeping_raises_as_torch_does(held: bool) -> None:
+def test_r22_after_an_in_place_write_backward_has_forwards_numbers() -> None:
     x = torch.randn(64, 128, requires_grad=True)
 
-    def graph() -> tuple[Tensor, Tensor | None]:
+    def gradient(write: bool) -> Tensor:
         y = x * 2
         z = F.gelu(y)
-        y.add_(1)
-        return z, y if held else None
+        if write:
+            y.add_(1)
+        return torch.autograd.grad(z.sum(), x)[0]
 
-    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as of_torch:
-        graph()[0].sum().backward()
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        gradient(True)  # torch has no other copy
     with hmp.casts(PACKED):
-        z, _y = graph()
-        F.gelu(torch.ones(4096))  # looks for memory that is not held
-    with pytest.raises(RuntimeError, match=r"inplace operation: .*gelu .* at version 1; expected version 0"):
-        z.sum().backward()
-    assert "is at version 1; expected version 0" in str(of_torch.value)
+        assert torch.equal(gradient(True), gradient(False))
+
+
+def test_r22_a_write_into_what_is_saved_as_it_is_raises_as_torch_does() -> None:
+    batch, weight = torch.randn(64, 128), torch.randn(8, 128, requires_grad=True)
+    with hmp.casts(PACKED):
+        y = F.linear(batch, weight)
+    batch.add_(1)
+    with pytest.raises(RuntimeError, match=r"inplace operation: .*linear .* at version 1; expected version 0"):
+        y.sum().backward()
 
 
 def test_r22_a_write_into_a_weight_raises_as_torch_does() -> None:
@@ -159,20 +163,9 @@ def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
     assert torch.equal(gradient(PACKED), gradient(None))
     norm, x = nn.LayerNorm(64), torch.randn(1024, 64, requires_grad=True)
     with hmp.casts(PACKED):
-        kept, _ = bytes_of(lambda: (norm(x * 2), F.gelu(torch.ones(8)))[0])
+        kept, _ = bytes_of(lambda: norm(x * 2))
     # a byte a number and one for each row, and two statistics of each row as they are
     assert kept == 1024 * 64 * 65 // 64 + 2 * 1024 * 4
-
-
-def test_r22_what_waits_is_packed_where_that_is_nobodys_business() -> None:
-    x = torch.randn(64, 128, requires_grad=True)
-    expected = torch.ops.aten.gelu_backward(torch.ones(64, 128), saved_oracle.quantised(x * 2, "fp8")) * 2
-    for mode in (torch.inference_mode, FakeTensorMode):
-        with hmp.casts(PACKED):
-            y = F.gelu(x * 2)
-            with mode():
-                F.gelu(torch.ones(8))
-        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
 
 
 @pytest.mark.slow

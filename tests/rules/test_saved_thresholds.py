@@ -56,7 +56,6 @@ def gradient(call: Callable[[Tensor], Tensor], x: Tensor, policy: hmp.Policy | N
     leaf = x.clone().requires_grad_()
     with hmp.casts(policy) if policy is not None else torch.enable_grad():
         result = call(leaf * 1.0)
-        F.gelu(torch.ones(8))  # packs what nobody holds
     return torch.autograd.grad(result.float().sum(), leaf)[0]
 
 
@@ -101,11 +100,10 @@ def test_r22_a_dropouts_mask_is_kept_as_bits_and_exact() -> None:
             torch.manual_seed(0)
             with hmp.casts(policy):
                 y = drop(x * 1.0, 0.1, True)
-                F.gelu(torch.ones(8))
             found.append(torch.autograd.grad(y.sum(), x)[0])
         assert torch.equal(*found)
     with hmp.casts(hmp.Policy("everything", saved={"*"})):
-        kept, _ = bytes_of(lambda: (F.dropout(x * 1.0, 0.1), F.gelu(torch.ones(8)))[0])
+        kept, _ = bytes_of(lambda: F.dropout(x * 1.0, 0.1))
     assert kept == 64 * 256 // 8 + 4
 
 

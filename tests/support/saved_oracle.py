@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import hmp
 from torch_has import SAVED_TENSORS_HOOKS
 
 Tensor = torch.Tensor
@@ -150,9 +149,6 @@ def storages() -> dict[int, int]:
 @contextlib.contextmanager
 def only_what_is_new() -> Iterator[dict[int, int]]:
     """Python's collector does not go again through what there is, a million objects; the memory that there is."""
-    with hmp.casts(hmp.Policy("packs what waits", saved={"gelu"})):  # of graphs that tests before have left alive
-        for _ in range(4):
-            torch.nn.functional.gelu(torch.ones(8))
     gc.unfreeze()  # conftest.py has frozen what was there before this file
     known = storages()
     gc.freeze()

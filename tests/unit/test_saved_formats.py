@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 import hmp
-from hmp.core.saved import formats, hooks, how_of
+from hmp.core.saved import formats, hooks, packing_of
 from hmp.core.saved.formats import FORMATS, pack, unpack
 from hmp.core.saved.packable import why_not
 from saved_oracle import packs
@@ -168,7 +168,7 @@ def test_r22_every_op_that_may_be_listed_and_whose_backward_jumps_has_its_signs_
         if op.supports_autograd and torch.float64 in op.dtypes and may_be_listed(name) and jumps(op):
             found.add(name)
     found.discard("multi_head_attention_forward")  # its scores are large: what it multiplies is no jump
-    assert {name for name in found if not how_of(name, "int8").signs} == set()
+    assert {name for name in found if not packing_of(name, "int8").signs} == set()
     assert found >= {"abs", "relu", "leaky_relu", "prelu", "selu", "elu", "celu", "softsign"}  # the last three in second derivatives
 
 

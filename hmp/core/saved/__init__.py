@@ -3,8 +3,8 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import can_count, check_torch, counting, keeping
-from .packable import KEEPS, how_of, why_never
-from .saved_tensors import is_pending, refuse_written, watchers
+from .packable import KEEPS, packing_of, why_never
+from .saved_tensors import refuse_written, watchers
 
 __all__ = [
     "FORMATS",
@@ -12,10 +12,9 @@ __all__ = [
     "can_count",
     "check_torch",
     "counting",
-    "how_of",
-    "is_pending",
     "keeping",
     "noting",
+    "packing_of",
     "refuse_written",
     "watchers",
     "why_never",

@@ -28,16 +28,20 @@ class Unwritten(NamedTuple):
 
 
 def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, torch.dtype], Tensor]:
-    """Return `cast`, which notes of which weight its result is a copy, where writes to the weight are noticed; else the copy is kept."""
+    """Return `cast`, which notes on the copy's memory of which weight it is a copy, None for another leaf such as a batch.
+
+    It notes a weight where writes to it are noticed; else the copy is saved.
+    """
 
     def noted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         low = cast(tensor, dtype)
-        if low is tensor or type(low) is not Tensor or not (type(tensor) is Parameter or (tensor.is_leaf and tensor.requires_grad)):
+        if low is tensor or type(low) is not Tensor or not tensor.is_leaf:
             return low
         if not _grad_enabled() or dispatch_modes() or not in_plain_autograd() or tensor.layout is not torch.strided:
             return low
         if has_storage(tensor) and has_storage(low):
-            storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, memory_of(storage_of(tensor))
+            is_weight = type(tensor) is Parameter or tensor.requires_grad
+            storage_of(low)._hmp_copy_of = (WeakTensor(tensor), tensor._version, memory_of(storage_of(tensor))) if is_weight else None
         return low
 
     return noted
@@ -53,6 +57,11 @@ def weight_of(tensor: Tensor) -> Unwritten | None:
     # a cast of the weight has the same look at its memory
     same = weight is not None and copy.shape == weight.shape and copy.stride() == weight.stride() and not copy.storage_offset()
     return Unwritten(weight, *noted[1:]) if same and copy._version == 0 else None
+
+
+def is_cast_copy(tensor: Tensor) -> bool:
+    """Return True if a cast of hmp's made the tensor, which has no gradient, for one call: the program does not hold it."""
+    return hasattr(storage_of(tensor), "_hmp_copy_of")
 
 
 def is_of_weight(tensor: Tensor) -> bool:

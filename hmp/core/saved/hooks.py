@@ -10,13 +10,16 @@ import torch
 
 from ...errors import HmpError
 from .. import locks
+from ..casting import each_tensor
 from ..torch_private import (
     DISABLE_HOOKS,
     are_saved_tensors_hooks_allowed,
     can_be_disabled,
     dispatch_modes,
     function_modes,
+    has_storage,
     in_plain_autograd,
+    memory_of,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
@@ -24,14 +27,14 @@ from ..torch_private import (
     trace_here,
     without_torch_function,
 )
-from .copies import is_of_weight, weight_of
+from .copies import is_cast_copy, is_of_weight, weight_of
 from .formats import LEAST, Tensor
-from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
-from .saved_tensors import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of, tell_kept
+from .packable import NOISE_INSIDE, Packing, is_noise, is_statistic, packing_of, why_not
+from .saved_tensors import CastAgain, SavedExactly, SavedPacked, layout_of, pack_saved, row_of, tell_kept
 
 Op = Callable[..., Any]
 Result = TypeVar("Result")
-Parameter = torch.nn.Parameter
+Saved = SavedExactly | SavedPacked | CastAgain
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -52,37 +55,44 @@ def _unseen(call: Callable[..., Result], *args: Any) -> Result:
 class _PackHook:
     """The pack hook for one call."""
 
-    __slots__ = ("_how", "_least", "_op", "args")
+    __slots__ = ("_least", "_op", "_packing", "args")
 
-    def __init__(self, op: str, how: How, args: tuple[Any, ...]) -> None:
-        self._op, self._how, self.args = op, how, args
+    def __init__(self, op: str, packing: Packing, args: tuple[Any, ...]) -> None:
+        self._op, self._packing, self.args = op, packing, args
         self._least = 0
 
-    def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
+    def keep(self, tensor: Tensor) -> Saved:
         """Return what the graph holds for the tensor."""
         return _unseen(self._kept, tensor)
 
-    def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
+    def _kept(self, tensor: Tensor) -> Saved:
         if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
-            return Exact(tensor, self._op)
-        if tensor.dtype not in self._how.form.takes or is_statistic(self._op, tensor, self.args):
-            return self._exact(tensor)
+            return SavedExactly(tensor, self._op)
+        if tensor.dtype not in self._packing.form.takes or is_statistic(self._op, tensor, self.args):
+            return self._exactly(tensor)
         copied = weight_of(tensor)
         if copied is not None:
-            tell_kept(self._op, tensor, tensor.nbytes, 0)
-            return Recast(copied, look_of(tensor), self._op)
+            tell_kept(self._op, tensor, 0)
+            return CastAgain(copied, layout_of(tensor), self._op)
         if is_of_weight(tensor):
-            return Exact(tensor, self._op)
-        if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
-            return self._exact(tensor)
-        how = NOISE_INSIDE if is_noise(self._op, tensor, self.args) else self._how
-        if how.form.scaled and not row_of(tensor, how.by_memory):
-            return self._exact(tensor)
-        return keep(tensor, how, self._op)
+            return SavedExactly(tensor, self._op)
+        if self._is_programs(tensor) or (_numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes):
+            return self._exactly(tensor)
+        packing = NOISE_INSIDE if is_noise(self._op, tensor, self.args) else self._packing
+        if packing.form.scaled and not row_of(tensor, packing.by_memory):
+            return self._exactly(tensor)
+        return pack_saved(tensor, packing, self._op)
 
-    def _exact(self, tensor: Tensor) -> Exact:
-        tell_kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
-        return Exact(tensor, self._op)
+    def _exactly(self, tensor: Tensor) -> SavedExactly:
+        tell_kept(self._op, tensor, None)
+        return SavedExactly(tensor, self._op)
+
+    def _is_programs(self, tensor: Tensor) -> bool:
+        """Return True if the op was given the tensor, and nothing computed it with gradients: a batch, a mask, a table."""
+        if not tensor.is_leaf or is_cast_copy(tensor):
+            return False
+        memory = memory_of(storage_of(tensor))
+        return any(has_storage(given) and memory_of(storage_of(given)) == memory for given in each_tensor(self.args))
 
     def _smallest(self) -> int:
         if not self._least:
@@ -103,15 +113,9 @@ def _is_leafs(tensor: Tensor) -> bool:
     return type(base) is not Tensor or (base.is_leaf and base.requires_grad)
 
 
-def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
+def _tensor_of(kept: Saved) -> Tensor:
     """Return the unpack hook."""
     return _unseen(kept.tensor)
-
-
-def _pack_unheld() -> None:
-    """Pack memory that nothing else holds, where nobody watches torch's calls."""
-    if any_pending() and not dispatch_modes() and in_plain_autograd():
-        _unseen(pack_unheld)
 
 
 def _any_large(values: Iterable[Any]) -> bool:
@@ -152,7 +156,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
 
     `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
     """
-    how = how_of(name, recipe)
+    packing = packing_of(name, recipe)
 
     def in_compiled_code(*args: Any, **kwargs: Any) -> Any:
         if _grad_enabled():
@@ -163,22 +167,18 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
         # not asked of a trace, which would note the question
         small = trace_here() is None and not _any_large(args) and not (kwargs and _any_large(kwargs.values()))
         if small or not _grad_enabled():
-            result = op(*args, **kwargs)
-            _pack_unheld()
-            return result
+            return op(*args, **kwargs)
         refusal = _refusal(name, args, kwargs)
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)
-        hook = _PackHook(name, how, (*args, *kwargs.values()) if kwargs else args)
+        hook = _PackHook(name, packing, (*args, *kwargs.values()) if kwargs else args)
         try:  # an interrupt may come after any call
             push_saved_tensors_hooks(hook.keep, _tensor_of)
-            result = op(*args, **kwargs)
+            return op(*args, **kwargs)
         finally:
             pop_saved_tensors_hooks()
             hook.args = ()  # the graph holds the hook
-        _pack_unheld()
-        return result
 
     return in_compiled_code if in_graph else kept
 
@@ -189,12 +189,12 @@ class _Counting:
     def __init__(self, keep: Callable[[Tensor], None]) -> None:
         self.told = [keep]
 
-    def pack(self, tensor: Tensor) -> Exact:
+    def pack(self, tensor: Tensor) -> SavedExactly:
         """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
         with without_torch_function():
             for keep in self.told:
                 keep(tensor)
-            return Exact(tensor, "an op")
+            return SavedExactly(tensor, "an op")
 
 
 def _innermost() -> _Counting | None:
@@ -229,7 +229,6 @@ def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
             yield
         finally:
             pop_saved_tensors_hooks()
-            _pack_unheld()
 
 
 class _ForTransforms:

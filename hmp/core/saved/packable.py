@@ -110,7 +110,7 @@ _NORMS = frozenset("batch_norm group_norm instance_norm layer_norm native_batch_
 _OF_GROUPS = frozenset({"group_norm", "native_group_norm"})
 
 
-class How(NamedTuple):
+class Packing(NamedTuple):
     """How what an op keeps is packed: the format, whether signs must come back exactly, and whether rows are those of memory."""
 
     form: Format
@@ -123,21 +123,21 @@ class How(NamedTuple):
         return not self.form.is_bits
 
 
-NOISE_INSIDE = How(NOISE, True, False)
+NOISE_INSIDE = Packing(NOISE, True, False)
 
 
-def how_of(op: str, recipe: str) -> How:
+def packing_of(op: str, recipe: str) -> Packing:
     """Return how what the op keeps is packed under the recipe."""
     name = op.rstrip("_")
     if name in _FOR_ITS_SHAPE:
-        return How(POSITIVE, False, False)
+        return Packing(POSITIVE, False, False)
     if name in _BITS:
-        return How(_BITS[name], True, False)
+        return Packing(_BITS[name], True, False)
     form = FP8 if recipe == INT8.name and name not in _EVEN_STEPS else FORMATS[recipe]
-    return How(form, name in ASKS_FOR_SIGNS, name in _BY_MEMORY)
+    return Packing(form, name in ASKS_FOR_SIGNS, name in _BY_MEMORY)
 
 
-def for_all(ways: Iterable[How]) -> tuple[Format, bool]:
+def for_all(ways: Iterable[Packing]) -> tuple[Format, bool]:
     """Return the format for memory that several ops keep, and whether signs must come back exactly."""
     ways = list(ways)
     signs = any(way.signs for way in ways)
@@ -175,6 +175,7 @@ def is_statistic(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
         # of groups of one channel there are as many as numbers
         return op in _OF_GROUPS and tensor.dim() == 2 and memory_of(storage_of(tensor)) != memory_of(storage_of(given))
     if op == "scaled_dot_product_attention":
-        dims = next((a.dim() for a in args if isinstance(a, Tensor)), 4)
-        return tensor.dim() < dims or tensor.shape[-1] == 1
+        query = next((a for a in args if isinstance(a, Tensor)), None)
+        # one number for each row of the query; a kernel of several ops puts batch and heads into one dimension
+        return query is None or tensor.shape[:-1] == query.shape[:-2] or tensor.shape[-1] == 1
     return False

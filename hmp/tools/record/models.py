@@ -156,15 +156,13 @@ class RunningModels(Listener):
         if hook is not None:
             hook.__exit__(None, None, None)
 
-    def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> tuple[SavedActivations, str | None] | None:
-        """Count what an op keeps that is to be packed."""
+    def kept(self, op: str, tensor: Tensor, packed: int | None) -> tuple[SavedActivations, str] | None:
+        """Count what an op on the saved list saves."""
         meter = self._followed.meter
-        return None if meter is None else (meter, meter.kept(op, tensor, nbytes, left))
+        return None if meter is None else (meter, meter.kept(op, tensor, packed))
 
-    def changed(
-        self, about: tuple[SavedActivations, str | None] | None, saved: int, seconds: float, errors: list[tuple[float, float]]
-    ) -> None:
-        """Count what packing it saved."""
+    def changed(self, about: tuple[SavedActivations, str] | None, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Count what packing it again saved."""
         if about is not None:
             meter, path = about
             meter.changed(path, saved, seconds, errors)

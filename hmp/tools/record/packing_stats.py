@@ -18,10 +18,10 @@ from .rows import group_rows
 class PackingRow:
     """What one op in one module saved for backward where the policy has it packed, weights apart.
 
-    `tensors` were kept, each memory once, of `nbytes` bytes; `left` of these were held in addition to packing. That is all of what is
-    integer, small or a statistic, or was held by others until the end, and nothing of a weight's low-precision copy, which backward makes
-    again. `error` is the root of what packing changed over that of the numbers themselves, each squared and summed, in the first 65,536 of
-    each tensor; `seconds` were spent in packing and unpacking, as the threads saw them.
+    `tensors` of `nbytes` bytes were saved, those that several ops save once; `left` of these were held. That is all of what is integer,
+    small, a statistic or the batch, and nothing of a weight's low-precision copy, which backward makes again. `error` is the root of what
+    packing changed over that of the numbers themselves, each squared and summed, in the first 65,536 of each tensor; `seconds` were spent
+    in packing and unpacking, as the threads saw them.
     """
 
     op: str
@@ -41,10 +41,10 @@ class PackingRows(Listener):
         self._lock = locks.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
 
-    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:
-        """Count what an op keeps."""
+    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> tuple[str, str]:
+        """Count what an op saves."""
         key = op, self._module()
-        self._add(key, 1, nbytes, left)
+        self._add(key, 1, tensor.nbytes, tensor.nbytes if packed is None else packed)
         return key
 
     def changed(self, about: tuple[str, str], saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
