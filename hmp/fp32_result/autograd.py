@@ -54,8 +54,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if _grad_enabled():
             raise HmpError(
-                f"a {dtype_name(ctx.low_dtype)} product with a float32 result cannot be differentiated twice, and create_graph=True asks for "
-                "that; take its op off the fp32_result list, or call it inside hmp.disable_casts()"
+                f"a {dtype_name(ctx.low_dtype)} product with a float32 result cannot be differentiated twice, and create_graph=True asks "
+                "for that; take its op off the fp32_result list, or call it inside hmp.disable_casts()"
             )
         low_right, low_left = ctx.saved_tensors  # read once: the hooks of a checkpoint give each saved tensor a single time
         low = cast(gradient, ctx.low_dtype)

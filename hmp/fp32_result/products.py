@@ -209,12 +209,15 @@ def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 # --- torch's own ops in float32: for transforms, exported graphs, tensor subclasses, and calls that aren't one product -------------------
 
-_WITHOUT_MORE = {"matmul": _matmul, "linalg.matmul": _matmul, "rmatmul": _matmul, "mm": _mm, "bmm": _bmm}
-_WITH_INPUT = {"addmm": _addmm, "baddbmm": _baddbmm}
+_WITHOUT_MORE: dict[str, Callable[..., Tensor]] = {"matmul": _matmul, "linalg.matmul": _matmul, "rmatmul": _matmul, "mm": _mm, "bmm": _bmm}
+_WITH_INPUT: dict[str, Callable[..., Tensor]] = {"addmm": _addmm, "baddbmm": _baddbmm}
 
 
 def _by_casts(op: str, call: ProductCall, low_dtype: torch.dtype) -> Tensor:
-    """Return what torch's op gives in float32 for rounded operands. Its backward is in float32, and the gradient isn't rounded."""
+    """Return what torch's op gives in float32 for rounded operands.
+
+    Backward multiplies in float32 too, and the casts then round the gradients of the operands to the low-precision dtype.
+    """
     operands = [cast(cast(each, low_dtype), torch.float32) for each in call.operands]
     added = None if call.added is None else cast(call.added, torch.float32)
     device = operands[0].device.type
