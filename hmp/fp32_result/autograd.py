@@ -29,13 +29,13 @@ def product(left: Tensor, right: Tensor, low_dtype: torch.dtype, right_is_transp
         right_is_transposed: See `right`.
     """
     if _grad_enabled() and (left.requires_grad or right.requires_grad):
-        result: Tensor = _Product.apply(left, right, low_dtype, right_is_transposed)  # type: ignore[no-untyped-call]
+        result: Tensor = _RoundedProduct.apply(left, right, low_dtype, right_is_transposed)  # type: ignore[no-untyped-call]
         return result
     low_right = cast(right, low_dtype)
     return _multiply(cast(left, low_dtype), _transposed(low_right) if right_is_transposed else low_right)
 
 
-class _Product(torch.autograd.Function):
+class _RoundedProduct(torch.autograd.Function):
     """Saves each operand whose partner needs a gradient, in the low-precision dtype: two bytes an element.
 
     Backward rounds the gradient of the result to that dtype, so that its two products have low-precision inputs too. Their results are

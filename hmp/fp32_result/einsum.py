@@ -25,7 +25,7 @@ class Contraction(NamedTuple):
 def contraction(equation: str, left_sizes: tuple[int, ...], right_sizes: tuple[int, ...]) -> Contraction | None:
     """Return the contraction of an equation; None where it isn't a product of batches of matrices, or torch refuses it.
 
-    So are a label that an operand has twice, one that is summed and that an operand lacks, and sizes that broadcast: None too.
+    It is None, too, for a label that one operand has twice, a summed label that one operand lacks, and sizes that broadcast.
     """
     terms = _terms(equation, len(left_sizes), len(right_sizes))
     if terms is None:

@@ -26,7 +26,7 @@ _compiling, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_e
 _Parameter = torch.nn.Parameter
 
 
-class ProductCall(NamedTuple):
+class RoundedCall(NamedTuple):
     """A call's arguments, whatever the op calls them: the operands, what is added, and the rest."""
 
     operands: tuple[Any, ...]
@@ -43,42 +43,42 @@ class ProductCall(NamedTuple):
         return self.operands if self.added is None else (*self.operands, self.added)
 
 
-def _linear_call(input: Any, weight: Any, bias: Any = None) -> ProductCall:
-    return ProductCall((input, weight), bias)
+def _linear_call(input: Any, weight: Any, bias: Any = None) -> RoundedCall:
+    return RoundedCall((input, weight), bias)
 
 
-def _matmul_call(input: Any, other: Any, *, out: Any = None) -> ProductCall:
-    return ProductCall((input, other), out=out)
+def _matmul_call(input: Any, other: Any, *, out: Any = None) -> RoundedCall:
+    return RoundedCall((input, other), out=out)
 
 
-def _rmatmul_call(input: Any, other: Any) -> ProductCall:
-    return ProductCall((other, input))
+def _rmatmul_call(input: Any, other: Any) -> RoundedCall:
+    return RoundedCall((other, input))
 
 
-def _mm_call(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> ProductCall:
-    return ProductCall((input, mat2), out=out, out_dtype=out_dtype)
+def _mm_call(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> RoundedCall:
+    return RoundedCall((input, mat2), out=out, out_dtype=out_dtype)
 
 
-def _addmm_call(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> ProductCall:
-    return ProductCall((mat1, mat2), input, beta, alpha, out, out_dtype)
+def _addmm_call(input: Any, mat1: Any, mat2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> RoundedCall:
+    return RoundedCall((mat1, mat2), input, beta, alpha, out, out_dtype)
 
 
 def _baddbmm_call(
     input: Any, batch1: Any, batch2: Any, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1, out: Any = None
-) -> ProductCall:
-    return ProductCall((batch1, batch2), input, beta, alpha, out, out_dtype)
+) -> RoundedCall:
+    return RoundedCall((batch1, batch2), input, beta, alpha, out, out_dtype)
 
 
-def _einsum_call(equation: Any, *operands: Any) -> ProductCall:
+def _einsum_call(equation: Any, *operands: Any) -> RoundedCall:
     if not isinstance(equation, str):
         raise TypeError("expected an equation as a string")
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
-    return ProductCall(operands, equation=equation)
+    return RoundedCall(operands, equation=equation)
 
 
 # By op: a function with the op's parameters. It raises TypeError for arguments that are not supported here.
-CALLS: dict[str, Callable[..., ProductCall]] = {
+CALLS: dict[str, Callable[..., RoundedCall]] = {
     "linear": _linear_call,
     "matmul": _matmul_call,
     "linalg.matmul": _matmul_call,
@@ -126,7 +126,7 @@ def _computed(op: str, *args: Any, low_dtype: torch.dtype, by_casts: bool | None
 PRODUCTS: dict[str, Callable[..., Tensor]] = {op: functools.partial(_computed, op) for op in CALLS}
 
 
-def _may_be_one_function(call: ProductCall) -> bool:
+def _may_be_one_function(call: RoundedCall) -> bool:
     """Return True if an autograd function may compute the call: of plain tensors, in no transform, and in no exported graph.
 
     A beta of 0 gives what is added a gradient of zeros, and keeps its NaN out: that is left to torch.
@@ -138,7 +138,7 @@ def _may_be_one_function(call: ProductCall) -> bool:
     return in_plain_autograd() and all(type(each) in (Tensor, _Parameter) or is_traced(each) for each in call.tensors)
 
 
-def _as_one_product(op: str, call: ProductCall, low_dtype: torch.dtype) -> Tensor | None:
+def _as_one_product(op: str, call: RoundedCall, low_dtype: torch.dtype) -> Tensor | None:
     """Return the call's result by one product of matrices or batches; None where it isn't one, or torch refuses its shapes."""
     if len(call.operands) != 2:
         return None
@@ -213,7 +213,7 @@ _WITHOUT_MORE: dict[str, Callable[..., Tensor]] = {"matmul": _matmul, "linalg.ma
 _WITH_INPUT: dict[str, Callable[..., Tensor]] = {"addmm": _addmm, "baddbmm": _baddbmm}
 
 
-def _by_casts(op: str, call: ProductCall, low_dtype: torch.dtype) -> Tensor:
+def _by_casts(op: str, call: RoundedCall, low_dtype: torch.dtype) -> Tensor:
     """Return what torch's op gives in float32 for rounded operands.
 
     Backward multiplies in float32 too, and the casts then round the gradients of the operands to the low-precision dtype.
@@ -227,7 +227,7 @@ def _by_casts(op: str, call: ProductCall, low_dtype: torch.dtype) -> Tensor:
     return _in_torch(op, call, operands, added)
 
 
-def _in_torch(op: str, call: ProductCall, operands: list[Tensor], added: Tensor | None) -> Tensor:
+def _in_torch(op: str, call: RoundedCall, operands: list[Tensor], added: Tensor | None) -> Tensor:
     if op == "linear":
         return _linear(operands[0], operands[1], added)
     if op == "einsum":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..core.casting import CASTABLE, Tensor, left_to_torch
-from .products import CALLS, ProductCall
+from .products import CALLS, RoundedCall
 
 _grad_enabled = torch.is_grad_enabled  # torch's own, taken before anything is patched
 
@@ -27,7 +27,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype
     return _of_tensors(call) or _of_the_rest(call)
 
 
-def _of_tensors(call: ProductCall) -> str:
+def _of_tensors(call: RoundedCall) -> str:
     for tensor in call.tensors:
         if not isinstance(tensor, Tensor):
             return "arguments that fp32_result does not support"
@@ -40,7 +40,7 @@ def _of_tensors(call: ProductCall) -> str:
     return ""
 
 
-def _of_the_rest(call: ProductCall) -> str:
+def _of_the_rest(call: RoundedCall) -> str:
     if call.out_dtype is not None:
         return "out_dtype is given"
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):
