@@ -1,0 +1,483 @@
+"""Products of rounded inputs with a float32 result: values, gradients, what is saved, and which calls cannot run so.
+
+No public call reaches them while no list has their ops; the way of a GPU none where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from compile_kit import BRIDGED
+from hmp.fp32_result import PRODUCTS, autograd, needs_casts, why_not
+from torch_has import TORCH
+
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+LOWS = (BF16, F16)
+NEEDS_DTYPE_OVERLOAD = pytest.mark.skipif(TORCH < (2, 8), reason="torch 2.7 has no mm(out_dtype=)")
+
+
+def t(*shape: int, dtype: torch.dtype = F32, **kwargs: Any) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_(kwargs.get("grad", False))
+
+
+def rounded(tensor: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    return tensor.to(low).float()
+
+
+def function(op: str) -> Any:
+    return torch.nn.functional.linear if op == "linear" else getattr(torch, op)
+
+
+def found(op: str, *args: Any, low: torch.dtype = BF16, **kwargs: Any) -> torch.Tensor:
+    assert why_not(op, args, kwargs, low) == ""
+    return PRODUCTS[op](*args, low_dtype=low, **kwargs)
+
+
+# Op, shapes of what is rounded.
+SHAPES: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
+    ("linear", ((5, 70), (6, 70))),
+    ("linear", ((2, 3, 70), (6, 70))),
+    ("linear", ((70,), (6, 70))),
+    ("linear", ((0, 70), (6, 70))),
+    ("linear", ((5, 70), (70,))),
+    ("matmul", ((5, 70), (70, 6))),
+    ("matmul", ((70,), (70, 6))),
+    ("matmul", ((5, 70), (70,))),
+    ("matmul", ((70,), (70,))),
+    ("matmul", ((2, 3, 5, 70), (70, 6))),
+    ("matmul", ((2, 1, 5, 70), (3, 70, 6))),
+    ("matmul", ((5, 70), (3, 70, 6))),
+    ("mm", ((5, 70), (70, 6))),
+    ("mm", ((5, 0), (0, 6))),
+    ("bmm", ((3, 5, 70), (3, 70, 6))),
+]
+
+
+@pytest.mark.parametrize("low", LOWS)
+def test_the_result_is_torchs_own_of_rounded_inputs_in_float32(low: torch.dtype) -> None:
+    for op, shapes in SHAPES:
+        for dtypes in ((F32, F32), (BF16, F32), (F16, BF16)):
+            args = [t(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+            wanted = function(op)(*(rounded(each, low) for each in args))
+            result = found(op, *args, low=low)
+            assert result.dtype is F32
+            if result.is_cpu:
+                assert torch.equal(result, wanted), (op, shapes, dtypes)
+            else:
+                torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("low", LOWS)
+def test_what_is_added_is_added_in_float32_and_not_rounded(low: torch.dtype) -> None:
+    x, w, bias = t(2, 5, 70), t(6, 70), t(6)
+    plain = rounded(x, low) @ rounded(w, low).T
+    assert torch.equal(found("linear", x, w, bias=bias, low=low), plain + bias)
+    assert torch.equal(found("addmm", bias, x[0], w.T, beta=0.5, alpha=3, low=low), torch.add(bias * 0.5, plain[0], alpha=3))
+    batch = w.T.expand(2, 70, 6)
+    assert torch.equal(found("baddbmm", input=bias[:1], batch1=x, batch2=batch, low=low), bias[:1] + rounded(x, low) @ rounded(batch, low))
+    nan = torch.full((6,), float("nan"), requires_grad=True)
+    without = found("addmm", nan, x[0], w.T, beta=0, low=low)
+    without.sum().backward()
+    assert torch.allclose(without, plain[0], atol=1e-4) and torch.equal(nan.grad, torch.zeros(6))
+
+
+EQUATIONS: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
+    ("bqhd,bkhd->bhqk", ((2, 3, 4, 8), (2, 5, 4, 8))),
+    ("bhqk,bkhd->bqhd", ((2, 4, 3, 5), (2, 5, 4, 8))),
+    ("...d,ed->...e", ((2, 3, 8), (4, 8))),
+    ("... i j, ... j k -> ... i k", ((7, 2, 3, 4), (2, 4, 5))),
+    ("ij,jk", ((3, 4), (4, 5))),
+    ("kj,ji", ((3, 4), (4, 5))),
+    ("abc,cbd->ad", ((3, 4, 5), (5, 4, 6))),
+    ("i,j->ij", ((3,), (4,))),
+    ("i,i->", ((3,), (3,))),
+    ("bqk,bkd->dqb", ((3, 5, 40), (3, 40, 6))),
+    # torch's own einsum in float32
+    ("...ij,...jk->ik", ((2, 3, 4), (2, 4, 5))),
+    ("bi,bi->b", ((3, 1), (3, 4))),
+    ("...ij,...jk", ((1, 3, 4), (2, 4, 5))),
+    ("iij,jk->ik", ((3, 3, 4), (4, 5))),
+    ("ijk,jl->il", ((3, 4, 2), (4, 5))),
+    ("ab,bc,cd->ad", ((3, 4), (4, 5), (5, 6))),
+]
+
+
+@pytest.mark.parametrize("low", LOWS)
+def test_an_einsum_has_torchs_values_of_rounded_inputs(low: torch.dtype) -> None:
+    for equation, shapes in EQUATIONS:
+        args = [t(*shape) for shape in shapes]
+        wanted = torch.einsum(equation, *(rounded(each, low) for each in args))
+        for result in (found("einsum", equation, *args, low=low), found("einsum", equation, args, low=low)):
+            assert result.dtype is F32
+            # sums in another order, where torch multiplies matrices the other way around or as a batch of one
+            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    for op, shapes in (
+        ("linear", ((5, 7), (6, 8))),
+        ("linear", ((5, 7), (2, 6, 7))),
+        ("mm", ((2, 5, 7), (7, 6))),
+        ("mm", ((2, 5, 7), (2, 7, 6))),
+        ("bmm", ((2, 5, 7), (1, 7, 6))),
+        ("matmul", ((2, 5, 7), (3, 7, 6))),
+        ("addmm", ((4,), (5, 7), (7, 6))),
+    ):
+        with pytest.raises(RuntimeError):
+            found(op, *(t(*shape) for shape in shapes))
+    for equation in ("ij,jk->il", "ij,jk->ii", "ij,jkl->il", "ij,j1->i1", "ij,jk->i.k", "ij,...jkl->il"):
+        with pytest.raises(RuntimeError, match="einsum"):  # torch's own
+            found("einsum", equation, t(3, 4), t(4, 5))
+
+
+# --- any shapes, dtypes and spellings: values and gradients against float64 ------------------------------------------------
+
+KEYWORDS = {
+    "linear": ("input", "weight", "bias"),
+    "matmul": ("input", "other"),
+    "mm": ("input", "mat2"),
+    "bmm": ("input", "mat2"),
+    "addmm": ("input", "mat1", "mat2"),
+    "baddbmm": ("input", "batch1", "batch2"),
+}
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, list[torch.Tensor], int, torch.dtype]:
+    """An op, its arguments by position, how many of them are to be given so, and the low-precision dtype."""
+    op = draw(st.sampled_from(sorted(KEYWORDS)))
+    size = functools.partial(draw, st.integers(1, 5))
+    inner = draw(st.integers(1, 40))
+    batch = (size(),) if "bmm" in op else tuple(size() for _ in range(draw(st.integers(0, 2)))) if op in ("linear", "matmul") else ()
+    left, right = (*batch, size(), inner), (inner, size())
+    if "bmm" in op or (op == "matmul" and draw(st.booleans())):
+        right = (*(n if "bmm" in op or draw(st.booleans()) else 1 for n in batch), *right)
+    added = [right[-1:]] if op == "linear" and draw(st.booleans()) else [(*batch, left[-2], right[-1])] if op.endswith("addmm") else []
+    if op == "baddbmm":
+        added = [(1, right[-1])]
+    generator = torch.Generator(device="cpu").manual_seed(draw(st.integers(0, 99)))
+
+    def tensor(shape: tuple[int, ...], transposed: bool) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device())
+        values = values.mT.contiguous().mT if transposed and len(shape) > 1 else values
+        return values.to(draw(st.sampled_from((F32, F32, BF16, F16)))).requires_grad_(draw(st.booleans()))
+
+    operands = [tensor(left, draw(st.booleans())), tensor(right[::-1] if op == "linear" else right, draw(st.booleans()))]
+    rest = [tensor(shape, False) for shape in added]
+    args = [*operands, *rest] if op == "linear" else [*rest, *operands]
+    return op, args, draw(st.integers(0, len(args))), draw(st.sampled_from(LOWS))
+
+
+def close(result: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor) -> None:
+    """`result` is what is left of `exact` by sums in float32 of terms whose magnitudes sum to `terms`, and one rounding to its dtype."""
+    unit = torch.finfo(result.dtype).eps * exact.abs() + torch.finfo(result.dtype).tiny * 2
+    assert ((result.double() - exact).abs() <= 64 * 2.0**-23 * terms + unit).all()
+
+
+@settings(max_examples=30)
+@given(calls())
+def test_values_and_gradients(call: tuple[str, list[torch.Tensor], int, torch.dtype]) -> None:
+    op, args, positional, low = call
+    names = KEYWORDS[op]
+    result = found(op, *args[:positional], **dict(zip(names[positional:], args[positional:], strict=False)), low=low)
+    assert result.dtype is F32
+    added = {"linear": 2, "addmm": 0, "baddbmm": 0}.get(op)
+
+    def exact(magnitudes: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+        leaves = [(each if at == added else each.to(low)).detach().double() for at, each in enumerate(args)]
+        leaves = [
+            (each.abs() if magnitudes else each).requires_grad_(given.requires_grad) for each, given in zip(leaves, args, strict=True)
+        ]
+        return leaves, function(op)(*leaves)
+
+    (leaves, wanted), (magnitude_leaves, magnitudes) = exact(False), exact(True)
+    assert result.shape == wanted.shape
+    close(result.detach(), wanted.detach(), magnitudes.detach())
+    needing = [at for at, each in enumerate(args) if each.requires_grad]
+    assert result.requires_grad == bool(needing)
+    if needing:
+        gradient = torch.randn(result.shape).to(low)
+        gradients = torch.autograd.grad(result, [args[at] for at in needing], gradient.float())
+        wanted_gradients = torch.autograd.grad(wanted, [leaves[at] for at in needing], gradient.double())
+        terms = torch.autograd.grad(magnitudes, [magnitude_leaves[at] for at in needing], gradient.double().abs())
+        for at, one, other, more in zip(needing, gradients, wanted_gradients, terms, strict=True):
+            assert one.dtype is args[at].dtype
+            # a sum over broadcast dimensions is one of rounded gradients, in the input's dtype
+            close(one, other, more * (1 + torch.finfo(one.dtype).eps * 2**17 if one.dtype is not F32 else 1))
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low", LOWS)
+def test_the_gradient_is_rounded_and_those_of_float32_inputs_are_not(low: torch.dtype) -> None:
+    x, w = t(20, 30, grad=True), t(10, 30, grad=True)
+    gradient = t(20, 10)
+    found("linear", x, w, low=low).backward(gradient)
+    assert torch.equal(w.grad, rounded(gradient, low).T @ rounded(x.detach(), low))
+    assert torch.equal(x.grad, rounded(gradient, low) @ rounded(w.detach(), low))
+    assert not torch.equal(w.grad, rounded(w.grad, low))
+    assert w.grad.is_contiguous()
+
+
+def saved_by(op: str, *args: Any, low: torch.dtype = BF16) -> list[torch.Tensor]:
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda given: (saved.append(given), given)[1], lambda given: given):
+        found(op, *args, low=low)
+    return saved
+
+
+def test_two_bytes_an_element_are_saved_of_what_a_gradient_needs() -> None:
+    for op, *args in (("linear", t(20, 30), t(10, 30), t(10)), ("einsum", "bqhd,bkhd->bhqk", t(2, 5, 3, 8), t(2, 4, 3, 8))):
+        for needs in ((True, True), (True, False), (False, True)):
+            x, w = (
+                each.detach().requires_grad_(need) for each, need in zip([a for a in args if not isinstance(a, str)], needs, strict=False)
+            )
+            given = [x, w] if op == "linear" else [args[0], x, w]
+            saved = saved_by(op, *given)
+            assert all(each.dtype is BF16 for each in saved)
+            assert sum(each.numel() for each in saved) == needs[0] * w.numel() + needs[1] * x.numel()
+    x, w = t(20, 30, dtype=BF16, grad=True), t(10, 30, grad=True)
+    assert x.data_ptr() in [each.data_ptr() for each in saved_by("linear", x, w)], "an input that is low already is no copy"
+
+
+def test_a_write_between_forward_and_backward_changes_no_gradient() -> None:
+    x, w = t(20, 30, grad=True), t(10, 30, grad=True)
+    wanted = torch.autograd.grad(found("linear", x, w).sum(), (x, w))
+    y = found("linear", x, w)
+    with torch.no_grad():
+        x.zero_()
+        w.zero_()
+    assert all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), wanted))
+
+
+def test_what_is_around_a_product_leaves_its_gradients_as_they_are() -> None:
+    x, w = t(20, 30, grad=True), t(10, 30, grad=True)
+    gradient = t(20, 10)
+    run = functools.partial(found, "linear")
+    wanted = torch.autograd.grad(run(x, w), (x, w), gradient)
+    y = run(x, w)
+    for _ in range(2):
+        assert all(map(torch.equal, torch.autograd.grad(y, (x, w), gradient, retain_graph=True), wanted))
+    for reentrant in (True, False):
+        x.grad = w.grad = None
+        checkpoint(run, x, w, use_reentrant=reentrant).backward(gradient)
+        assert torch.equal(x.grad, wanted[0]) and torch.equal(w.grad, wanted[1])
+    batch = torch.stack([gradient, 2 * gradient])
+    batched = torch.autograd.grad(y, (x, w), batch, is_grads_batched=True)
+    assert all(torch.equal(one[1], 2 * other) for one, other in zip(batched, wanted, strict=True))
+    y = run(x, w)
+    y += 1  # in place, into a result that no backward reads
+    assert all(map(torch.equal, torch.autograd.grad(y, (x, w), gradient), wanted))
+
+
+def test_torch_autocast_changes_nothing() -> None:
+    x, w = t(20, 30, grad=True), t(10, 30, grad=True)
+    device = x.device.type
+    for args in ((x, w), (x, w[0])):  # the second by casts
+        wanted = found("linear", *args)
+        gradients = torch.autograd.grad(wanted.sum(), (x, w))
+        with torch.autocast(device, F16):
+            y = found("linear", *args)
+        assert torch.equal(y, wanted) and all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), gradients))
+    with torch.autocast(device, F16):
+        assert torch.autograd.grad(found("linear", x, w).sum(), w)[0].dtype is F32
+
+
+def test_a_second_derivative_is_an_error_that_says_what_to_do() -> None:
+    x, w = t(5, 8, grad=True), t(4, 8, grad=True)
+    with pytest.raises(hmp.HmpError, match=r"create_graph=True.*off the fp32_result list.*disable_casts"):
+        torch.autograd.grad(found("linear", x, w).square().sum(), x, create_graph=True)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="Tensor.grad_dtype is new in torch 2.12")
+def test_a_low_weight_that_asks_for_a_float32_gradient_gets_it() -> None:
+    x, w = t(20, 30), t(10, 30, dtype=BF16).requires_grad_()
+    w.grad_dtype = F32
+    found("linear", x, w).backward(torch.ones(20, 10))
+    assert w.grad.dtype is F32
+    assert torch.equal(w.grad, torch.ones(20, 10).T @ rounded(x, BF16))
+
+
+# --- transforms, subclasses, exported graphs: torch's own ops, with casts --------------------------------------------------
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def forward_mode(function: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(function(torch.autograd.forward_ad.make_dual(x, x), w)).tangent
+
+
+TRANSFORMS: dict[str, Any] = {
+    "grad": lambda function, x, w: torch.func.grad(lambda t: function(t, w).square().sum())(x),
+    "twice": lambda function, x, w: torch.func.hessian(lambda t: function(t, w).square().sum())(x[:2]),
+    "vmap": lambda function, x, w: torch.func.vmap(function, (0, None))(torch.stack([x, x]), w),
+    "jvp": lambda function, x, w: torch.func.jvp(lambda t: function(t, w), (x,), (x,))[1],
+    "forward mode": forward_mode,
+    "jit.trace": lambda function, x, w: torch.jit.trace(lambda x, w: function(x, w), (x, w))(2 * x, w),
+    "a subclass": lambda function, x, w: function(x.as_subclass(Subclass), w).as_subclass(torch.Tensor),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_has_the_values_of_casts(name: str) -> None:
+    x, w = t(4, 8), t(6, 8)
+    result = TRANSFORMS[name](functools.partial(found, "linear"), x, w)
+    wanted = TRANSFORMS[name](lambda x, w: torch.nn.functional.linear(rounded(x, BF16), rounded(w, BF16)), x, w)
+    assert result.dtype is F32
+    assert torch.equal(result, wanted)
+
+
+def test_a_compiler_asks_before_it_traces() -> None:
+    x, w = t(4, 8), t(6, 8)
+    asked: list[bool] = []
+    torch.func.vmap(lambda x: (asked.append(needs_casts("linear", (x, w), {})), x)[1])(x)
+    assert asked == [True]
+    assert not needs_casts("linear", (x, w), {})
+    assert needs_casts("linear", (x.as_subclass(Subclass), w), {})
+    assert torch.equal(PRODUCTS["linear"](x, w, low_dtype=BF16, by_casts=True), found("linear", x, w))
+
+
+COMPILED: list[tuple[str, tuple[Any, ...]]] = [
+    ("linear", (t(2, 5, 16, grad=True), t(6, 16, grad=True), t(6, grad=True))),
+    ("matmul", (t(2, 1, 5, 16, grad=True), t(3, 16, 6, grad=True))),
+    ("baddbmm", (t(6, grad=True), t(2, 5, 16, grad=True), t(2, 16, 6, grad=True))),
+    ("einsum", ("bqhd,bkhd->bhqk", t(2, 5, 3, 8, grad=True), t(2, 4, 3, 8, grad=True))),
+    ("einsum", ("ab,bc,cd", t(2, 5, grad=True), t(5, 8, grad=True), t(8, 2, grad=True))),
+]
+
+
+@pytest.mark.slow
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(("op", "args"), COMPILED)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_it_has_eagers_result_and_gradients(op: str, args: tuple[Any, ...], dynamic: bool | None) -> None:
+    leaves = [each for each in args if isinstance(each, torch.Tensor)]
+
+    def run(function: Any) -> list[torch.Tensor]:
+        y = function(*args)
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y))]
+
+    plain = functools.partial(PRODUCTS[op], low_dtype=BF16)
+    compiled = torch.compile(lambda *args: PRODUCTS[op](*args, low_dtype=BF16), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for one, other in zip(run(compiled), run(plain), strict=True):
+        assert one.dtype is other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.slow
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_program_trains_too(strict: bool) -> None:
+    class Gate(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return PRODUCTS["linear"](input, self.weight, self.bias, low_dtype=BF16)
+
+    gate, x = Gate(8, 4), t(3, 8)
+    program = torch.export.export(gate, (x,), strict=strict).module()
+    assert torch.allclose(program(x), gate(x), atol=1e-6)
+    (gradient,) = torch.autograd.grad(program(x).sum(), program.weight)
+    assert torch.equal(gradient, rounded(torch.ones(3, 4).T @ rounded(x, BF16), BF16))  # as casts round it
+
+
+# --- on a GPU: fake tensors, on which nothing is computed ------------------------------------------------------------------
+
+
+class Overloads(TorchDispatchMode):
+    """Notes the products that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in str(func):
+            self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@NEEDS_DTYPE_OVERLOAD
+@pytest.mark.skipif(torch.version.hip is not None, reason="products with out_dtype= are asked for on CUDA alone")
+def test_on_cuda_torch_computes_the_float32_result() -> None:
+    with FakeTensorMode(), torch.no_grad():  # autograd asks for a real GPU's streams
+        for op, args, overload in (
+            ("linear", (t(2, 5, 16), t(6, 16), t(6)), "aten.mm.dtype"),
+            ("baddbmm", (t(6), t(2, 5, 16), t(2, 16, 6)), "aten.bmm.dtype"),
+            ("einsum", ("bqhd,bkhd->bhqk", t(2, 5, 3, 8), t(2, 4, 3, 8)), "aten.bmm.dtype"),
+        ):
+            on_gpu = [torch.empty(a.shape, device="cuda") if isinstance(a, torch.Tensor) else a for a in args]
+            with Overloads() as seen:
+                assert PRODUCTS[op](*on_gpu, low_dtype=BF16).dtype is F32
+            assert seen.called == [overload]
+        gradient, x = (torch.empty(shape, device="cuda", dtype=BF16) for shape in ((10, 6), (10, 16)))
+        with Overloads() as seen:
+            assert autograd._multiply(gradient.mT, x).shape == (6, 16)
+        assert seen.called == ["aten.mm.dtype"]
+
+
+def test_without_values() -> None:
+    y = found("linear", t(2, 5, 16).to("meta"), t(6, 16).to("meta"))
+    assert y.is_meta and y.shape == (2, 5, 6) and y.dtype is F32
+
+
+# --- out=, and the calls that cannot run so --------------------------------------------------------------------------------
+
+
+def test_the_result_is_written_into_out() -> None:
+    x, w = t(5, 16), t(16, 6)
+    for op, args, shape in (
+        ("mm", (x, w), (5, 6)),
+        ("matmul", (x[None], w), (1, 5, 6)),
+        ("addmm", (t(6), x, w), (5, 6)),
+        ("bmm", (x[None], w[None]), (1, 5, 6)),
+    ):
+        out = torch.empty(shape)
+        assert found(op, *args, out=out) is out
+        assert torch.equal(out, found(op, *args))
+    square = t(6, 6)
+    wanted = found("mm", square, square)
+    assert torch.equal(found("mm", square, square, out=square), wanted)
+
+
+ARGUMENTS = "arguments that fp32_result does not support"
+REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("linear", (t(3, 8), t(4, 8, dtype=F64)), {}, "a float64 input"),
+    ("linear", (t(3, 8), t(4, 8), t(4, dtype=torch.complex64)), {}, "a complex64 input"),
+    ("mm", (torch.ones(3, 3, dtype=torch.int64),) * 2, {}, "a int64 input"),
+    ("mm", (t(4, 8).to_sparse(), t(8, 3)), {}, "a tensor that is not dense"),
+    ("mm", (torch.quantize_per_tensor(t(4, 8), 0.1, 0, torch.qint8), t(8, 3)), {}, "a qint8 input"),
+    ("linear", (torch.nested.nested_tensor([t(2, 8), t(3, 8)]), t(4, 8)), {}, "a tensor that is not dense"),
+    ("linear", (t(3, 8), None), {}, ARGUMENTS),
+    ("linear", (t(3, 8),), {}, ARGUMENTS),
+    ("addmm", (1, t(3, 8), t(8, 4)), {}, ARGUMENTS),
+    ("einsum", (t(3, 8), [0, 1], t(8, 4), [1, 2]), {}, ARGUMENTS),
+    ("einsum", ("ij->ji", t(3, 8)), {}, "an einsum of one operand"),
+    ("mm", (t(3, 8), t(8, 4)), {"out_dtype": F32}, "out_dtype is given"),
+    ("addmm", (t(3, 4), t(3, 8), t(8, 4)), {"alpha": torch.tensor(2.0)}, "an alpha or beta that isn't a number"),
+    ("mm", (t(3, 8), t(8, 4)), {"out": t(3, 4, dtype=BF16)}, "out= that isn't a dense float32 tensor"),
+    ("mm", (t(3, 8, grad=True), t(8, 4)), {"out": t(3, 4)}, "out= where a gradient is needed"),
+    ("mm", (t(3, 8), t(8, 4)), {"out": t(3, 4, grad=True)}, "out= where a gradient is needed"),
+]
+
+
+def test_why_a_call_cannot_run_so() -> None:
+    for op, args, kwargs, reason in REFUSED:
+        assert why_not(op, args, kwargs, BF16) == reason
+    with torch.no_grad():
+        assert why_not("mm", (t(3, 8, grad=True), t(8, 4)), {"out": t(3, 4)}, BF16) == ""
