@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .core import lists as _lists
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ __all__ = [
 
 # Habana's scripts write `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` works in the same way
 hmp = sys.modules[__name__]
+
+_lists.provide("hmp.core.rules", "hmp.fp8.listed", "hmp.fp32_result.listed", "hmp.packing.listed")
 
 # The module of each public name, imported when one of its names is used: `hmp -h` and pytest need not wait for torch.
 _NAMES = {

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hmp
-from hmp.core.fp8 import RECIPES
-from hmp.core.fp8.kernels import is_real
+from hmp.fp8 import RECIPES
+from hmp.fp8.kernels import is_real
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp

@@ -22,7 +22,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("files", metavar="POLICY", nargs="+", help="a preset's name, a policy's folder, or a list file")
     parser.add_argument(
-        "--list", choices=("fp8", "bf16", "fp32", "promote", "saved"), help="the list that the files hold (default: by their names)"
+        "--list", metavar="KIND", help="the list that the files hold: bf16, fp32, promote, fp8 and so on (default: by their names)"
     )
     parser.add_argument("--problems", action="store_true", help="print only errors and notes")
     add_json(parser)

@@ -25,17 +25,19 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Return 0."""
     from ..core.formatting import dtype_name
+    from ..core.lists import kinds
 
     names = hmp.policies()
     if not give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in names}}):
         return 0
     width = max(map(len, names))
-    print(f"{'preset':{width}}  dtype      bf16  fp32  promote  fp8  saved")
+    lists = sorted((kind for kind in kinds()), key=lambda kind: (kind.is_optional, kind.adds))
+    print(f"{'preset':{width}}  dtype      {'  '.join(f'{kind.name:>4}' for kind in lists)}")
     for name in names:
         policy = hmp.Policy.load(name)
         if policy.name != name:
             print(f"{name:{width}}  the same as {policy.name} on this machine")
             continue
-        lengths = zip((4, 4, 7, 3, 5), (policy.bf16, policy.fp32, policy.promote, policy.fp8, policy.saved), strict=True)
-        print(f"{name:{width}}  {dtype_name(policy.dtype):9}", *(f"{len(each):{wide}}" for wide, each in lengths), sep="  ")
+        lengths = (f"{len(getattr(policy, kind.name)):{max(4, len(kind.name))}}" for kind in lists)
+        print(f"{name:{width}}  {dtype_name(policy.dtype):9}", *lengths, sep="  ")
     return 0

@@ -40,7 +40,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="run an unmodified script under hmp",
         usage="hmp run [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
         description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
-        "are its own. With --policy, --bf16, --fp32, --fp8, --saved or --opt-level, or with the environment variable HMP_POLICY (used as "
+        "are its own. With --policy, --opt-level or a list (--bf16, --fp32, ...), or with the environment variable HMP_POLICY (used as "
         "--policy), its ops are cast as by hmp.convert(). If the script calls hmp.convert() itself, the script's policy replaces it. "
         "Options before the script are hmp's; all arguments after it are the script's. Exit status 2 if the options or the script cannot "
         "be used.",
@@ -50,6 +50,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--bf16", metavar="FILE", help="cast with this BF16 list")
     parser.add_argument("--fp32", metavar="FILE", help="cast with this FP32 list")
     parser.add_argument("--fp8", metavar="FILE", help="run the matrix multiplications on this list in FP8, emulated on devices without FP8")
+    parser.add_argument("--fp32-result", metavar="FILE", help="keep the results of the matrix multiplications on this list in float32")
+    parser.add_argument("--list", metavar="KIND=FILE", action="append", help="cast with a list of another kind, which a package brings")
     parser.add_argument("--saved", metavar="FILE", help="store the activations that the ops on this list save for backward in 8 bits")
     parser.add_argument(
         "--opt-level",
@@ -154,6 +156,7 @@ def pass_on(options: argparse.Namespace) -> None:
     for name in NAMING_FILES:
         if values[name] and os.path.exists(values[name]):
             values[name] = os.path.abspath(values[name])  # the script may change the working directory
+    values["list"] = [f"{kind}={os.path.abspath(file)}" for kind, _, file in (each.partition("=") for each in options.list or ())] or None
     _pass_on_to_lightning(values)
     original = spawn.get_preparation_data
 
@@ -199,10 +202,22 @@ def prepare(options: argparse.Namespace) -> Any:
         if converts:
             from ..core.convert import convert_script
 
-            files = (options.bf16 or "", options.fp32 or "", "", options.fp8 or "", options.saved or "")
-            called = convert_script(options.opt_level or "O1", options.policy, files, options.verbose)
+            called = convert_script(options.opt_level or "O1", options.policy, _list_files(options), options.verbose)
         undo.pop_all()  # all of it stays
     return called
+
+
+def _list_files(options: argparse.Namespace) -> dict[str, str]:
+    """Return the list files that the options name, by the kind of list. Raise HmpError for a kind that is not installed."""
+    from ..core import lists  # here: it imports torch
+
+    found = {name: getattr(options, name) or "" for name in _LISTS}
+    for given in options.list or ():
+        kind, equals, file = given.partition("=")
+        if not equals:
+            raise hmp.HmpError(f"--list: expected KIND=FILE, such as fp8=my_lists/fp8.txt, got {given!r}")
+        found[lists.kind_of(kind).name] = file
+    return found
 
 
 def _check_report(target: Path) -> None:
@@ -354,9 +369,10 @@ def _pass_on_to_lightning(values: dict[str, Any]) -> None:
     """Have them run under ``hmp run`` with these options: names as in the parsed command line, None and False for those not given."""
     options: list[str] = []
     for name, value in values.items():
-        if value not in (None, False):
-            options.append("--" + name.replace("_", "-"))
-            options += [] if value is True else [str(value)]
+        for each in value if isinstance(value, list) else [value]:
+            if each not in (None, False):
+                options.append("--" + name.replace("_", "-"))
+                options += [] if each is True else [str(each)]
 
     def under_hmp(command: list[str]) -> list[str]:
         return [command[0], "-m", "hmp", "run", *options, *command[1:]]
@@ -427,8 +443,9 @@ def verified_steps() -> Iterator[None]:
 
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
-NAMING_FILES = ("policy", "fp8", "saved", "bf16", "fp32")
-CASTING = (*NAMING_FILES, "opt_level")
+_LISTS = ("fp8", "fp32_result", "saved", "bf16", "fp32")
+NAMING_FILES = ("policy", *_LISTS)
+CASTING = (*NAMING_FILES, "list", "opt_level")
 
 
 def from_environment(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import locks, saved
+from . import locks, saved_tensors
 from .active import Off, PolicyTable, state
 from .casting import castable, each_castable
 from .formatting import dtype_name
@@ -35,7 +35,6 @@ from .torch_private import (
 )
 
 if TYPE_CHECKING:
-    from .fp8 import Statistics
     from .rules import Op, OpRule
 
 _MOST_NAMES = 4096  # functions whose names a mode remembers
@@ -106,8 +105,8 @@ class Listener:
     def backward_begins(self) -> None:
         """Handle the call of a backward pass."""
 
-    def quantised(self, op: str, module: str, statistics: Statistics) -> None:
-        """Handle an operand of a product that was quantised to FP8, in forward or backward, for an op called in that module."""
+    def noted(self, about: str, op: str, module: str, value: Any) -> None:
+        """Handle what an op on the list `about` reports of itself, in forward or backward of a call in that module."""
 
     def saved(self, tensor: torch.Tensor) -> None:
         """Handle a tensor that autograd saves for backward."""
@@ -151,17 +150,17 @@ rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listene
 def listen(*added: Listener) -> Iterator[None]:
     """Return a context manager in which the listeners get reports."""
     with ExitStack() as undo:
-        calls = tuple(each for each in added if _has(each, "begin", "end", "quantised"))
+        calls = tuple(each for each in added if _has(each, "begin", "end", "noted"))
         if calls:
             _change(lambda known: (*known, *calls))
             undo.callback(_change, lambda known: tuple(each for each in known if each not in calls))
         undo.enter_context(modules.watch(added))
         for each in added:
             if _has(each, "kept"):
-                saved.watchers.append(each)
-                undo.callback(saved.watchers.remove, each)
+                saved_tensors.watchers.append(each)
+                undo.callback(saved_tensors.watchers.remove, each)
             if _has(each, "saved"):
-                undo.enter_context(saved.counting(each.saved))
+                undo.enter_context(saved_tensors.counting(each.saved))
         functions = [each for each in added if each.unlisted]
         if functions:
             undo.enter_context(_functions(functions))
@@ -197,15 +196,15 @@ def _change(to: Callable[[tuple[Listener, ...]], tuple[Listener, ...]]) -> None:
     rebuild()
 
 
-def quantised(told: Sequence[Listener], op: str, other: Callable[[Any], None] | None) -> Callable[[Statistics], None]:
-    """Return the function to which a product in FP8 reports its operands, in backward too; `other` gets them as well."""
+def noting(told: Sequence[Listener], about: str, op: str, other: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Return the function to which an op on the list `about` reports, in backward too; `other` gets it as well."""
     module = modules.path
 
-    def tell(statistics: Statistics) -> None:
+    def tell(value: Any) -> None:
         if other is not None:
-            other(statistics)
+            other(value)
         for each in told:
-            each.quantised(op, module, statistics)
+            each.noted(about, op, module, value)
 
     return tell
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..core import lists
 from ..core.active import disable_casts
 from ..core.casting import each_tensor
 from ..core.compiler_stance import running_uncompiled
@@ -155,8 +156,8 @@ def cast_weights(
 
     Raises:
         HmpError: For anything but a module, a policy or a string as the batch, weights that are sharded or on the meta device, a policy
-            with empty BF16 and FP8 lists, a pattern of `only` or `keep` that matches nothing, and a model whose outputs differ between
-            calls. The model is then unchanged.
+            without a list that puts inputs into a low-precision dtype, a pattern of `only` or `keep` that matches nothing, and a model
+            whose outputs differ between calls. The model is then unchanged.
 
     Example:
         >>> net = hmp.apply(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.LayerNorm(2)).eval(), "habana")
@@ -228,10 +229,9 @@ def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], bes
 
 
 def _refuse_without_low(policy: Policy) -> None:
-    if not (policy.entries("bf16") or policy.entries("fp8")):
+    if not any(map(policy.entries, lists.low())):
         raise HmpError(
-            f"policy {policy.name!r} has empty BF16 and FP8 lists, so no weight would be cast; give a policy that lists matrix "
-            "multiplications"
+            f"policy {policy.name!r} has an empty BF16 list, so no weight would be cast; give a policy that lists matrix multiplications"
         )
 
 

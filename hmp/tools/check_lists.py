@@ -6,14 +6,13 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from ..core import lists
 from ..core.dispatch import decisions
 from ..core.formatting import Word
 from ..core.policy import (
-    CASTS,
     EVERY_OP,
-    LISTS,
     Listed,
     ListEntry,
     ListName,
@@ -26,7 +25,6 @@ from ..core.policy import (
     spelling,
 )
 from ..core.rules import rules
-from ..core.saved import KEEPS
 from ..core.torch_ops import op_facts, sites
 from ..errors import HmpError, OpListError
 from .explain import explain
@@ -49,7 +47,7 @@ class EntryFinding(NamedTuple):
     path: str
     line: int | None
     name: str
-    cast: ListName | Literal[""]
+    cast: ListName
     level: Level
     message: str
 
@@ -78,7 +76,8 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
                 else policy_files.is_no_folder(str(path))
             )
         if len(said) != 1:
-            raise OpListError(f"its name does not show which list it is; add --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
+            *others, last = lists.names()
+            raise OpListError(f"its name does not show which list it is; add --list {', '.join(others)} or {last}", file)
         (cast,) = said
     return [(file, cast)]
 
@@ -154,7 +153,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
         if not ops:
             say(entry, Level.NOTE, "not an op of this torch release; skipped, because other releases or compilers have it")
             continue
-        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.RIVALS.get(entry.cast, ()))
+        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.cast))
         other = next(filter(None, rivals), None)
         if other is not None:
             say(
@@ -174,8 +173,8 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
 
 
 def _policy(usable: Iterable[ListEntry]) -> Policy:
-    lists: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in LISTS}
-    return Policy("checked", **lists)
+    named: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in lists.names()}
+    return Policy("checked", **named)
 
 
 def _policy_of(folder: Path) -> Policy | None:
@@ -205,8 +204,9 @@ def _decisions(policy: Policy) -> list[decisions.Decision]:
 
 def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[decisions.Decision]) -> tuple[Level, str]:
     """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
-    if entry.cast == "saved":
-        return _kept_packed(entry, policy, listed)
+    kind = lists.kind_of(entry.cast)
+    if kind.adds:
+        return _added(entry, policy, listed, kind)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
             return Level.NOTE, f"also on the {listed.star.cast} list, which wins (R4)"
@@ -227,21 +227,16 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     return Level.OK, f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
 
 
-def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
-    """Return what an entry of the saved list does."""
+def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKind) -> tuple[Level, str]:
+    """Return what an entry of a list does that adds to what others decide."""
+    every_op = frozenset(sites.starred() if kind.every_op is None else kind.every_op())
     if entry.name == EVERY_OP:
-        return (
-            Level.OK,
-            f"every op whose saved activations can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})",
-        )
-    told = explain(entry.name, policy)
+        return Level.OK, f"every op for which it is possible ({sum(listed.added(kind.name, op) is not None for op in every_op)})"
     ops = spelling.resolve(entry)
-    is_known = any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
-    return (
-        (Level.OK, told.saved)
-        if is_known
-        else (Level.NOTE, "has no effect: hmp knows of no activations that this op saves and that could be packed")
-    )
+    if all(every_op.isdisjoint(sites.ancestry(op)) for op in ops):
+        return Level.NOTE, kind.without_effect
+    told = (kind.explained(op, own, policy) for op in ops if (own := listed.added(kind.name, op)) is not None)
+    return Level.OK, next(told, "")
 
 
 def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
@@ -260,7 +255,7 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
     base = ""
     with contextlib.suppress(OpListError):
         base = policy_files.read_base(files)
-    for cast in CASTS:  # most policies have no FP8 list
+    for cast in (kind.name for kind in lists.kinds() if not kind.is_optional):
         if f"{cast}.txt" not in files:
             of = f"that list of {base!r}, named in base.txt, is used" if base else f"the {cast} list is empty"
             found.append(EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}"))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..core import low_kernels
+from ..core import lists, low_kernels
 from ..core.active import state
 from ..core.compiler_stance import untraced
 from ..core.dispatch import decisions
 from ..core.formatting import dtype_name, in_notebook
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..core.rules import CastRule, kernel_fallback, rules
-from ..core.saved import packing_of
 from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError
 
@@ -26,9 +25,10 @@ _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics ke
 class Rule:
     """What a policy does with the op `name`, as explain() returns it; `print()` shows it.
 
-    `cast` is the op's list, "bf16", "fp32" or "promote", or None. `listed_as` is the entry that it follows, `path` and `line` the place of
-    that entry. `sites` are the names by which the op can be called, each with what hmp does there. `scoped` are entries for some modules
-    that override it, each with its list, file and line. `saved` says how the op's saved activations are packed, or is "".
+    `cast` is the op's list, "bf16", "fp32", "promote" and so on, or None. `listed_as` is the entry that it follows, `path` and `line`
+    the place of that entry. `sites` are the names by which the op can be called, each with what hmp does there. `scoped` are entries for
+    some modules that override it, each with its list, file and line. `added` says what lists add that decide no dtype: how its saved
+    activations are packed.
 
     Example:
         >>> hmp.explain("matmul", "habana").listed_as
@@ -45,13 +45,13 @@ class Rule:
     synonyms: tuple[str, ...]
     why: str
     scoped: tuple[str, ...] = ()
-    saved: str = ""
+    added: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         on = f"on the {self.cast} list" if self.cast else "on no list"
         place = f" ({self.path}:{self.line})" if self.path else ""
         lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
-        lines += [f"  {self.saved}"] if self.saved else []
+        lines += [f"  {line}" for line in self.added]
         lines += [f"  in some modules: {line}" for line in self.scoped]
         if self.synonyms:
             lines.append(f"  synonyms: {', '.join(self.synonyms)}")
@@ -105,14 +105,14 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
         synonyms=sites.synonyms(op),
         why=_why(op, source, chosen),
         scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
-        saved=_saved(op, listed.saves(op), chosen.saved_recipe),
+        added=tuple(_added(op, listed, chosen)),
     )
 
 
 def _at(site: Site, decision: decisions.Decision | None) -> str:
     if decision is not None:
-        is_packed = decision.rule.saved and decision.rule.kind is not rules.SAVED_LIST
-        return _done(site.op, decision.rule.kind) + (f"; {rules.SAVED_LIST.sentence}" if is_packed else "")
+        more = [kind.rule.sentence for kind in decision.rule.added if kind.rule is not decision.rule.kind]
+        return "; ".join([_done(site.op, decision.rule.kind), *more])
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 
@@ -148,19 +148,17 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
         return rules.IN_PLACE.sentence
     if rule is None or not rule.is_list:
         return "torch itself promotes its inputs to the widest dtype, so hmp does nothing (R3)"
-    done = _done(op, rule) + (f" ({policy.in_fp8})" if rule is rules.FP8_LIST else "")
+    described = lists.kind_of(source.cast).described(policy)
+    done = _done(op, rule) + (f" ({described})" if described and rule is lists.kind_of(source.cast).rule else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
     return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
 
 
-def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
-    if entry is None or op in op_facts.DTYPE_OPS:
-        return ""
-    place = f" ({entry.place})" if entry.path else ""
-    form = packing_of(op, recipe).form
-    return (
-        f"what it saves for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
-    )
+def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
+    for kind in lists.adding():
+        entry = listed.added(kind.name, op)
+        if entry is not None and op not in op_facts.DTYPE_OPS:
+            yield kind.explained(op, entry, policy)
 
 
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:

@@ -38,11 +38,11 @@ def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, c
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["preset", "dtype", "bf16", "fp32", "promote", "fp8", "saved"]
+    assert heading.split() == ["preset", "dtype", "bf16", "fp32", "promote", "fp8", "fp32_result", "saved"]
     assert [line.split()[0] for line in lines] == hmp.policies()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
-    assert rows["habana-o2"] == ["bfloat16", "13", "1", "0", "0", "0"]
-    assert rows["apex-o1"] == ["float16", "26", "53", "19", "0", "0"]
+    assert rows["habana-o2"] == ["bfloat16", "13", "1", "0", "0", "0", "0"]
+    assert rows["apex-o1"] == ["float16", "26", "53", "19", "0", "0", "0"]
     assert rows["torch-cpu"] == ["the", "same", "as", hmp.Policy.load("torch-cpu").name, "on", "this", "machine"]
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import BF16, DEVICE, same, tensor
-from hmp.core.fp8 import fused_kernels, is_real
-from hmp.core.fp8.quantization import RECIPES, Layout, quantise
+from hmp.fp8 import fused_kernels, is_real
+from hmp.fp8.quantization import RECIPES, Layout, quantise
 from networks_kit import Net, batch, loss_of
 
 ROWS, INNER, OUTER = 96, 256, 160

@@ -92,7 +92,7 @@ def test_a_move_that_cannot_be_says_what_was_expected() -> None:
     with pytest.raises(hmp.OpListError, match="the FP8 list expected a matrix product"):
         policy.move("softmax", "fp8")
     for cast in ("saved", "float32"):
-        with pytest.raises(hmp.HmpError, match="expected one of the lists 'fp8', 'bf16', 'fp32', 'promote'"):
+        with pytest.raises(hmp.HmpError, match="expected one of the lists 'fp8', 'fp32_result', 'bf16', 'fp32', 'promote'"):
             policy.move("gelu", cast)  # type: ignore[arg-type]
     with pytest.raises(hmp.HmpError, match=r"got \{'gelu'\}"):
         policy.move({"gelu"}, "fp32")  # type: ignore[arg-type]

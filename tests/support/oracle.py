@@ -225,7 +225,7 @@ _UNTOUCHED = frozenset(
 _VIEWS = frozenset(
     """adjoint as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to chunk conj detach diagonal dsplit expand flatten
     hsplit linalg.diagonal meshgrid moveaxis movedim narrow permute pos positive ravel real reshape select split split_with_sizes squeeze
-    swapaxes swapdims t tensor_split transpose unbind unflatten unsqueeze view view_as_complex vsplit""".split()
+    swapaxes swapdims t tensor_split transpose unbind unflatten unsafe_chunk unsafe_split unsqueeze view view_as_complex vsplit""".split()
 )
 # op_db tells most synonyms; these it does not know, or has otherwise
 _SYNONYMS = (

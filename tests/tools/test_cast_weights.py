@@ -215,7 +215,7 @@ class Counts(nn.Linear):
         (nn.Linear(4, 4, device="meta"), {}, "meta device"),
         (nn.LazyLinear(4), {}, "without a shape"),
         (nn.ReLU(), {}, "no floating parameters"),
-        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "empty BF16 and FP8 lists"),
+        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "an empty BF16 list"),
         (nn.Linear(4, 4), {"only": "lm_head.*"}, "matches no weight of the model: it holds 'weight', 'bias'"),
         (nn.Linear(4, 4), {"keep": ["weigth"]}, "keep='weigth' matches no weight of the model: did you mean 'weight'?"),
         (nn.Sequential(nn.Linear(4, 4)), {"keep": ["0.weight", "1.*"]}, "keep='1.\\*' matches no weight of the model"),

@@ -52,7 +52,7 @@ ABOUT = {
 
 
 def by_hand() -> hmp.Report:
-    return hmp.Report(ROWS, (), VIOLATIONS, MODELS, **ABOUT)
+    return hmp.Report(ROWS, VIOLATIONS, MODELS, **ABOUT)
 
 
 def test_what_is_left_out_of_the_text_is_counted() -> None:
@@ -62,7 +62,7 @@ def test_what_is_left_out_of_the_text_is_counted() -> None:
     ]
     violations = [of_report("violations", f"op{number}", "op", "float32", "bfloat16", "region", "why", calls=1) for number in range(28)]
     models = [of_report("models", f"Net{number}", {"float32": 1}, 1, 4, {"m": 8}) for number in range(29)]
-    text = str(hmp.Report(rows, (), violations, models, never_called=[f"op{number}" for number in range(170)]))
+    text = str(hmp.Report(rows, violations, models, never_called=[f"op{number}" for number in range(170)]))
     for told in ("\n2 more", "\n3 more", "\n4 more", "170 names"):
         assert told in text
     assert "op0, op1, op2" in str(hmp.Report(ROWS, **{**ABOUT, "never_called": ["op0", "op1", "op2"]}))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8_oracle import MAXIMUM, finite_values, nearest, quantised, value_of_code
-from hmp.core.fp8.quantization import Layout, quantise, transposed, values
+from hmp.fp8.quantization import Layout, quantise, transposed, values
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FORMS = [E4M3, E5M2]

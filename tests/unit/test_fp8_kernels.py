@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autocast_kit import needs_scaled_product
 from fp8_oracle import roundings
-from hmp.core.fp8 import PRODUCTS, RECIPES, is_real, kernels, refusals, why_not
-from hmp.core.fp8.quantization import Layout, quantise, transposed
+from hmp.fp8 import PRODUCTS, RECIPES, is_real, kernels, refusals, why_not
+from hmp.fp8.quantization import Layout, quantise, transposed
 from torch_has import TORCH
 
 NAMES = list(RECIPES)

@@ -19,9 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 import hmp
-from hmp.core.saved import formats, hooks, packing_of
-from hmp.core.saved.formats import FORMATS, pack, unpack
-from hmp.core.saved.packable import why_not
+from hmp.packing import formats, hooks, packing_of
+from hmp.packing.formats import FORMATS, pack, unpack
+from hmp.packing.packable import why_not
 from saved_oracle import packs
 
 Tensor = torch.Tensor

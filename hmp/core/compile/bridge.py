@@ -22,7 +22,6 @@ from ...errors import HmpError
 from ..active import Region, state, without_casts
 from ..compiler_stance import run_compiled, run_uncompiled
 from ..dispatch import active_ops, placement
-from ..fp8 import fused_kernels
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
 from ..torch_private import reset_dynamo, without_dispatch_modes
@@ -135,7 +134,7 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo skip hmp's own frames, which run as plain Python after a graph break, but for what hmp compiles itself."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
-        is_skipped = traced_functions.is_own(frame.f_code) and frame.f_code not in fused_kernels.compiled_code
+        is_skipped = traced_functions.is_own(frame.f_code) and frame.f_code not in traced_functions.COMPILED_HERE
         return dynamo.ConvertFrameReturn() if is_skipped else original(self, frame, *args)
 
     return __call__

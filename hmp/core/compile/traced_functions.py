@@ -171,6 +171,9 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
+COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has compiled, kernels of a plug-in's
+
+
 def is_own(code: types.CodeType) -> bool:
     """Return True if `code` belongs to hmp."""
     return code.co_filename.startswith(_OWN_FILES)

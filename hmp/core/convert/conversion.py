@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import HmpError
-from .. import low_kernels, observe
+from .. import lists, low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, running, state
 from ..compile import bridge
 from ..compiler_stance import untraced
@@ -76,12 +76,11 @@ def convert(  # noqa: PLR0913
     isVerbose: bool = False,
     *,
     promote_file_path: str | Path | None = "",
-    fp8_file_path: str | Path | None = "",
-    saved_file_path: str | Path | None = "",
     policy: Policy | str | Path | None = None,
     dtype: Any = None,
     verbose: bool | None = None,
     model: torch.nn.Module | None = None,
+    **list_file_paths: str | Path | None,
 ) -> Handle:
     """Activate a policy for the whole process. A second call replaces the policy.
 
@@ -94,12 +93,13 @@ def convert(  # noqa: PLR0913
         fp32_file_path: The list of ops that run in float32. "" and None are Habana's default list.
         isVerbose: Log the policy, the references that `hmp.unreachable()` returns, and each distinct cast once.
         promote_file_path: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
-        fp8_file_path: The list of matrix products that run in FP8. "" and None are an empty list.
-        saved_file_path: The list of ops whose saved activations are packed. "" and None are an empty list.
         policy: A policy, a preset's name or a folder of lists, instead of list files and "O2".
         dtype: The low-precision dtype, torch.bfloat16 or torch.float16; None takes that of the policy, else torch.bfloat16.
         verbose: Another name of `isVerbose`.
         model: The model whose modules the scoped entries (`softmax @ decoder.*`) match, as it is now.
+        **list_file_paths: Lists of other kinds: `fp8_file_path` (matrix products that run in FP8), `fp32_result_file_path` (matrix products
+            whose result stays float32), `saved_file_path` (ops whose saved activations are packed), and those of plug-ins. "" and None are
+            an empty list.
 
     Returns:
         A handle that restores the policy from before, also a context manager.
@@ -116,7 +116,7 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
     with policy_tables.gc_paused():
-        files = (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
+        files = {"bf16": bf16_file_path, "fp32": fp32_file_path, "promote": promote_file_path, **_by_list(list_file_paths)}
         chosen = in_dtype(choose_policy(opt_level, policy, model, files), dtype)
         with _lock:
             return _convert(chosen, model, is_verbose)
@@ -153,32 +153,39 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
     return handle
 
 
+def _by_list(paths: Mapping[str, str | Path | None]) -> dict[str, str | Path | None]:
+    """Return the paths of `fp8_file_path=` and the like, by the list. Raise TypeError for another keyword, as Python does."""
+    arguments = {kind.argument: kind.name for kind in lists.kinds()}
+    for given in paths:
+        if given not in arguments:
+            raise TypeError(f"convert() got an unexpected keyword argument {given!r}; list files are {', '.join(arguments)}")
+    return {arguments[given]: path for given, path in paths.items()}
+
+
 def choose_policy(
-    opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
+    opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: Mapping[str, str | Path | None]
 ) -> Policy:
-    """Return the policy that the arguments of `convert()` ask for; `files` are those of BF16, FP32, promote, FP8 and saved lists."""
+    """Return the policy that the arguments of `convert()` ask for; `files` are those of its lists."""
+    given: dict[str, Any] = {cast: file for cast, file in files.items() if file}
     if opt_level not in ("O1", "O2"):
         raise HmpError(
             f"opt_level= expected 'O1' (the lists) or 'O2' (matrix products in low precision, the rest in float32), got {opt_level!r}"
         )
     if policy is not None:
-        if any(files):
+        if given:
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
         if opt_level == "O2":
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy, model)
     if opt_level == "O2":
-        for cast, file, lacks in (("fp8", files[3], "has no product in FP8"), ("saved", files[4], "packs nothing")):
-            if file:
-                raise HmpError(
-                    f"{cast}_file_path= and opt_level='O2', which {lacks}, exclude each other; "
-                    f"give policy=hmp.Policy.load('habana-o2').replace({cast}={{'linear', ...}})"
-                )
+        kinds = (kind for kind in lists.kinds() if kind.is_optional and kind.name in given)
+        for kind in kinds:
+            raise HmpError(
+                f"{kind.argument}= and opt_level='O2', whose {kind.title} list is empty, exclude each other; "
+                f"give policy=hmp.Policy.load('habana-o2').replace({kind.name}={{'linear', ...}})"
+            )
         return as_policy("habana-o2")
-    if not any(files):
-        return as_policy(HABANA)
-    bf16, fp32, promote, fp8, saved = files
-    return Policy.from_files(bf16, fp32, promote, fp8=fp8, saved=saved)
+    return Policy.from_files(**given) if given else as_policy(HABANA)
 
 
 @untraced

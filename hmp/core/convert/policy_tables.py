@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import copies, locks, low_kernels, observe
+from .. import copies, lists, locks, low_kernels, observe
 from ..active import PolicyTable, state
 from ..casting import each_tensor
 from ..compile import bridge
@@ -19,9 +19,8 @@ from ..formatting import dtype_name
 from ..log import caller, log, should_log
 from ..observe import Call, Listener
 from ..patching import patches, references
-from ..policy import ListName, Policy
+from ..policy import Policy
 from ..rules import jit_trace, rules
-from ..saved import check_torch
 from ..torch_ops import Site, sites
 from ..torch_patches import (
     autocast,
@@ -52,8 +51,8 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
     key = policy, is_verbose
     found = _latest.get(key)
     if found is None:
-        if policy.entries("saved"):
-            check_torch()
+        for cast in policy.lists:
+            lists.kind_of(cast).needs()
         with lock:
             found = _latest.get(key)
             if found is None:
@@ -196,8 +195,7 @@ def announce(policy: Policy) -> None:
     if not log.isEnabledFor(logging.INFO):
         log.setLevel(logging.INFO)
     log.info("%s", policy)
-    lists: tuple[ListName, ...] = ("bf16", "fp32")
-    for cast in lists:
+    for cast in ("bf16", "fp32"):
         log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from . import policy_tables
 from .conversion import activate, choose_policy, convert
 
 
-def convert_script(opt_level: str, policy: Policy | str | Path | None, files: tuple[str, ...], is_verbose: bool) -> CalledModules | None:
+def convert_script(opt_level: str, policy: Policy | str | Path | None, files: Mapping[str, str], is_verbose: bool) -> CalledModules | None:
     """Return `convert()` for a script whose models are not there yet. Return what finds them, None for a policy without scoped entries."""
     chosen = choose_policy(opt_level, policy, None, files)
     if not chosen.scoped:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from .. import low_kernels
+from .. import lists, low_kernels
 from ..active import Replacements
+from ..lists import ListKind
 from ..observe import Listener
 from ..patching import patches
-from ..policy import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
+from ..policy import EVERY_OP, Listed, ListEntry, Policy, spelling
 from ..rules import CastRule, OpRule, op_wrap, rules
-from ..saved import KEEPS
 from ..torch_ops import Site, calling, op_facts, sites
 from . import user_functions
 
@@ -38,9 +38,9 @@ class Decision:
         """Return the decision for a function that is at `site` too."""
         return Decision((*self.sites, site), self.source, self.kind, self._make)
 
-    def packing(self, recipe: str) -> Decision:
-        """Return the decision, with what the op saves for backward packed (R22)."""
-        return Decision(self.sites, self.source, self.kind, lambda: self.rule._replace(saved=recipe))
+    def adding(self, kind: ListKind, words: Mapping[str, str]) -> Decision:
+        """Return the decision, with what a list that adds to it asks for."""
+        return Decision(self.sites, self.source, self.kind, lambda: _with_words(self.rule, words)._replace(added=(*self.rule.added, kind)))
 
     @functools.cached_property
     def rule(self) -> OpRule:
@@ -86,7 +86,7 @@ def forget() -> None:
 
 def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
     """Yield the entries of the lists that may be users' functions."""
-    for cast in CASTS:
+    for cast in lists.for_functions():
         if any("." in name for name in getattr(policy, cast)):
             yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
 
@@ -118,28 +118,30 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             continue
         for site in sites.sites_of(op):
             make = functools.partial(rules.op_rule, site, kind, policy.dtype)
-            if kind is rules.FP8_LIST:
-                make = functools.partial(_in_fp8, make, policy)
+            if source is not None and lists.kind_of(source.cast).rule is kind and lists.kind_of(source.cast).words:
+                make = functools.partial(_made_with_words, make, _words(lists.kind_of(source.cast), policy))
             _add(found, site, source if kind.is_list else None, kind, make)
-    if listed.by_cast["saved"]:
-        _add_saved(found, listed, policy)
+    for added in lists.adding():
+        if listed.by_cast[added.name]:
+            _add_added(found, listed, policy, added)
     return found
 
 
-def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> None:
-    """Have what the ops save for backward packed, whatever else is done with them (R22)."""
-    names = listed.by_cast["saved"].keys()
-    packed: set[Any] = set()
-    for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(KEEPS if EVERY_OP in names else ())))):
-        entry = listed.saves(op)
+def _add_added(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: ListKind) -> None:
+    """Have done what a list adds to whatever else is done with its ops."""
+    names, words = listed.by_cast[kind.name].keys(), _words(kind, policy)
+    every_op = sites.starred if kind.every_op is None else kind.every_op
+    having: set[Any] = set()
+    for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(every_op() if EVERY_OP in names else ())))):
+        entry = listed.added(kind.name, op)
         for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
             known = found.get(site.original)
             if known is None:
-                make = functools.partial(rules.op_rule, site, rules.SAVED_LIST, policy.dtype)
-                known = Decision((site,), entry, rules.SAVED_LIST, make)
-            if site.original not in packed:
-                packed.add(site.original)
-                found[site.original] = known.packing(policy.saved_recipe)
+                make = functools.partial(rules.op_rule, site, kind.rule, policy.dtype)
+                known = Decision((site,), entry, kind.rule, make)
+            if site.original not in having:
+                having.add(site.original)
+                found[site.original] = known.adding(kind, words)
             elif site not in known.sites:
                 found[site.original] = known.also_at(site)
 
@@ -158,8 +160,16 @@ def _with_relatives(ops: Iterable[str]) -> list[str]:
     return found
 
 
-def _in_fp8(make: Callable[[], OpRule], policy: Policy) -> OpRule:
-    return make()._replace(fp8=(policy.fp8_recipe, policy.fp8_kernel))
+def _words(kind: ListKind, policy: Policy) -> Mapping[str, str]:
+    return {word.field: getattr(policy, word.field) for word in kind.words}
+
+
+def _made_with_words(make: Callable[[], OpRule], words: Mapping[str, str]) -> OpRule:
+    return _with_words(make(), words)
+
+
+def _with_words(rule: OpRule, words: Mapping[str, str]) -> OpRule:
+    return rule._replace(words=tuple({**dict(rule.words), **words}.items()))
 
 
 def _add(found: dict[Any, Decision], site: Site, source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from ...errors import HmpError
+from .. import lists
 from ..active import state
-from ..policy import CASTS, ListName, can_be_listed
+from ..policy import ListName, can_be_listed
 from ..rules import OpRule, op_wrap, rules
 from ..torch_ops import NAMESPACES, Site, function_site, op_id, op_of
 
@@ -30,8 +31,8 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
 
     HmpError if it isn't a function, is torch's, or `cast` isn't a list.
     """
-    if cast not in CASTS:
-        raise HmpError(f"register(): cast= expected 'bf16', 'fp32' or 'promote', got {cast!r}")
+    if cast not in lists.for_functions():
+        raise HmpError(f"register(): cast= expected one of {', '.join(map(repr, lists.for_functions()))}, got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)
     site = function_site(owner, name, where, f"{where}.{name}") if isinstance(name, str) else None
     if site is None:

@@ -1,9 +1,9 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
 from . import policy_files, precedence, scopes, spelling
-from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
+from .entries import AUTOCAST, EVERY_OP, ListEntry, ListName, names_lists, parse_list, read_list
 from .policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
-from .policy_files import OPTIONAL_FILES, word_files
+from .policy_files import optional_files, word_files
 from .precedence import Listed
 from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path, unwrapped
@@ -11,12 +11,9 @@ from .spelling import can_be_listed, resolve
 
 __all__ = [
     "AUTOCAST",
-    "CASTS",
     "DEFAULT",
     "EVERY_OP",
     "HABANA",
-    "LISTS",
-    "OPTIONAL_FILES",
     "ListEntry",
     "ListName",
     "Listed",
@@ -28,6 +25,7 @@ __all__ = [
     "home",
     "in_dtype",
     "names_lists",
+    "optional_files",
     "parse_list",
     "plain_path",
     "policies",

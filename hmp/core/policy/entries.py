@@ -6,16 +6,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import OpListError
+from .. import lists
 
-ListName = Literal["fp8", "bf16", "fp32", "promote", "saved"]
-CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")  # those that cast, users' functions too
-DTYPES: tuple[ListName, ...] = ("fp8", *CASTS)  # those that say what an op runs in
-LISTS: tuple[ListName, ...] = (*DTYPES, "saved")
-# Lists that most policies lack → the fields of a policy that say how what they name is done.
-OPTIONAL: Mapping[ListName, tuple[str, ...]] = {"fp8": ("fp8_recipe", "fp8_kernel"), "saved": ("saved_recipe",)}
+ListName = str  # of a kind of list, see `core.lists`
 EVERY_OP = "*"
 # The suffix of a name that means: torch.autocast decides inside this op.
 AUTOCAST = ".autocast"
@@ -44,8 +40,8 @@ class ListEntry(NamedTuple):
 
     @property
     def about(self) -> str:
-        """Return what the list decides of an op: what it keeps, or the dtype that it runs in, of which there is one."""
-        return "kept" if self.cast == "saved" else "dtype"
+        """Return what the list decides of an op: the dtype that it runs in, which one list does, or what the list adds to that."""
+        return self.cast if lists.kind_of(self.cast).adds else "dtype"
 
     @property
     def is_autocasts(self) -> bool:
@@ -116,7 +112,7 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     if not isinstance(path, (str, os.PathLike)):
         raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
-    inside = [each for each in LISTS if os.path.isfile(file / f"{each}.txt")]
+    inside = [each for each in lists.names() if os.path.isfile(file / f"{each}.txt")]
     if inside:
         own = f"write {str(file / f'{cast}.txt')!r}, or " if cast in inside else ""
         raise OpListError(f"expected the {cast} list file, got a folder of lists; {own}for all its lists policy={str(file)!r}", file)
@@ -124,7 +120,7 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
 
 
 # Those of each list that hmp reads, and Gaudi's autocast does: the first that is set counts.
-VARIABLES: dict[ListName, tuple[str, ...]] = {
+VARIABLES: dict[str, tuple[str, ...]] = {
     "bf16": ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST"),
     "fp32": ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"),
 }

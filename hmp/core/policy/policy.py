@@ -9,42 +9,30 @@ import os
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from dataclasses import replace as dataclass_replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import HmpError, OpListError
+from .. import lists
 from ..compiler_stance import untraced_class
 from ..formatting import dtype_name, in_notebook
 from ..log import log
 from ..torch_ops import sites
 from . import policy_files, precedence, presets, spelling
-from .entries import (
-    CASTS,
-    DTYPES,
-    EVERY_OP,
-    LISTS,
-    OPTIONAL,
-    ListEntry,
-    ListName,
-    checked_names,
-    list_from_env,
-    parse_entry,
-    parse_list,
-    read_list,
-)
-from .policy_files import BASE_FILE, WORDS, check_gaudi_config, low_dtype, read_gaudi_config
+from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, parse_entry, parse_list, read_list
+from .policy_files import BASE_FILE, check_gaudi_config, low_dtype, read_gaudi_config
 from .precedence import Listed
 from .presets import meaning, policies
 
 DEFAULT = presets.OF_DEVICE  # what casts a model or a context, where no policy is named
+_OWN = ("bf16", "fp32", "promote")  # the lists that every policy has, each a field of its own
 HABANA = "habana"  # what convert() makes active, and the default for list files that are not given
 
 
 @untraced_class
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Policy:
     """Which ops run in which dtype: an immutable value. Policies are equal if their lists and dtypes are, whatever their names and files.
 
@@ -58,15 +46,14 @@ class Policy:
         promote: Ops that run in the widest dtype of their inputs.
         scoped: The entries of all lists that have a scope; entries with a scope in the other arguments are moved here.
         origin: The file and line of entries, by (list, name), for messages.
-        fp8: Matrix products that run in FP8.
-        fp8_recipe: The scales of FP8: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "mxfp8".
-        fp8_kernel: "emulate" emulates FP8 on every device, "auto" where a device has no FP8 kernel.
-        saved: Ops whose saved activations are packed.
-        saved_recipe: What they are packed as: "fp8", "bf16" or "int8".
+        **more: The other kinds of lists, and the words that say how what they name is done, each by its name: fp8 (matrix products that
+            run in FP8), fp8_recipe ("tensorwise", "rowwise", "rowwise_with_gw_hp" or "mxfp8"), fp8_kernel ("auto", or "emulate" to emulate
+            FP8 on every device), fp32_result (matrix products of low-precision inputs whose result stays float32), saved (ops whose saved
+            activations are packed), saved_recipe ("fp8", "bf16" or "int8"), and those of plug-ins. All are attributes of the policy.
 
     Raises:
-        OpListError: A name is unknown, or an op is on the FP32 list and on the BF16 or FP8 list, with the same scope or without one.
-        HmpError: A dtype or a recipe is unknown.
+        OpListError: A name is unknown, or an op is on two lists that exclude each other, with the same scope or without one.
+        HmpError: A dtype or another word is unknown, or the kind of list is not installed.
 
     Example:
         >>> policy = hmp.Policy("mine", bf16={"linear", "matmul"}, fp32={"softmax"})
@@ -75,47 +62,79 @@ class Policy:
         torch.bfloat16
     """
 
-    name: str = field(default="custom", compare=False)
-    dtype: torch.dtype = torch.bfloat16
-    bf16: frozenset[str] = frozenset()
-    fp32: frozenset[str] = frozenset()
-    promote: frozenset[str] = frozenset()
-    scoped: tuple[ListEntry, ...] = field(default=(), compare=False)
+    name: str = field(compare=False)
+    dtype: torch.dtype
+    bf16: frozenset[str]
+    fp32: frozenset[str]
+    promote: frozenset[str]
+    scoped: tuple[ListEntry, ...] = field(compare=False)
     # (list, name) → the entry with the file and line, for messages
-    origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
-    fp8: frozenset[str] = frozenset()
-    fp8_recipe: str = "tensorwise"
-    fp8_kernel: str = "auto"
-    saved: frozenset[str] = frozenset()
-    saved_recipe: str = "fp8"
-    _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
+    origin: Mapping[tuple[ListName, str], ListEntry] = field(compare=False, repr=False)
+    _more: tuple[tuple[str, Any], ...]  # the other lists that are not empty, and the words that are not the default
+    _entries: frozenset[tuple[ListName, str]] = field(repr=False)  # of `scoped`, for equality
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", low_dtype(self.dtype))
-        for field_name, word in self._words.items():
-            allowed = WORDS[field_name].allowed
-            if word not in allowed:
-                raise HmpError(f"{field_name}= expected {' or '.join(map(repr, allowed))}, got {word!r}")
-        scoped = list(self.scoped)
-        for cast in LISTS:
-            names = checked_names(cast, getattr(self, cast))
-            scoped += [parse_entry(name, cast) for name in names if "@" in name]
-            object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
-        object.__setattr__(self, "scoped", _in_order(scoped))
-        object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
-        precedence.refuse_both({cast: self.casts_by_op(cast) for cast in reversed(LISTS)})
+    def __init__(
+        self,
+        name: str = "custom",
+        dtype: torch.dtype = torch.bfloat16,
+        bf16: Collection[str] = frozenset(),
+        fp32: Collection[str] = frozenset(),
+        promote: Collection[str] = frozenset(),
+        scoped: Iterable[ListEntry] = (),
+        origin: Mapping[tuple[ListName, str], ListEntry] | None = None,
+        **more: Any,
+    ) -> None:
+        defaults = policy_files.default_words()
+        unknown = [given for given in more if given not in defaults and given not in lists.names()]
+        if unknown:
+            raise HmpError(f"Policy({unknown[0]}=...): {lists.missing(unknown[0])}")
+        given = {"bf16": bf16, "fp32": fp32, "promote": promote, **{cast: more.get(cast, ()) for cast in lists.names() if cast not in _OWN}}
+        all_scoped, unscoped = list(scoped), {}
+        for cast in lists.names():
+            names = checked_names(cast, given[cast])
+            all_scoped += [parse_entry(each, cast) for each in names if "@" in each]
+            unscoped[cast] = frozenset(each for each in names if "@" not in each)
+        said = {word: more[word] for word in defaults if word in more and word != "dtype"}
+        for word, value in said.items():
+            allowed = policy_files.words()[word].allowed
+            if value not in allowed:
+                raise HmpError(f"{word}= expected {' or '.join(map(repr, allowed))}, got {value!r}")
+        others = {cast: names for cast, names in unscoped.items() if cast not in _OWN and names}
+        others |= {word: value for word, value in said.items() if value != defaults[word]}
+        ordered = _in_order(all_scoped)
+        fields = {
+            "name": name, "dtype": low_dtype(dtype), **{cast: unscoped[cast] for cast in _OWN}, "scoped": ordered,
+            "origin": {} if origin is None else origin, "_more": tuple(sorted(others.items())),
+            "_entries": frozenset((entry.cast, entry.text) for entry in ordered),
+        }  # fmt: skip
+        for attribute, value in fields.items():
+            object.__setattr__(self, attribute, value)
+        precedence.refuse_both({cast: self.casts_by_op(cast) for cast in lists.names()})
         for scope in dict.fromkeys(entry.scope for entry in self.scoped):
-            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in LISTS}
+            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in lists.names()}
             for entry in self.scoped:
                 if entry.scope == scope:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
             precedence.refuse_both(by_cast)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return one of the other lists, or a word: what it is by default where the policy does not say."""
+        more = dict(self.__dict__.get("_more", ()))
+        if name in more:
+            return more[name]
+        if not name.startswith("_"):
+            if name in lists.names():
+                return frozenset()
+            default = policy_files.default_words().get(name)
+            if default is not None:
+                return default
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """Return the ops on a list, by their ids.
 
         Args:
-            cast: The list: "bf16", "fp32", "promote", "fp8" or "saved".
+            cast: The list: "bf16", "fp32", "promote", "fp8" and so on.
 
         Returns:
             The entry that names each op, by the op's id.
@@ -136,9 +155,9 @@ class Policy:
     def load(cls, policy: str | Path) -> Policy:
         """Load a preset, or a folder of lists.
 
-        A folder contains at least one of bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt; the others are empty lists. base.txt names
-        a preset that decides all ops that the lists do not name. dtype.txt ("bfloat16", "float16"), recipe.txt, kernel.txt and
-        saved_recipe.txt have one word each, for `dtype`, `fp8_recipe`, `fp8_kernel` and `saved_recipe`.
+        A folder contains at least one list: bf16.txt, fp32.txt, promote.txt and so on; the others are empty lists. base.txt names a preset
+        that decides all ops that the lists do not name. dtype.txt ("bfloat16", "float16"), recipe.txt and the like have one word each,
+        for `dtype`, `fp8_recipe` and so on.
 
         Args:
             policy: A preset's name (`hmp.policies()` lists them), or the path of a folder.
@@ -171,7 +190,7 @@ class Policy:
         entries = [entry for cast, file in policy_files.list_files(files).items() for entry in read_list(file, cast)]
         base = policy_files.read_base(files)
         if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(files, policy_files.DEFAULTS))
+            return cls._from_entries(folder.name, entries, **policy_files.read_words(files, policy_files.default_words()))
         under = cls._load(base, device)
         words = policy_files.read_words(files, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
@@ -183,10 +202,9 @@ class Policy:
         fp32: str | Path | None = "",
         promote: str | Path | None = "",
         *,
-        fp8: str | Path | None = "",
-        saved: str | Path | None = "",
         dtype: Any = torch.bfloat16,
         name: str = "custom",
+        **more: str | Path | None,
     ) -> Policy:
         """Load a policy from list files.
 
@@ -196,16 +214,16 @@ class Policy:
             bf16: The list of ops that run in the low-precision dtype. "" and None are Habana's default list.
             fp32: The list of ops that run in float32. "" and None are Habana's default list.
             promote: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
-            fp8: The list of matrix products that run in FP8. "" and None are an empty list.
-            saved: The list of ops whose saved activations are packed. "" and None are an empty list.
             dtype: The low-precision dtype, torch.bfloat16 or torch.float16.
             name: The policy's name.
+            **more: Lists of the other kinds, by their names: `fp8="fp8.txt"`. "" and None are an empty list.
 
         Returns:
             The policy.
 
         Raises:
             OpListError: A file is missing, or cannot be used.
+            HmpError: A kind of list is not installed.
 
         Example:
             >>> from pathlib import Path
@@ -213,12 +231,9 @@ class Policy:
             >>> hmp.Policy.from_files(bf16="mine.txt", name="mine").entries("bf16")
             ['linear']
         """
-        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote, "saved": saved}
-        given: list[ListEntry] = []
-        for cast in LISTS:
-            if file := files[cast]:
-                given += read_list(file, cast)
-        replaced = [cast for cast in CASTS if files[cast]]
+        files = {"bf16": bf16, "fp32": fp32, "promote": promote, **more}
+        given = [entry for kind in map(lists.kind_of, files) if (file := files[kind.name]) for entry in read_list(file, kind.name)]
+        replaced = [cast for cast in _OWN if files[cast]]
         return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype)
 
     @classmethod
@@ -248,7 +263,7 @@ class Policy:
             winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
             if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
                 entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
-            elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
+            elif winner.cast != entry.cast and lists.kind_of(winner.cast).instead != entry.cast:
                 said = "%s on your %s list overrides %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)
         return cls._from_entries(name, entries, dtype, **words)
@@ -257,9 +272,9 @@ class Policy:
     def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **words: str) -> Policy:
         entries = list(entries)
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
-        lists: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
+        named: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in lists.names()}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
+        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **named)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
@@ -290,8 +305,7 @@ class Policy:
         for entry in given:
             low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
         given += [entry for entry in fp32 or () if precedence.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
-        lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32}
-        replaced = [cast for cast, entries in lists.items() if entries is not None]
+        replaced = [cast for cast, entries in (("bf16", lower), ("fp32", fp32)) if entries is not None]
         return cls._laid_over("environment" if given else HABANA, given, _habanas(), replaced)
 
     @classmethod
@@ -328,7 +342,7 @@ class Policy:
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
                 raise OpListError(f"{kind}_{cast}_ops: expected a list of op names, got {names!r}; write such as ['linear']", path)
             for name in names:
-                entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]  # type: ignore[arg-type]
+                entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]
         return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
 
     @classmethod
@@ -352,10 +366,11 @@ class Policy:
         """
         if not isinstance(values, Mapping):
             raise HmpError(f"Policy.from_dict() expected a dict, got {type(values).__name__}; pass what Policy.to_dict() gives")
-        fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
+        fields = (*lists.names(), *(word for word in policy_files.words() if word != "dtype"))
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
-            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
+            has = f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}"
+            raise HmpError(f"{has}. A list of another kind needs the import of the module that adds it with hmp.core.lists.add()")
         given = {name: values[name] for name in fields if name in values}
         return cls(values.get("name", "custom"), low_dtype(values.get("dtype", torch.bfloat16)), **given)
 
@@ -371,34 +386,29 @@ class Policy:
         """
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
-        said = self._of_optional_lists
-        values |= {field: word for field, word in self._words.items() if field in said or word != policy_files.DEFAULTS[field]}
+        said, defaults = self._of_optional_lists, policy_files.default_words()
+        values |= {field: word for field, word in self._words.items() if field in said or word != defaults[field]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
     def _words(self) -> dict[str, str]:
-        return {field: dtype_name(value) if (value := getattr(self, field)) is self.dtype else value for field in WORDS}
+        return {field: dtype_name(self.dtype) if field == "dtype" else getattr(self, field) for field in policy_files.words()}
 
     @property
     def _of_optional_lists(self) -> list[str]:
         """Return the fields that say how what the policy's optional lists name is done."""
-        return [field for cast, fields in OPTIONAL.items() if cast in self.lists for field in fields]
-
-    @property
-    def in_fp8(self) -> str:
-        """Return how matrix products on the FP8 list are computed, in words."""
-        return f"FP8 recipe {self.fp8_recipe}" + (", emulated on every device" if self.fp8_kernel == "emulate" else "")
+        return [word.field for cast in self.lists for word in lists.kind_of(cast).words]
 
     @property
     def lists(self) -> tuple[ListName, ...]:
-        """Return the policy's lists; "fp8" and "saved" only if it names something there."""
-        return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
+        """Return the policy's lists; those that most policies lack only if it names something there."""
+        return tuple(kind.name for kind in lists.kinds() if not kind.is_optional or self.entries(kind.name))
 
     def entries(self, cast: ListName) -> list[str]:
         """Return a list as list files spell it.
 
         Args:
-            cast: The list: "bf16", "fp32", "promote", "fp8" or "saved".
+            cast: The list: "bf16", "fp32", "promote", "fp8" and so on.
 
         Returns:
             The names, sorted, then the entries that have a scope.
@@ -416,7 +426,7 @@ class Policy:
 
     @functools.cached_property
     def _without_scoped(self) -> Policy:
-        return dataclass_replace(self, scoped=())
+        return self._with(scoped=())
 
     @functools.cached_property
     def _in_other_dtype(self) -> Policy:  # cached, as training loops run `with hmp.casts(policy, dtype=...)` at each step
@@ -448,7 +458,20 @@ class Policy:
         """
         changed = self.name if set(changes) <= {"name", "dtype"} else f"{self.name.removesuffix(' (changed)')} (changed)"
         changes.setdefault("name", changed)
-        return dataclass_replace(self, **changes)
+        return self._with(**changes)
+
+    def _with(self, **changes: Any) -> Policy:
+        return type(self)(**{**self._arguments, **changes})
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("name", "dtype", *_OWN, "scoped", "origin")} | dict(self._more)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # through the constructor, which knows which kinds of lists are installed
+        return functools.partial(type(self), **self._arguments), ()
+
+    def __deepcopy__(self, memo: Any) -> Policy:
+        return self
 
     def move(self, name: str, to: ListName) -> Policy:
         """Return this policy with an op on another list.
@@ -459,7 +482,7 @@ class Policy:
         Args:
             name: The op as list files spell it, "softmax", or an entry with a scope, "softmax @ decoder.*", which is moved among the
                 entries with this scope.
-            to: The list that it is put on: "bf16", "fp32", "promote" or "fp8".
+            to: The list that it is put on: "bf16", "fp32", "promote", "fp8" or another one that decides a dtype.
 
         Returns:
             The new policy.
@@ -473,30 +496,31 @@ class Policy:
             >>> sorted(policy.bf16), sorted(policy.fp32)
             (['linear'], ['matmul'])
         """
-        if to not in DTYPES:
-            expected = ", ".join(map(repr, DTYPES))
-            raise HmpError(f"Policy.move(): expected one of the lists {expected}, got {to!r}; for the saved list, use replace(saved=...)")
+        decide = lists.deciding()
+        if to not in decide:
+            adds = f"; for the {to} list, use replace({to}=...)" if to in lists.names() else ""
+            raise HmpError(f"Policy.move(): expected one of the lists {', '.join(map(repr, decide))}, got {to!r}{adds}")
         if not isinstance(name, str):
             raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
         gone = {relative for op in spelling.resolve(moved) for relative in (op, *sites.relatives(op))}
-        lists = {cast: set(self.entries(cast)) for cast in DTYPES}
-        for entry in (parse_entry(text, cast) for cast in DTYPES if cast != to for text in self.entries(cast)):
+        named = {cast: set(self.entries(cast)) for cast in decide}
+        for entry in (parse_entry(text, cast) for cast in decide if cast != to for text in self.entries(cast)):
             means = spelling.resolve(entry) if entry.scope == moved.scope else ()
             if not gone.isdisjoint(means):
-                lists[entry.cast].remove(entry.text)
+                named[entry.cast].remove(entry.text)
                 # a name that means several ops leaves the others there
                 left = (entry._replace(name=op) for op in means if op not in gone)
-                lists[entry.cast] |= {each.text for each in left if gone.isdisjoint(spelling.resolve(each))}
-        lists[to].add(moved.text)
-        return self.replace(scoped=[entry for entry in self.scoped if entry.cast == "saved"], **lists)
+                named[entry.cast] |= {each.text for each in left if gone.isdisjoint(spelling.resolve(each))}
+        named[to].add(moved.text)
+        return self.replace(scoped=[entry for entry in self.scoped if entry.cast not in decide], **named)
 
     def save(self, folder: str | Path) -> Path:
         """Write the policy into a folder, which `Policy.load()` reads.
 
         Args:
-            folder: The folder, which is created if it is missing. bf16.txt, fp32.txt and promote.txt are written; fp8.txt, saved.txt and
-                the files of one word (dtype.txt and so on) if they differ from the defaults.
+            folder: The folder, which is created if it is missing. bf16.txt, fp32.txt and promote.txt are written; the other lists, and
+                the files of one word (dtype.txt and so on), if they differ from the defaults.
 
         Returns:
             The folder.
@@ -514,11 +538,12 @@ class Policy:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise HmpError(f"{target}: expected a folder for the lists, got a file; name another folder, which is created") from None
-        for cast in OPTIONAL:
-            (target / f"{cast}.txt").unlink(missing_ok=True)  # what another policy may have left there
-        for cast in self.lists:
-            names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
-            (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        for kind in lists.kinds():
+            if kind.name in self.lists:
+                names = sorted(self.entries(kind.name), key=lambda name: ("@" in name, name == EVERY_OP))
+                (target / kind.file).write_text(policy_files.list_text(kind, names), encoding="utf-8")
+            else:
+                (target / kind.file).unlink(missing_ok=True)  # what another policy may have left there
         (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
         policy_files.write_words(target, self._words)
         return target
@@ -546,12 +571,12 @@ class Policy:
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(DTYPES) for name in policy.entries(cast)}
+            return {name: cast for cast in reversed(lists.deciding()) for name in policy.entries(cast)}
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         words = zip(self._words.items(), against._words.values(), strict=True)
         found: dict[str, tuple[str | None, str | None]] = {
-            WORDS[field].title: (one, other) for (field, one), other in words if one != other
+            policy_files.words()[field].title: (one, other) for (field, one), other in words if one != other
         }
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
@@ -563,36 +588,44 @@ class Policy:
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
-        packs = [policy.entries("saved") for policy in (self, against)]
-        told = {f"{name} (saved)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
-        return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
+        for kind in lists.adding():
+            of_each = self.entries(kind.name), against.entries(kind.name)
+            for name in sorted({*of_each[0], *of_each[1]}):
+                one, two = (kind.name if name in entries else None for entries in of_each)
+                if one != two:
+                    found[f"{name} ({kind.name})"] = one, two
+        return found
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        low = f"low-precision dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
-        return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
+        said = [
+            f"low-precision dtype {dtype_name(self.dtype)}",
+            *filter(None, (lists.kind_of(cast).described(self) for cast in self.lists)),
+        ]
+        return f"policy {self.name!r}: {counts} ops{scoped}, {', '.join(said)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
-        lists = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
-        return in_notebook("\n".join([str(self), *lists]))
+        lines = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
+        return in_notebook("\n".join([str(self), *lines]))
 
 
 def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     """Entries with a scope, sorted by list, scope and name, without duplicates; of equal ones the first with a file stays."""
     found: dict[tuple[ListName, str], ListEntry] = {}
+    order = lists.names()
     for entry in entries:
-        if entry.scope is None or entry.cast not in LISTS:
-            raise OpListError(f"expected an entry with a scope on one of {', '.join(LISTS)}, got {entry!r}; write 'op @ module'")
+        if entry.scope is None or entry.cast not in order:
+            raise OpListError(f"expected an entry with a scope on one of {', '.join(order)}, got {entry!r}; write 'op @ module'")
         known = found.setdefault((entry.cast, entry.text), entry)
         if known.path is None and entry.path is not None:
             found[entry.cast, entry.text] = entry
-    return tuple(sorted(found.values(), key=lambda entry: (LISTS.index(entry.cast), str(entry.scope), entry.name)))
+    return tuple(sorted(found.values(), key=lambda entry: (order.index(entry.cast), str(entry.scope), entry.name)))
 
 
 def _habanas() -> Iterator[ListEntry]:
     """Return the entries of Habana's default lists."""
-    return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
+    return (entry for cast in _OWN for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
 
 
 def _autocast(device: torch.device) -> Policy:

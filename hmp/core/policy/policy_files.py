@@ -6,40 +6,37 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ...errors import HmpError, OpListError
-from ..fp8 import RECIPES
+from .. import lists
+from ..lists import WordFile
 from ..log import log
-from ..saved import FORMATS
-from . import presets
-from .entries import LISTS, OPTIONAL, ListName, read_text
+from . import presets, spelling
+from .entries import ListName, parse_list, read_text
 
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class WordField(NamedTuple):
-    """A field of a policy that is one word in a file of its own: the file, what it may hold, and what `Policy.diff()` calls the field."""
-
-    file: str
-    allowed: tuple[str, ...]  # the first is meant where there is no such file
-    title: str  # no name of an op
-
-
-WORDS: Mapping[str, WordField] = {
-    "dtype": WordField("dtype.txt", tuple(LOW_DTYPES), "(dtype)"),
-    "fp8_recipe": WordField("recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
-    "fp8_kernel": WordField("kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
-    "saved_recipe": WordField("saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),
-}
-DEFAULTS = {field: word.allowed[0] for field, word in WORDS.items()}
+_DTYPE = WordFile("dtype", "dtype.txt", tuple(LOW_DTYPES), "(dtype)")
 BASE_FILE = "base.txt"
-# of the files that a policy is written into, those that not every policy has
-OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *(word.file for word in WORDS.values()))
+
+
+def words() -> dict[str, WordFile]:
+    """Return the fields of a policy that are one word in a file of their own, by the field."""
+    return {word.field: word for word in (_DTYPE, *lists.words())}
+
+
+def default_words() -> dict[str, str]:
+    """Return what each of the fields is where there is no such file."""
+    return {field: word.allowed[0] for field, word in words().items()}
+
+
+def optional_files() -> tuple[str, ...]:
+    """Return the files that a policy is written into of which not every policy has each."""
+    return (*(kind.file for kind in lists.kinds() if kind.is_optional), *(word.file for word in words().values()))
 
 
 def low_dtype(dtype: Any) -> torch.dtype:
@@ -50,22 +47,11 @@ def low_dtype(dtype: Any) -> torch.dtype:
     raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
 
 
-# What a policy's folder may contain: the files that are read.
-NAMES = (*(f"{cast}.txt" for cast in LISTS), BASE_FILE, *(word.file for word in WORDS.values()))
-# A part of a file's name → the list that such a file contains.
-_MARKS: Mapping[str, ListName] = {
-    "bf16": "bf16",
-    "fp16": "bf16",
-    "float16": "bf16",
-    "lower": "bf16",
-    "fp8": "fp8",
-    "float8": "fp8",
-    "saved": "saved",
-    "fp32": "fp32",
-    "float32": "fp32",
-    "promote": "promote",
-    "widest": "promote",
-}
+def file_names() -> tuple[str, ...]:
+    """Return what a policy's folder may contain: the files that are read."""
+    return (*(kind.file for kind in lists.kinds()), BASE_FILE, *(word.file for word in words().values()))
+
+
 # Words that say nothing about which file it is.
 _FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak my preset policy".split())
 
@@ -73,7 +59,8 @@ _FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak 
 def lists_named(name: str) -> set[ListName]:
     """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
     plain = re.sub(r"[\W_]", "", name.casefold())
-    return {cast for mark, cast in _MARKS.items() if mark in plain}
+    marks = {mark: kind.name for kind in lists.kinds() for mark in (kind.name.replace("_", ""), *kind.marks) if mark in plain}
+    return {cast for mark, cast in marks.items() if not any(mark in other and mark != other for other in marks)}
 
 
 def _nearly(name: str) -> str | None:
@@ -89,24 +76,24 @@ def _nearly(name: str) -> str | None:
     for part in (name, name.partition(".")[0]):
         words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
         plain = "".join(words).removesuffix("txt")
-        for right in NAMES:
+        for right in file_names():
             stem = right.removesuffix(".txt").replace("_", "")
             near = difflib.SequenceMatcher(None, plain, stem).ratio()
             # one letter wrong, missing, more or swapped with the next
             if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
                 best, nearest = near, right
-    return nearest or next((f"{cast}.txt" for cast in LISTS if cast in lists_named(name)), None)
+    return nearest or next((f"{cast}.txt" for cast in lists.names() if cast in lists_named(name)), None)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
     """Return what the folder contains under the names of a policy's files, by name, whether it can be read or not."""
     there = _names_in(folder)
-    return {name: folder / name for name in NAMES if name in there}
+    return {name: folder / name for name in file_names() if name in there}
 
 
 def misnamed(folder: Path) -> dict[Path, str]:
     """Return each file in the folder whose name is nearly that of a policy's file, with the right name."""
-    others = [folder / name for name in sorted(_names_in(folder)) if name not in NAMES]
+    others = [folder / name for name in sorted(_names_in(folder)) if name not in file_names()]
     found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder "fp8" is another policy
     return {file: right for file, right in found.items() if right is not None}
 
@@ -132,12 +119,41 @@ def contents(folder: Path) -> dict[str, Path]:
     if wrong:
         found = ", ".join(f"{file.name!r} (did you mean {right!r}?)" for file, right in wrong.items())
         raise OpListError(f"hmp does not read files of these names: {found}; rename them, or move them out of the folder", folder)
+    for other in sorted(_names_in(folder) - set(file_names())):
+        _refuse_unknown_kind(folder / other)
     files = files_in(folder)
     if not list_files(files):
         raise OpListError(
-            f"expected list files, got none; put {', '.join(f'{cast}.txt' for cast in LISTS)}, or some of them, there", folder
+            f"expected list files, got none; put {', '.join(kind.file for kind in lists.kinds())}, or some of them, there", folder
         )
     return files
+
+
+_BROUGHT_BY = "# the kind of list is added by: "  # how a saved list of a plug-in's begins
+
+
+def _refuse_unknown_kind(file: Path) -> None:
+    """Raise OpListError for a list of a kind that is not installed: a file that says which module adds it, or that holds ops alone."""
+    if file.suffix != ".txt" or not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8", errors="replace")
+    first = text.partition("\n")[0]
+    if first.startswith(_BROUGHT_BY):
+        brings = f"the file says that importing {first.removeprefix(_BROUGHT_BY).strip()!r} adds it"
+        raise OpListError(f"{lists.missing(file.stem)}; {brings}", file)
+    try:
+        entries = parse_list(text, "", file)
+    except OpListError:
+        return  # no list
+    if entries and all(spelling.is_op(entry.name) for entry in entries):
+        raise OpListError(f"{lists.missing(file.stem)}; or move the file, which names ops alone, out of the folder", file)
+
+
+def list_text(kind: lists.ListKind, names: Iterable[str]) -> str:
+    """Return the text of a list file; that of a plug-in's list says first what brings such lists."""
+    module = str(kind.rule.make.__module__)
+    brought = f"{_BROUGHT_BY}{module}\n" if module.partition(".")[0] != __name__.partition(".")[0] else ""
+    return brought + "".join(f"{name}\n" for name in names)
 
 
 def is_no_folder(given: str) -> OpListError:
@@ -164,12 +180,12 @@ def is_no_folder(given: str) -> OpListError:
 
 def _folders_of_lists(parent: Path) -> list[Path]:
     """Return the folders inside `parent` that contain a list."""
-    return sorted({file.parent for cast in LISTS for file in parent.glob(f"*/{cast}.txt")})
+    return sorted({file.parent for cast in lists.names() for file in parent.glob(f"*/{cast}.txt")})
 
 
 def list_files(files: Mapping[str, Path]) -> dict[ListName, Path]:
     """Return the lists among the files of a policy's folder."""
-    return {cast: files[f"{cast}.txt"] for cast in LISTS if f"{cast}.txt" in files}
+    return {cast: files[f"{cast}.txt"] for cast in lists.names() if f"{cast}.txt" in files}
 
 
 def read_base(files: Mapping[str, Path]) -> str:
@@ -179,12 +195,12 @@ def read_base(files: Mapping[str, Path]) -> str:
 
 def read_words(files: Mapping[str, Path], base: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
-    return {field: _word(files[word.file], word.allowed) if word.file in files else base[field] for field, word in WORDS.items()}
+    return {field: _word(files[word.file], word.allowed) if word.file in files else base[field] for field, word in words().items()}
 
 
 def wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
     """Return what is wrong with the files of one word, base.txt too."""
-    allowed = {BASE_FILE: presets.policies(), **{word.file: word.allowed for word in WORDS.values()}}
+    allowed = {BASE_FILE: presets.policies(), **{word.file: word.allowed for word in words().values()}}
     found = []
     for name in allowed.keys() & files.keys():
         try:
@@ -194,15 +210,16 @@ def wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
     return sorted(found, key=str)
 
 
-def word_files(words: Mapping[str, str]) -> dict[str, str]:
+def word_files(given: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file that holds one of the words, by the file's name, but for words that are missing or the default."""
-    return {WORDS[field].file: f"{words[field]}\n" for field, default in DEFAULTS.items() if words.get(field, default) != default}
+    found = words().items()
+    return {word.file: f"{given[field]}\n" for field, word in found if given.get(field, word.allowed[0]) != word.allowed[0]}
 
 
-def write_words(folder: Path, words: Mapping[str, str]) -> None:
+def write_words(folder: Path, given: Mapping[str, str]) -> None:
     """Write `word_files()`, and remove those that another policy has left there."""
-    files = word_files(words)
-    for word in WORDS.values():
+    files = word_files(given)
+    for word in words().values():
         if word.file in files:
             (folder / word.file).write_text(files[word.file], encoding="utf-8")
         else:
@@ -212,10 +229,10 @@ def write_words(folder: Path, words: Mapping[str, str]) -> None:
 def _word(file: Path, allowed: Sequence[str]) -> str:
     """Return the one word in the file, one of `allowed`."""
     lines = read_text(file).removeprefix("\ufeff").splitlines()
-    words = " ".join(word for line in lines for word in line.partition("#")[0].split())
-    if words not in allowed:
-        raise OpListError(f"expected {' or '.join(allowed)}, got {words!r}; write one of them and nothing else", file)
-    return words
+    said = " ".join(word for line in lines for word in line.partition("#")[0].split())
+    if said not in allowed:
+        raise OpListError(f"expected {' or '.join(allowed)}, got {said!r}; write one of them and nothing else", file)
+    return said
 
 
 # --- an Optimum Gaudi configuration ---

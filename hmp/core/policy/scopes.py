@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import HmpError, OpListError
+from .. import lists
 from ..torch_ops import sites
 from . import presets, spelling
-from .entries import AUTOCAST, LISTS, ListEntry
+from .entries import AUTOCAST, ListEntry
 from .policy import Policy, as_policy
-from .precedence import RIVALS
+from .precedence import rivals
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
@@ -151,8 +152,8 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     for entry in _entries_of(base):
         kept += _without_taken(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken])
     origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
-    lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in LISTS}
-    return base.replace(name=base.name, scoped=(), origin=origin, **lists)
+    named: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in lists.names()}
+    return base.replace(name=base.name, scoped=(), origin=origin, **named)
 
 
 def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
@@ -171,7 +172,7 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
 
 
 def _entries_of(policy: Policy) -> Iterator[ListEntry]:
-    for cast in LISTS:
+    for cast in lists.names():
         for name in sorted(getattr(policy, cast)):
             yield policy.origin.get((cast, name)) or ListEntry(name, cast)
 
@@ -179,12 +180,14 @@ def _entries_of(policy: Policy) -> Iterator[ListEntry]:
 def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
     by_op: dict[str, ListEntry] = {}
     for entry, ops in claims:
-        for op in ops if entry.cast in RIVALS else ():
+        excluded = rivals(entry.cast)
+        for op in ops if excluded else ():
             other = by_op.setdefault(op, entry)
-            if other.cast in RIVALS[entry.cast]:
+            if other.cast in excluded:
                 also = f" ({other.place})" if other.path else ""
+                one, another = (lists.kind_of(each.cast).title for each in (entry, other))
                 raise OpListError(
-                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} match the "
+                    f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
                     "same op in one module and are equally specific; remove one, or make one pattern longer",
                     entry.path,
                     entry.line,

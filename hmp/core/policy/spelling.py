@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ...errors import OpListError
-from ..fp8 import PRODUCTS
+from .. import lists
 from ..log import log
-from ..saved import why_never
 from ..torch_ops import (
     NAMESPACES,
     PYTHON_OPS,
@@ -92,29 +91,23 @@ def _is_op(name: str) -> bool:
 def resolve(entry: ListEntry) -> tuple[str, ...]:
     """Return the ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
-    Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for anything but a product, and on a list of
-    what is packed for what can't be. For a name that only another release of torch, ATen or Habana's compiler has it returns () and warns
-    once.
+    Raises OpListError with path, line and the nearest ids for an unknown name, and for one that this kind of list can't have. For a name
+    that only another release of torch, ATen or Habana's compiler has it returns () and warns once.
     """
     ids = _resolve(entry)
-    if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
-        in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
-        what = ", which writes into its input and keeps its dtype" if in_place else ""
-        expected = ", ".join(PRODUCTS)
-        raise OpListError(
-            f"the FP8 list expected a matrix product ({expected}), got {entry.text!r}{what}; remove it", entry.path, entry.line
-        )
-    if entry.cast == "saved" and ids != (EVERY_OP,):
-        if any(not sites_of(op) for op in ids):
-            raise OpListError(
-                f"the saved list expected an op of torch, got your function {entry.name!r}; name the ops that it calls",
-                entry.path,
-                entry.line,
-            )
-        why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
-        if why:
-            raise OpListError(f"{entry.name!r} can't be on the saved list: {why}; remove it", entry.path, entry.line)
+    refusal = lists.kind_of(entry.cast).refusal(entry, ids)
+    if refusal:
+        raise OpListError(refusal, entry.path, entry.line)
     return ids
+
+
+def is_op(name: str) -> bool:
+    """Return True if the name is that of an op, in any of its spellings and of any release."""
+    try:
+        _known(name.removesuffix(AUTOCAST))
+    except KeyError:
+        return name == EVERY_OP
+    return True
 
 
 def can_be_listed(op: str) -> bool:
@@ -135,7 +128,7 @@ def _resolve(entry: ListEntry) -> tuple[str, ...]:
         return (EVERY_OP,)
     if entry.is_autocasts and entry.cast != "bf16":
         name = entry.name.removesuffix(AUTOCAST)
-        why = f"{entry.name!r} belongs on the BF16 list, got it on the {entry.cast.upper()} list; for that one write {name!r}"
+        why = f"{entry.name!r} belongs on the BF16 list, got it on the {lists.kind_of(entry.cast).title} list; for that one write {name!r}"
         raise OpListError(why, entry.path, entry.line)
     try:
         ids = _known(entry.name.removesuffix(AUTOCAST))

@@ -18,7 +18,7 @@ import torch
 from .. import casting, copies, locks, low_kernels
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..log import log, should_log
-from ..saved import refuse_written
+from ..saved_tensors import refuse_written
 from ..torch_ops import op_facts
 from ..torch_private import (
     are_saved_tensors_hooks_allowed,
@@ -349,7 +349,7 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
 
 def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> bool:
     """Return True if the op is to be computed again in backward: it keeps more than its inputs, and they are large enough to pay."""
-    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling() or trace_here() is not None:
+    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.added or not _grad_enabled() or _compiling() or trace_here() is not None:
         return False
     tensors = list(each_tensor((args, kwargs)))
     if not any(t.requires_grad for t in tensors if t.dtype is low_dtype) or all(t.numel() < _LARGE for t in tensors):

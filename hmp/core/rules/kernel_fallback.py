@@ -49,16 +49,12 @@ def fallbacks_of(op: str) -> int:
     return _counts[op]
 
 
-def count_not_in_fp8(op: str, reason: str) -> None:
-    """Count a product on the FP8 list that runs in the low-precision dtype, for `fallbacks()`, and log the first one with that reason."""
-    if _count(f"{op}: not in FP8, {reason}") and should_log():
-        log.info("%s is on the FP8 list, but this call runs in bfloat16 or float16 (%s); hmp.fallbacks() counts such calls", op, reason)
+def count(op: str, what: str, reason: str) -> bool:
+    """Count a call of an op that did not run as a list says, "not in FP8" or "not packed", for `fallbacks()`.
 
-
-def count_not_packed(op: str, reason: str) -> None:
-    """Count a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
-    if _count(f"{op}: not packed, {reason}") and should_log():
-        log.info("%s is on the saved list, but its activations are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
+    Return True for the first one with that reason, to be logged.
+    """
+    return _count(f"{op}: {what}, {reason}") and should_log()
 
 
 def _count(what: str) -> bool:

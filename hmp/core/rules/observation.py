@@ -10,7 +10,7 @@ import torch
 from ..casting import Caster, Tensor, castable, each_castable
 from ..copies import saved_here
 from ..formatting import dtype_name
-from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, quantised
+from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
 from ..torch_ops import op_facts
 from ..torch_private import (
     devices_in_autocast,
@@ -63,9 +63,13 @@ def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
 
 
 def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
-    """Return torch's own `op`, or the product in FP8 in its place, whose dtype and time are noted in the call that makes it."""
-    own = getattr(op, "computes", None)  # of a product in FP8
+    """Return torch's own `op`, or what a list has in its place, whose dtype and time are noted in the call that makes it.
+
+    Such a function may say which dtype it `computes` in, and report more to an argument `observer`, for the list that it `notes` about.
+    """
+    own = getattr(op, "computes", None)
     computes = "" if own is None else dtype_name(own)
+    about = getattr(op, "notes", "")
     low_of = getattr(op, "computes_in_float32", None)
 
     def timing(*args: Any, **kwargs: Any) -> Any:
@@ -74,8 +78,8 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
             return op(*args, **kwargs)
         given = args if not kwargs else (*args, *kwargs.values())
         call.computed = computes or asked_dtype(given) or first_dtype(given)
-        if computes:
-            kwargs["observer"] = quantised(told, rule.op, kwargs.get("observer"))
+        if about:
+            kwargs["observer"] = noting(told, about, rule.op, kwargs.get("observer"))
         if low_of is not None and low_of(args, kwargs) is not None:
             call.in_float32 = True
         started = clock()

@@ -6,7 +6,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,9 @@ from .. import casting
 from ..casting import Tensor, castable, each_tensor
 from ..torch_ops import Site, op_facts, parameters, sites
 from . import refusals
+
+if TYPE_CHECKING:
+    from ..lists import ListKind
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -56,6 +59,7 @@ class CastRule:
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
     choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
+    hides_dtypes: bool = False  # what it rounds shows in no dtype of its inputs and results
     leaves_dtypes: bool = False  # nothing is cast unless a kernel is missing (R11)
     repairs: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
 
@@ -90,14 +94,18 @@ class OpRule(NamedTuple):
     kind: CastRule
     facts: OpFacts
     low_dtype: torch.dtype = torch.bfloat16
-    fp8: tuple[str, str] = ("", "")  # on the FP8 list: the policy's recipe and kernel
-    saved: str = ""  # the recipe by which what it saves for backward is packed (R22)
+    words: tuple[tuple[str, str], ...] = ()  # the fields of the policy that say how the ops of its lists are done, and what they say
+    added: tuple[ListKind, ...] = ()  # the lists that add to what is done with it
     unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
         return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
+
+    def word(self, field: str) -> str:
+        """Return what the policy says in the field."""
+        return dict(self.words)[field]
 
     @property
     def leaves_to_autocast(self) -> bool:

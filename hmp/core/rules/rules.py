@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .. import casting, copies
+from .. import casting, copies, lists
 from ..active import without_casts
 from ..casting import Caster
-from ..fp8 import PRODUCTS
+from ..lists import ListKind
 from ..observe import Listener, clock_of
 from ..policy import ListEntry, ListName
-from ..saved import keeping, noting
 from ..torch_ops import Site, op_facts, sites
-from . import autocast_entries, float32_products, fp8_list, kernel_fallback, lost_writes, norms_and_lookups, saturation, wrappers
+from . import autocast_entries, float32_products, lost_writes, norms_and_lookups, saturation, wrappers
 from .cudnn_weights import with_one_buffer
 from .kernel_fallback import known
 from .observation import counted, observed, timed
@@ -59,10 +58,6 @@ def _saturating(op: Op, rule: OpRule) -> Op:
     """Return `op`, with masks that stay finite in it (R12) if it takes them as torch's own function does."""
     make = None if rule.facts.composite else saturation.SATURATING.get(sites.base_of(rule.op))
     return op if make is None else _with_attributes(make(op), op)
-
-
-def _torchs_and_in_fp8(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    return *torchs(op, rule), fp8_list.fp8_product(rule, getattr(op, "inlined", None))
 
 
 def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
@@ -138,24 +133,13 @@ NO_KERNEL_IN_PLACE = CastRule(
     repairs=True,
     leaves_dtypes=True,
 )
-FP8_LIST = CastRule(
-    "FP8_LIST",
-    number="R20",
-    label="fp8",
-    sentence="it runs in FP8 if its shapes and the device allow it, else in the low-precision dtype (R20)",
-    make=fp8_list.fp8_product_wrapper,
-    holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
-    calls=_torchs_and_in_fp8,
-    is_list=True,
-    dtype=lambda low_dtype: low_dtype,
-)
 BF16_LIST = CastRule(
     "BF16_LIST",
     number="R1",
     label="bf16",
     sentence="its floating-point inputs are cast to the low-precision dtype (R1)",
     make=_cast_inputs,
-    holds=lambda case: case.list in ("bf16", "fp8"),
+    holds=lambda case: case.list == "bf16",
     is_list=True,
     dtype=lambda low_dtype: low_dtype,
 )
@@ -243,13 +227,6 @@ ONE_OP = CastRule(  # of torch's Python functions that call an op with another r
     choose=_low_among_them,
     leaves_dtypes=True,
 )
-SAVED_LIST = CastRule(  # of an op on the saved list that no other rule holds for; the others say so in their OpRule
-    "SAVED_LIST",
-    number="R22",
-    label="",
-    sentence="what it saves for backward is packed (R22)",
-    make=lambda op, rule, caster: op,
-)
 VIEW = CastRule(
     "VIEW",
     number="R10",
@@ -267,12 +244,49 @@ NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op
 )
 
 RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, CastRule))  # in the order above
-_OF_LISTS = {rule.label: rule for rule in RULES if rule.is_list}
+
+lists.add(
+    ListKind(
+        name="bf16",
+        title="BF16",
+        contents="ops that run in the low-precision dtype",
+        rule=BF16_LIST,
+        over=("promote",),
+        excludes=("fp32",),
+        is_low=True,
+        marks=("fp16", "float16", "lower"),
+        is_optional=False,
+        takes_functions=True,
+    )
+)
+lists.add(
+    ListKind(
+        name="fp32",
+        title="FP32",
+        contents="ops that run in float32",
+        rule=FP32_LIST,
+        over=("promote",),
+        marks=("float32",),
+        is_optional=False,
+        takes_functions=True,
+    )
+)
+lists.add(
+    ListKind(
+        name="promote",
+        title="promote",
+        contents="ops that run in the widest dtype of their inputs",
+        rule=PROMOTE,
+        marks=("widest",),
+        is_optional=False,
+        takes_functions=True,
+    )
+)
 
 
 def of_list(cast: str) -> CastRule:
     """Return the rule of a list; of "autocast" that of its entries such as `gru.autocast`."""
-    return _OF_LISTS[cast]
+    return AUTOCAST if cast == AUTOCAST.label else lists.kind_of(cast).rule
 
 
 # --- which rule an op has -------------------------------------------------------------------------------------------------
@@ -283,6 +297,11 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
     in_place = sites.writes_first(op)
     on_list = None if entry is None or in_place or sites.is_view(op) else "autocast" if entry.is_autocasts else entry.cast
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
+    if on_list is not None and on_list != AUTOCAST.label:
+        kind = lists.kind_of(on_list)
+        if kind.rule.holds(case):
+            return kind.rule
+        case = case._replace(list=kind.instead or on_list)
     for rule in RULES:
         if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.line):
             continue  # it cannot hold, and most ops are in no such set
@@ -320,8 +339,11 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
     """
     caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or torchs)(op, rule)
-    if rule.saved:
-        calls, caster = tuple(_keeping(each, rule, hasattr(op, "inlined")) for each in calls), noting(caster)
+    for kind in rule.added:
+        if kind.around is not None:
+            calls = tuple(_with_attributes(kind.around(each, rule), each) for each in calls)
+        if kind.around_cast is not None:
+            caster = kind.around_cast(caster)
     clock = clock_of(told) if told else None
     if clock is not None:
         calls, caster = tuple(timed(each, rule, told, clock) for each in calls), counted(caster, clock, told)
@@ -329,13 +351,8 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
     return observed(wrapper, rule, op, told, clock) if told else wrapper
 
 
-def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
-    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
-    return _with_attributes(kept, op)
-
-
 def _with_attributes(wrapper: Op, op: Op) -> Op:
-    functools.update_wrapper(wrapper, op, ("computes", "computes_in_float32"), ())
+    functools.update_wrapper(wrapper, op, ("computes", "computes_in_float32", "notes"), ())
     return wrapper
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...core import lists
 from ...core.active import disable_casts
 from ...core.casting import each_tensor
 from ...core.compiler_stance import running_uncompiled
@@ -331,7 +332,7 @@ def _recorder(statistics: ErrorSums) -> Seen:
 
 def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     shares: dict[str, float] = {}
-    low = {row.op for row in rows if row.dtype != "float32" or row.listed in ("fp8", "bf16")}  # the others compute in float32 already
+    low = {row.op for row in rows if row.dtype != "float32" or row.listed in lists.low()}  # the others compute in float32 already
     for row in rows:
         if row.listed != "fp32" and row.op in low and row.share > 0 and can_be_listed(row.op):
             shares[row.op] = shares.get(row.op, 0.0) + row.share

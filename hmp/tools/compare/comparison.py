@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...core import lists
 from ...core.formatting import versioned
 from ..op_owners import Direction
 from ..pages.page import Page, Result
@@ -152,15 +153,17 @@ class Comparison(Result):
         return f"nothing to move to the FP32 list: {most.name} adds most of the error ({most.share:.0%}), and lists don't affect it"
 
     def first_changes(self) -> list[str]:
-        """Return what to change first, a line for each list; from the FP8 list an op goes to the BF16 list first.
+        """Return what to change first, a line for each list; from a list such as FP8 an op goes to the BF16 list first.
 
         Returns:
             The lines, or one that says why nothing is advised.
         """
-        in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
+        kinds = {kind.name: kind for kind in lists.kinds() if kind.instead}
+        steps = [(f"take off the {kind.title} list", kind.instead, kind.name) for kind in kinds.values()]
+        special = {row.op: row.listed for row in self.rows if row.listed in kinds}
         found = []
-        for change, to, is_of in (("take off the FP8 list", "bf16", True), ("move to the FP32 list", "fp32", False)):
-            ops = [(op, share) for op, share in self.advice[:5] if (op in in_fp8) is is_of]
+        for change, to, of in (*steps, ("move to the FP32 list", "fp32", None)):
+            ops = [(op, share) for op, share in self.advice[:5] if special.get(op) == of]
             if ops:
                 said = ", ".join(f"{op} ({share:.0%})" for op, share in ops)
                 found.append(f'to {change} first: {said}; policy.move("{ops[0][0]}", "{to}")')

@@ -17,7 +17,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, map_tensors
 from ...core.observe import Call, here
-from ...core.rules import rules
 from ...core.torch_private import without_torch_function
 from ..aten import Facts, argument, facts, is_collective, is_point_to_point, local, run_collective, storage_address, written_by_collective
 from ..model_state import States, put_back, random_state
@@ -281,7 +280,7 @@ class Float32Reference(OpOwners):
 
 def _may_be_rounded(call: AtenCall) -> bool:
     rule = call.owner.rule
-    return rule is not None and rule.facts.needs_instructions and rule.kind not in (rules.FP8_LIST, rules.AUTOCAST)
+    return rule is not None and rule.facts.needs_instructions and rule.kind.calls is None
 
 
 class _Dropout:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...core import lists
 from ...core.formatting import Word, dtype_name
 from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
 from ...core.rules import rules
@@ -21,7 +22,6 @@ from ..explain import Rule, explain
 from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)
-_NARROW = ("fp8", "bf16")  # the lists whose results are in the low-precision dtype
 
 
 class FindingKind(Word):
@@ -169,7 +169,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
-        f", low-precision dtype {low}" if explained.cast in _NARROW else ""
+        f", low-precision dtype {low}" if explained.cast in lists.low() else ""
     )
 
 
@@ -178,8 +178,8 @@ def _in_place(owner: Owner) -> bool:
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
-    """Return True if few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
-    return (owner.rule is not None and owner.rule.kind is rules.FP8_LIST) or any(t.dtype in LOW for t in tensors)
+    """Return True if few bits took part, also those of rounded values that are float32 numbers."""
+    return (owner.rule is not None and owner.rule.kind.hides_dtypes) or any(t.dtype in LOW for t in tensors)
 
 
 def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
@@ -209,7 +209,7 @@ def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
 def _moved(explained: Rule, policy: Policy, wider: str) -> str:
     """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
     entry, at, scope = (explained.listed_as or "").partition(" @ ")
-    listed = explained.listed_as if explained.cast in _NARROW and entry != EVERY_OP else None
+    listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
     # there is no einsum.autocast on an FP32 list
     name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
     if explained.path is not None and not Path(explained.path).is_relative_to(home()):

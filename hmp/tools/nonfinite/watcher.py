@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...core.casting import each_tensor, has_values
 from ...core.formatting import Word
 from ...core.observe import Call, here, log, modules
-from ...core.rules import rules, takes_masks
+from ...core.rules import takes_masks
 from ...core.torch_private import memory_of, storage_of, tree_leaves
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
@@ -177,7 +177,7 @@ class NonfiniteFinder(OpOwners):
         bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
         has_nan = any(_has_nan(t) for t in odd)
         rule = call.owner.rule
-        quantises = rule is not None and rule.kind is rules.FP8_LIST  # which makes NaN of Inf by that number, and nobody wrote it
+        quantises = rule is not None and rule.kind.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin(OriginKind.WRITTEN))
         elif not bad:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from ...core.casting import Tensor
 from ...core.formatting import dtype_name
 from ...core.observe import Listener, modules
-from ...core.saved import can_count, counting
+from ...core.saved_tensors import can_count, counting
 from ...core.torch_private import graph_task
 from ..saved_activations import SavedActivations
 

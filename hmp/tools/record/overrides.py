@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...core import locks
+from ...core import lists, locks
 from ...core.active import InBackward, Off, is_by_user, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
@@ -153,10 +153,10 @@ def _is_any_low(result: Any) -> bool:
 
 
 class OverrideRecorder:
-    """Notes the calls that ran otherwise than the BF16, FP32 or FP8 list says; in any thread.
+    """Notes the calls that ran otherwise than the list says that decides their dtype; in any thread.
 
-    A line of the FP8 list is followed by the low-precision dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the
-    inputs.
+    An entry such as one of the FP8 list is followed by the low-precision dtype too, where FP8 cannot be (R20). The promote list leaves the
+    dtype to the inputs.
     """
 
     def __init__(self, places: BoundedPlaces) -> None:
@@ -254,13 +254,16 @@ class OverrideRecorder:
     def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
         """Return the line that the call did not follow, and the dtype that it asks for; or None."""
         entry = self._entry(policy, op)
-        if entry is None or entry.cast == "promote" or not got:
+        if entry is None or not got:
             return None
-        wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
+        kind = lists.kind_of(entry.cast)
+        wanted = None if kind.rule.dtype is None else kind.rule.dtype(policy.dtype)
+        if wanted is None:
+            return None
         dtypes = got.split(", ")
         if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
             return None  # torch.autocast decides inside the op
-        if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
+        if dtype_name(wanted) in dtypes or dtypes[0] in map(dtype_name, kind.computes_in) or _is_asked(given):
             return None
         tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
         if any(tensor.dtype in _WIDE for tensor in tensors):

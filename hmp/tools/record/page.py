@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core import lists
 from ...core.formatting import count, share, short_entry, size, some, typeset_duration
 from ...core.rules import rules
 from ..pages.page import (
@@ -40,21 +41,13 @@ from ..pages.page import (
     place,
     whole,
 )
-from .fp8_stats import Fp8Row
 from .models import Model, pattern, shares
-from .packing_stats import merged as merged_packing
+from .parts import report_parts
 from .report import Report
 from .rows import BYPASSED, UNLISTED, Row, grouped, in_words, total
 from .violations import OverrideKind, Violation, kinds
 
-FP8_ROWS, MODELS, KEPT_ROWS = 200, 12, 12
-# What reports call a rule → the sentences of all rules that they call so.
-RULES: dict[str, list[str]] = {}
-for _rule in rules.RULES:
-    if _rule.in_reports:
-        RULES.setdefault(_rule.in_reports, []).append(_rule.sentence)
-RULES[UNLISTED] = ["on no list: left to torch"]
-RULES[BYPASSED] = ["on a list, but called through a reference taken before hmp patched torch: hmp.unreachable() says where"]
+MODELS, KEPT_ROWS = 12, 12
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
 _OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
@@ -74,8 +67,7 @@ def report_page(report: Report) -> Page:
         Section("ops", "Ops", "By op, most time in casts first", [rows_table(report, "op", "cast_seconds")]),
         _tree(report.rows),
         _unlisted(report, sums),
-        _in_fp8(report),
-        _packed(report),
+        *(part.section(report) for part in report_parts().values()),
         _calls(report),
         _lists(report),
     ]
@@ -87,9 +79,20 @@ def report_page(report: Report) -> Page:
         cards=_cards(report, sums),
         opening=_opening(report, sums),
         sections=[each for each in sections if each is not None],
-        closing=RULES,
+        closing=rule_sentences(),
         closing_text=_CLOSING,
     )
+
+
+def rule_sentences() -> dict[str, list[str]]:
+    """Return what reports call a rule → the sentences of all rules that they call so."""
+    found: dict[str, list[str]] = {}
+    for rule in dict.fromkeys((*(kind.rule for kind in lists.kinds()), *rules.RULES)):
+        if rule.in_reports:
+            found.setdefault(rule.in_reports, []).append(rule.sentence)
+    found[UNLISTED] = ["on no list: left to torch"]
+    found[BYPASSED] = ["on a list, but called through a reference taken before hmp patched torch: hmp.unreachable() says where"]
+    return found
 
 
 _CLOSING = (
@@ -104,10 +107,14 @@ _UNCAST = (
 
 
 def _policy(policy: Mapping[str, Any]) -> tuple[str, str]:
-    lists = [f"{len(policy[cast])} names on its {cast.upper()} list" for cast in ("bf16", "fp32", "promote")]
-    lists += [f"{len(policy['fp8'])} on FP8 ({policy['fp8_recipe']})"] if policy.get("fp8") else []
-    lists += [f"{len(policy['saved'])} on saved ({policy['saved_recipe']})"] if policy.get("saved") else []
-    return f"policy {policy['name']} {policy['fingerprint']}", f"{policy['dtype']}; {', '.join(lists)}"
+    said = []
+    for kind in sorted(lists.kinds(), key=lambda kind: kind.is_optional):
+        names, recipe = policy.get(kind.name, ()), policy.get(kind.words[0].field) if kind.words else ""
+        if not kind.is_optional:
+            said.append(f"{len(names)} names on its {kind.name.upper()} list")
+        elif names:
+            said.append(f"{len(names)} on {kind.title}" + (f" ({recipe})" if recipe else ""))
+    return f"policy {policy['name']} {policy['fingerprint']}", f"{policy['dtype']}; {', '.join(said)}"
 
 
 def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
@@ -166,6 +173,7 @@ def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) ->
     kept = sum((Counter(model.kept or {}) for model in report.models), Counter[str]()) if by == "module" else {}
     found = report.grouped(by, sort, unlisted=False)
     longest = max((row.seconds for row in found), default=0.0)
+    more = list(total(found).more)
     lines = []
     for row in found[:most]:
         cells = {
@@ -177,9 +185,21 @@ def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) ->
             "line": place(row),
         }
         numbers = [whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds)]
+        numbers += [number(row.more.get(name, 0), f"{row.more.get(name, 0):,.6g}") for name in more]
         times = [duration(row.op_seconds), bar(longest, (colour_class(row.compute), row.op_seconds), ("casts", row.cast_seconds))]
         lines.append([*(cells[word] for word in words), *numbers, *times, *([nbytes(kept.get(row.module, 0))] if kept else [])])
-    columns = (*words, ">calls", ">casts", ">saved", ">cast", ">in casts", ">in ops", "", *([">saved for backward"] if kept else []))
+    columns = (
+        *words,
+        ">calls",
+        ">casts",
+        ">saved",
+        ">cast",
+        ">in casts",
+        *(f">{name}" for name in more),
+        ">in ops",
+        "",
+        *([">saved for backward"] if kept else []),
+    )
     return Table(columns, lines, label=f"What was cast, by {by}", most=most)
 
 
@@ -234,50 +254,6 @@ def _unlisted(report: Report, sums: Row) -> Section | None:
     )
 
 
-def _in_fp8(report: Report) -> Section | None:
-    found: list[Fp8Row] = report.fp8
-    if not found:
-        listed = any(policy.get("fp8") for policy in report.policies)
-        told = "Nothing ran in FP8: the ops on the FP8 list were not called, or FP8 was impossible (hmp.fallbacks() says why)."
-        return Section("fp8", "In FP8", "", [Text(told)]) if listed else None
-    shown = sorted(found, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS]
-    rows = [
-        [op(row.op), module(row.module), Cell(row.role), whole(row.tensors), number(row.amax, f"{row.amax:.3g}"),
-         number(row.least_scale, f"{row.least_scale:.2g}"), number(row.greatest_scale, f"{row.greatest_scale:.2g}"),
-         number(row.saturated, f"{100 * row.saturated:.2f} %"), number(row.flushed, f"{100 * row.flushed:.2f} %")]
-        for row in shown
-    ]  # fmt: skip
-    told = (
-        'Roles: left operand ("input"), right operand ("weight") and gradient of the result ("grad") of a matrix multiplication. '
-        "Saturated: the share of elements clipped to the format's largest number. Flushed: the share rounded to zero. If much is "
-        "flushed, the values of one tensor span more than the format's range: use a recipe with a scale for each row or block, or take "
-        "this module off the FP8 list."
-    )
-    columns = ("op", "module", "role", ">tensors", ">amax", ">least scale", ">greatest scale", ">saturated", ">flushed to 0")
-    note = left_out(shown, len(found), "rows, with most flushed", "`report.fp8`")
-    table = Table(columns, rows, label="FP8 quantisation, by op, module and role", note=note, where="report.fp8 holds them")
-    return Section("fp8", "In FP8", "Quantisation of the operands of FP8 matrix multiplications", [Text(told, is_soft=True), table])
-
-
-def _packed(report: Report) -> Section | None:
-    found = sorted(merged_packing(report.kept), key=lambda row: -row.nbytes)
-    if not found:
-        return None
-    rows = [
-        [op(row.op), module(row.module), whole(row.tensors), nbytes(row.nbytes), nbytes(row.left),
-         number(row.error, f"{100 * row.error:.2f} %"),
-         duration(row.seconds)]
-        for row in found
-    ]  # fmt: skip
-    told = (
-        "Activations of the ops on the saved list: bytes as torch would save them, bytes after packing, the error of the unpacked values, "
-        "and the time for packing and unpacking. The low-precision copy of a weight takes no bytes: backward casts the weight again."
-    )
-    columns = ("op", "module", ">tensors", ">bytes", ">packed", ">error", ">in packing")
-    table = Table(columns, rows, label="Packed activations, by op and module", where="report.kept holds them")
-    return Section("kept", "Packed", "Packed activations", [Text(told, is_soft=True), table])
-
-
 def _calls(report: Report) -> Section:
     found = sorted(report.grouped("call"), key=lambda row: -row.seconds)
     shown = found[:TABLE_ROWS]
@@ -294,7 +270,7 @@ def _calls(report: Report) -> Section:
         note=left_out(shown, len(found), "with most time", "`Report.to_json()`"),
         filter="op, module, file, dtype",
         choice="Rule",
-        choices=list(RULES),
+        choices=list(rule_sentences()),
         groups=[row.rule for row in shown],
     )
     return Section("calls", "All calls", "All calls", [table], is_long=True)

@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 
-from ...core import locks, low_kernels
+from ...core import lists, locks, low_kernels
 from ...core.casting import each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.formatting import dtype_name, provenance
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
-from ...core.policy import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
+from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, spelling
 from ...core.rules import CastRule, rules
 from ...core.torch_ops import sites
 from ...core.torch_private import without_torch_function
-from .fp8_stats import Fp8Rows
 from .models import RunningModels
 from .overrides import OverrideRecorder
-from .packing_stats import PackingRows
+from .parts import columns, report_parts
 from .report import Report
 from .rows import BYPASSED, ELSEWHERE, UNLISTED, BoundedPlaces, Row, grouped
 
@@ -47,9 +46,9 @@ class Recorder(Listener):
         self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is active and of what was given
         self.uncast = 0
         self.unplaced = 0  # calls in later places than are kept
-        self.fp8 = Fp8Rows()
-        self.packed = PackingRows()
         self.places = BoundedPlaces()
+        self.parts = {name: part.recording(self.places.bounded) for name, part in report_parts().items()}
+        self._columns = columns()
         self.last_word = OverrideRecorder(self.places)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = locks.RLock()
@@ -68,11 +67,6 @@ class Recorder(Listener):
         self._note(call, said, inputs, output, raised and type(call.error).__name__ != _STOP)
         if not raised and not _compiling():
             self.last_word.decided(call, rule, given)
-
-    def quantised(self, op: str, module: str, statistics: Any) -> None:
-        """Count an operand of a product in FP8."""
-        module = self.places.bounded(module)
-        self.fp8.quantised(op, module, statistics)
 
     def backward_begins(self) -> None:
         """Look for what overrides the policy in backward."""
@@ -114,7 +108,7 @@ class Recorder(Listener):
                 self.policies.setdefault(given)
             counts = self._counts.get(key)
             if counts is None:
-                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0]  # in the order of rows.COUNTED
+                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, {}]  # in the order of rows.COUNTED, then `more`
             counts[0] += 1
             counts[1] += call.casts
             counts[2] += call.casts_saved
@@ -125,6 +119,9 @@ class Recorder(Listener):
             counts[7] += raised
             counts[8] += _compiling()
             counts[9] += call.in_float32
+            for name, of in self._columns.items():
+                if value := of(call):
+                    counts[10][name] = counts[10].get(name, 0) + value
 
     # --- what comes of it ---
 
@@ -132,8 +129,6 @@ class Recorder(Listener):
         """Return what a report has by that name, as far as it is known."""
         known: dict[str, Callable[[], Any]] = {
             "rows": self.rows,
-            "fp8": self.fp8.rows,
-            "kept": self.packed.rows,
             "violations": self.last_word.found,
             "models": lambda: self.models.found,
             "policies": lambda: [policy.to_dict() for policy in self.policies],
@@ -141,6 +136,7 @@ class Recorder(Listener):
             "uncast_calls": lambda: self.uncast,
             "unplaced_calls": lambda: self.unplaced,
             "seconds": lambda: _clock() - self.started,
+            **{name: part.rows for name, part in self.parts.items()},
         }
         return known[name]()
 
@@ -158,7 +154,7 @@ class Recorder(Listener):
     def _entries(self) -> list[tuple[Any, ...]]:
         """Return what was noted, each with the list entry that its op follows."""
         with self._lock:
-            counts = [(*key, *values) for key, values in self._counts.items()]
+            counts = [(*key, *values[:-1], dict(values[-1])) for key, values in self._counts.items()]
             listed = {key: Listed(policy) for key, policy in self._in_force.items()}
         return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
 
@@ -166,13 +162,13 @@ class Recorder(Listener):
         """Return the entries on the active policies' lists none of whose ops was called; with a scope, none in a module of it."""
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
-        names = {name for policy in self.policies for cast in LISTS for name in getattr(policy, cast) if name != EVERY_OP}
+        names = {name for policy in self.policies for cast in lists.names() for name in getattr(policy, cast) if name != EVERY_OP}
         unused = [name for name in names if called.isdisjoint(spelling.resolve(ListEntry(name, "bf16")))]
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
-            if rule.cast == "saved":
-                continue  # self.packed shows what such lines did
+            if lists.kind_of(rule.cast).adds:
+                continue  # what it adds is in a part of the report
             if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
                 unused.append(rule.text)
         return sorted(unused)
@@ -227,10 +223,10 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     """
     recorder = Recorder(synchronize)
     in_float32 = {dtype_name(dtype): low_kernels.why(dtype) for dtype in low_kernels.computed_in_float32()}
-    report = Report((), (), (), (), device=_device(), in_float32=in_float32, **provenance())
+    report = Report((), (), (), device=_device(), in_float32=in_float32, **provenance())
     report._recorder = recorder
     try:
-        with running_uncompiled(), listen(recorder, recorder.models, recorder.packed):
+        with running_uncompiled(), listen(recorder, recorder.models, *recorder.parts.values()):
             yield report
     finally:
         recorder.models.close()

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...core import lists
 from ...core.formatting import count, dtype_name, of_json, some, versioned
-from ...core.policy import LISTS
 from ...errors import HmpError, ViolationError
 from ..pages.page import Page, Result
 from ..pages.text import table
-from . import packing_stats
 from . import rows as rows_
-from .fp8_stats import Fp8Row, merged
 from .models import Model, merge_models
-from .packing_stats import PackingRow
+from .parts import report_parts
 from .rows import BYPASSED, FIELDS, UNLISTED, Row, grouped, in_words
 from .violations import Violation, check_allowed, in_lines, together
 
@@ -59,14 +57,14 @@ class Report(Result):
     def __init__(
         self,
         rows: Iterable[Row] = (),
-        fp8: Iterable[Fp8Row] = (),
         violations: Iterable[Violation] = (),
         models: Iterable[Model] = (),
         **about: Any,
     ) -> None:
         self._recorder: Recorder | None = None
-        lists = {"rows": rows, "fp8": fp8, "kept": about.pop("kept", ()), "violations": violations, "models": models}
-        self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in lists.items()}
+        parts = {name: about.pop(name, ()) for name in report_parts()}
+        told = {"rows": rows, **parts, "violations": violations, "models": models}
+        self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in told.items()}
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
             "torch": torch.__version__, "in_float32": {},
@@ -121,18 +119,14 @@ class Report(Result):
         """Return what was called and no list decides, by op, most time first. Seen in the thread that recorded."""
         return [row for row in self.grouped("op", "op_seconds") if row.rule == UNLISTED]
 
-    @property
-    def fp8(self) -> list[Fp8Row]:
-        """Return what quantising did to the operands of products in FP8, by op, module and role."""
-        return list(self._told("fp8"))
-
-    @property
-    def kept(self) -> list[PackingRow]:
-        """Return what ops saved for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
-        return list(self._told("kept"))
+    def __getattr__(self, name: str) -> list[Any]:
+        """Return the rows of a part that a list brings: `fp8` (each tensor that was quantised), `kept` (bytes before and after packing)."""
+        if name.startswith("_") or name not in self._lists:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return list(self._told(name))
 
     def violations(self) -> list[Violation]:
-        """Return the calls that did not follow the BF16, FP32 or FP8 list, most calls first.
+        """Return the calls that did not follow the list that decides their dtype, most calls first.
 
         Calls where no list could decide, inside disable_casts() or by a name from before, are seen in the thread that recorded.
 
@@ -244,7 +238,7 @@ class Report(Result):
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
 
     def verify(self, allow: Collection[str] = ()) -> Report:
-        """Raise unless every call on the BF16, FP32 or FP8 list ran as its entry says.
+        """Raise unless every call on a list that decides its dtype ran as its entry says.
 
         Args:
             allow: Kinds of violations that do not raise: "region" (an enabled torch.autocast), "island" (a model's own
@@ -324,7 +318,6 @@ class Report(Result):
         policies = {each["fingerprint"]: each for report in reports for each in report.policies}
         return Report(
             grouped([row for report in reports for row in report.rows], "call"),
-            merged(row for report in reports for row in report.fp8),
             together(each for report in reports for each in report.violations()),
             merge_models(each for report in reports for each in report.models),
             **self._about
@@ -334,13 +327,13 @@ class Report(Result):
                 **{name: sum(each._told(name) for each in reports) for name in ("uncast_calls", "unplaced_calls")},
                 "seconds": seconds(each._about["seconds"] for each in reports),
                 "ranks": sum(each._about["ranks"] for each in reports),
-                "kept": packing_stats.merged(row for report in reports for row in report.kept),
+                **{name: part.merged(row for report in reports for row in report._told(name)) for name, part in report_parts().items()},
             },
         )
 
     def _called(self) -> set[str]:
         """Return the entries on the lists of its policies of which an op was called."""
-        return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
+        return {name for policy in self.policies for cast in lists.names() for name in policy.get(cast, ())} - set(self.never_called)
 
     def gather(self) -> Report:
         """Return the reports of all ranks as one; every rank must call it.
@@ -367,8 +360,8 @@ class Report(Result):
             What `from_dict()` takes.
         """
         about = {name: self._told(name) for name in _TOLD}
-        lists = {name: [asdict(each) for each in self._told(name)] for name in self._lists}
-        return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **lists})
+        rows = {name: [_without_empty(asdict(each)) for each in self._told(name)] for name in self._lists}
+        return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **rows})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
@@ -389,7 +382,8 @@ class Report(Result):
             raise HmpError(f"expected a report with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; record it again with this hmp")
         if not isinstance(values.get("rows"), list):
             raise HmpError("expected a report with rows, got one without; pass all that Report.to_dict() returned")
-        kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": PackingRow, "violations": Violation, "models": Model}
+        kinds: dict[str, Any] = {"rows": Row, "violations": Violation, "models": Model}
+        kinds |= {name: part.row for name, part in report_parts().items()}
         # which reports of older releases have not all of
         try:
             found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
@@ -457,6 +451,11 @@ class Report(Result):
         for row in self.rows:
             calls[row.rule] += row.calls
         return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
+
+
+def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's values without `more`, where no plug-in has added a column."""
+    return {name: value for name, value in values.items() if name != "more" or value}
 
 
 def _check_reports(method: str, *others: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ...core.observe import Place, modules
@@ -42,7 +42,7 @@ class Row:
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
     `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
     `in_float32` calls computed in float32 on inputs rounded to the low-precision dtype, and rounded their result, as the processor has no
-    instructions for it (R11).
+    instructions for it (R11). `more` has the columns of plug-ins' lists, by name.
     """
 
     op: str
@@ -64,6 +64,7 @@ class Row:
     raised: int = 0
     traced: int = 0
     in_float32: int = 0
+    more: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def seconds(self) -> float:
@@ -93,15 +94,19 @@ def in_words(rule: str) -> str:
     return _WORDS.get(rule, rule)
 
 
-FIELDS = tuple(field.name for field in fields(Row))
+FIELDS = tuple(each.name for each in fields(Row))
 
 
 def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise ValueError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
-    others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
-    return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common)})
+    others = [name for name in FIELDS if name not in ("more", *COUNTED, *GROUPS[by])]
+    return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common), "more": _added})
+
+
+def _added(columns: list[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0) for each in columns) for name in dict.fromkeys(name for each in columns for name in each)}
 
 
 def group_rows(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
@@ -135,7 +140,8 @@ def _mean(values: list[float], weights: list[float]) -> float:
 def total(rows: Iterable[Row]) -> Row:
     """Return what was counted of the rows, added up; nothing else is in the row that it gives."""
     kept = list(rows)
-    return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
+    counted = {name: sum(getattr(row, name) for row in kept) for name in COUNTED}
+    return Row("", "", **counted, more=_added([row.more for row in kept]))
 
 
 class BoundedPlaces:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ...core.policy import AUTOCAST, CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, policies, resolve
+from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, policies, resolve
 from ...core.torch_ops import ancestry, sites_of
 from ...errors import HmpError
+
+_CASTS = ("bf16", "fp32", "promote")  # the lists that every policy has
 
 
 class Key(NamedTuple):
@@ -47,7 +49,7 @@ class Decisions:
         self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(ListEntry(name, "bf16"))))
         # what an op does that is listed by itself does not change with the ops that are decided
-        self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in CASTS}
+        self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in _CASTS}
         self._calls: Mapping[Key, int] = {}
 
     def op_of(self, op: str) -> str | None:
@@ -100,7 +102,7 @@ class Decisions:
 
     def _with(self, lists: Mapping[ListName, Collection[str]], scoped: Iterable[ListEntry], name: str) -> Policy:
         decided = frozenset().union(*lists.values())
-        rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in CASTS}
+        rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in _CASTS}
         return Policy(
             name=name,
             dtype=self.low,

@@ -9,11 +9,10 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from ...core import lists
 from ...core.compiler_stance import running_uncompiled
-from ...core.fp8 import RECIPES, is_real
 from ...core.observe import Call, Listener, listen, modules
 from ...core.policy import ListEntry, Policy, as_policy, plain_path
-from ..record.packing_stats import PackingRows
 from .decisions import Decisions, Key, scope_of
 from .result import Objective, PackedUnit, Trial, Unit
 from .task import Task
@@ -96,7 +95,7 @@ def search_fp8(
         notes.append(_NO_FP8)
         return
     start = decisions.start
-    is_timed = trials.objective == Objective.TIME and is_real(start.fp8_kernel, task.device, RECIPES[start.fp8_recipe])
+    is_timed = trials.objective == Objective.TIME and lists.kind_of("fp8").level.has_kernels(start, task.device)
     most, found = 0, None
 
     def fits(fp8: frozenset[Key], last: Key | None) -> bool:
@@ -130,7 +129,7 @@ class _PackableCalls(Listener):
         self._module = module
 
     def begin(self, call: Call) -> None:
-        if call.rule is not None and call.rule.saved:
+        if call.rule is not None and any(kind.name == "saved" for kind in call.rule.added):
             self.seen[call.op, self._module()] = None
 
 
@@ -141,7 +140,9 @@ def measure_packing(task: Task, decisions: Decisions, best: Policy) -> dict[Key,
     def module() -> str:
         return paths.get(id(modules.innermost), "") if decisions.per_module else ""
 
-    kept, calls = PackingRows(module), _PackableCalls(module)
+    part = lists.kind_of("saved").report
+    assert part is not None
+    kept, calls = part().recording(lambda path: module()), _PackableCalls(module)
     policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
     task.from_the_start()
     with running_uncompiled(), task.under(policy), listen(calls, kept):

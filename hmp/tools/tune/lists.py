@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.formatting import NOTHING, count, dtype_name, duration, size
-from ...core.policy import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
+from ...core.policy import EVERY_OP, ListEntry, ListName, exactness, optional_files, word_files
 from ...errors import HmpError
 from .result import LEAST_GAIN, Objective, Stopped, TuneResult, Unit, least_gain
 
@@ -133,7 +133,7 @@ def write(result: TuneResult, folder: Path) -> Path:
                     result.to_json(part)
                 else:
                     part.write_text(lists[target.name], encoding="utf-8")
-            _put(staged, [folder / name for name in OPTIONAL_FILES if name not in lists])
+            _put(staged, [folder / name for name in optional_files() if name not in lists])
         finally:
             for part in staged:
                 part.unlink(missing_ok=True)

@@ -18,12 +18,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...core import observe
+from ...core import lists, observe
 from ...core.active import disable_casts
 from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ...core.compiler_stance import running_uncompiled
 from ...core.convert import Op, OpRule, op_wrap
-from ...core.fp8 import PRODUCTS, RECIPES, why_not
 from ...core.observe import Listener, listen
 from ...core.policy import plain_path
 from ...core.rules import rules, writes
@@ -201,9 +200,11 @@ class Probe(Listener):
         if rule.kind is not rules.FP32_LIST or name is None:
             return None
         fp8 = None
-        if self._decisions.in_fp8 and rule.op in PRODUCTS:
+        kind = lists.kind_of("fp8")
+        if self._decisions.in_fp8 and rule.op in kind.level.ops:
             start = self._decisions.start
-            fp8 = op_wrap(function, rule._replace(kind=rules.FP8_LIST, fp8=(start.fp8_recipe, start.fp8_kernel)))
+            words = tuple((word.field, getattr(start, word.field)) for word in kind.words)
+            fp8 = op_wrap(function, rule._replace(kind=kind.rule, words=words))
         op = _Op(name, rule, op_wrap(function, rule), function, fp8)
         op.low = op_wrap(function, rule._replace(kind=rules.BF16_LIST), around_cast=op.noting)
         return op
@@ -261,7 +262,7 @@ class Probe(Listener):
         work = _work(op.full, (args, kwargs))
         measured.work += work
         start = self._decisions.start
-        if not why_not(op.rule.op, args, kwargs, RECIPES[start.fp8_recipe], start.dtype):
+        if not lists.kind_of("fp8").level.why_not(op.rule.op, args, kwargs, start):
             measured.work_fp8 += work
             try:
                 with torch.no_grad():

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ...core import lists as kinds
 from ...core.formatting import provenance
-from ...core.policy import LISTS, Policy, as_policy, scopes
+from ...core.policy import Policy, as_policy, scopes
 from ...errors import HmpError, NonFiniteError
 from ..benchmark.variants import policy_active
 from ..extras import lacking
@@ -71,7 +72,7 @@ def run(
     progress: bool | None,
 ) -> TuneResult:
     """Search, or go on with the search in the folder, and return what was found."""
-    if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in LISTS):
+    if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in kinds.names()):
         raise HmpError(f"{folder}: has lists that tune() did not write and would replace; give another folder")
     key = _key(task, decisions, tolerance, objective)
     shows, journal = Progress(progress), Journal(folder, key, resume)

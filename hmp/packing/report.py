@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from ...core import locks
-from ...core.observe import Listener, modules
-from .rows import group_rows
+from ..core import locks
+from ..core.observe import modules
+from ..tools.pages.page import Section, Table, Text, duration, module, nbytes, number, op, whole
+from ..tools.record.parts import Recording
+from ..tools.record.rows import group_rows
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,17 @@ class PackingRow:
     seconds: float
 
 
-class PackingRows(Listener):
-    """Adds up the reports of packed tensors, from any thread. `module` gives the module whose call is running."""
+class PackingRecording(Recording):
+    """Adds up the reports of packed tensors, from any thread. `bounded` gives the name for a module's path."""
 
-    def __init__(self, module: Callable[[], str] = lambda: modules.path) -> None:
-        self._module = module
+    def __init__(self, bounded: Callable[[str], str]) -> None:
+        self._bounded = bounded
         self._lock = locks.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
 
     def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> tuple[str, str]:
         """Count what an op saves."""
-        key = op, self._module()
+        key = op, self._bounded(modules.path)
         self._add(key, 1, tensor.nbytes, tensor.nbytes if packed is None else packed)
         return key
 
@@ -69,3 +71,40 @@ class PackingRows(Listener):
 def merged(rows: Iterable[PackingRow]) -> list[PackingRow]:
     """Return the rows with those of one op and module taken together, as of several ranks; their error is the mean by bytes."""
     return group_rows(rows, ("op", "module"), {**dict.fromkeys(("tensors", "nbytes", "left", "seconds"), sum), "error": "nbytes"})
+
+
+class PackingPart:
+    """The part of a report on packed activations."""
+
+    name, row = "kept", PackingRow
+
+    def recording(self, bounded: Callable[[str], str]) -> PackingRecording:
+        """Return what records it."""
+        return PackingRecording(bounded)
+
+    def merged(self, rows: Iterable[PackingRow]) -> list[PackingRow]:
+        """Return the rows with those of one op and module as one."""
+        return merged(rows)
+
+    def section(self, report: Any) -> Section | None:
+        """Return its section of the page."""
+        return _section(report)
+
+
+def _section(report: Any) -> Section | None:
+    found = sorted(merged(report.kept), key=lambda row: -row.nbytes)
+    if not found:
+        return None
+    rows = [
+        [op(row.op), module(row.module), whole(row.tensors), nbytes(row.nbytes), nbytes(row.left),
+         number(row.error, f"{100 * row.error:.2f} %"),
+         duration(row.seconds)]
+        for row in found
+    ]  # fmt: skip
+    told = (
+        "Activations of the ops on the saved list: bytes as torch would save them, bytes after packing, the error of the unpacked values, "
+        "and the time for packing and unpacking. The low-precision copy of a weight takes no bytes: backward casts the weight again."
+    )
+    columns = ("op", "module", ">tensors", ">bytes", ">packed", ">error", ">in packing")
+    table = Table(columns, rows, label="Packed activations, by op and module", where="report.kept holds them")
+    return Section("kept", "Packed", "Packed activations", [Text(told, is_soft=True), table])

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import HmpError
-from ..casting import Tensor, cast
-from ..formatting import dtype_name
-from ..torch_private import in_plain_autograd
+from ..core.casting import Tensor, cast
+from ..core.formatting import dtype_name
+from ..core.torch_private import in_plain_autograd
+from ..errors import HmpError
 from .kernels import matmul_as_given, multiply
 from .quantization import E4M3, Layout, Observer, Quantised, Recipe, Role, quantise, statistics_of, transposed
 

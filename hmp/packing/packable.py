@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..torch_private import memory_of, storage_of
+from ..core.torch_private import memory_of, storage_of
 from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIGN, Format, Tensor
 
 _WHY = {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, memory_of, storage_of
+from ..core.torch_private import WeakTensor, dispatch_modes, has_storage, in_plain_autograd, memory_of, storage_of
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..casting import Tensor, castable
-from ..torch_private import in_plain_autograd, is_traced
+from ..core.casting import Tensor, castable
+from ..core.torch_private import in_plain_autograd, is_traced
 from .products import BROADCAST, CALLS, ProductCall
 from .quantization import Recipe
 

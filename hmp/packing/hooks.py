@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from ...errors import HmpError
-from .. import locks
-from ..casting import each_tensor
-from ..torch_private import (
-    DISABLE_HOOKS,
+from ..core.casting import each_tensor
+from ..core.saved_tensors import SavedExactly, innermost_counter, tell_kept, unseen
+from ..core.torch_private import (
     are_saved_tensors_hooks_allowed,
-    can_be_disabled,
     dispatch_modes,
-    function_modes,
     has_storage,
     in_plain_autograd,
     memory_of,
@@ -25,15 +20,14 @@ from ..torch_private import (
     saved_tensors_hooks,
     storage_of,
     trace_here,
-    without_torch_function,
 )
+from ..errors import HmpError
 from .copies import is_cast_copy, is_of_weight, weight_of
 from .formats import LEAST, Tensor
 from .packable import NOISE_INSIDE, Packing, is_noise, is_statistic, packing_of, why_not
-from .saved_tensors import CastAgain, SavedExactly, SavedPacked, layout_of, pack_saved, row_of, tell_kept
+from .saved_tensors import CastAgain, SavedPacked, layout_of, pack_saved, row_of
 
 Op = Callable[..., Any]
-Result = TypeVar("Result")
 Saved = SavedExactly | SavedPacked | CastAgain
 
 # torch's own, taken before anything is patched
@@ -42,14 +36,6 @@ _detach, _is_inference, _numel = Tensor.detach, Tensor.is_inference, Tensor.nume
 
 # What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
 _OF_STATISTICS = 16
-
-
-def _unseen(call: Callable[..., Result], *args: Any) -> Result:
-    """Return `call(*args)`, of which no torch function mode sees a call."""
-    if not function_modes():
-        return call(*args)
-    with without_torch_function():
-        return call(*args)
 
 
 class _PackHook:
@@ -63,7 +49,7 @@ class _PackHook:
 
     def keep(self, tensor: Tensor) -> Saved:
         """Return what the graph holds for the tensor."""
-        return _unseen(self._kept, tensor)
+        return unseen(self._kept, tensor)
 
     def _kept(self, tensor: Tensor) -> Saved:
         if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
@@ -115,7 +101,7 @@ def _is_leafs(tensor: Tensor) -> bool:
 
 def _tensor_of(kept: Saved) -> Tensor:
     """Return the unpack hook."""
-    return _unseen(kept.tensor)
+    return unseen(kept.tensor)
 
 
 def _any_large(values: Iterable[Any]) -> bool:
@@ -142,7 +128,7 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
-    if hooks is not None and _innermost() is None:
+    if hooks is not None and innermost_counter() is None:
         return "saved-tensor hooks are active (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"
@@ -151,8 +137,8 @@ def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return why_not(op, args, kwargs)
 
 
-def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
-    """Return a function that calls `op` and packs what it saves for backward. `count` gets the op and the reason if it cannot.
+def packing_wrapper(op: Op, name: str, recipe: str, count: Callable[[str], None], in_graph: bool) -> Op:
+    """Return a function that calls `op` and packs what it saves for backward. `count` gets the reason if it cannot.
 
     `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
     """
@@ -160,7 +146,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
 
     def in_compiled_code(*args: Any, **kwargs: Any) -> Any:
         if _grad_enabled():
-            count(name, "torch.compile")
+            count("torch.compile")
         return op(*args, **kwargs)
 
     def kept(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +156,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             return op(*args, **kwargs)
         refusal = _refusal(name, args, kwargs)
         if refusal:
-            count(name, refusal)
+            count(refusal)
             return op(*args, **kwargs)
         hook = _PackHook(name, packing, (*args, *kwargs.values()) if kwargs else args)
         try:  # an interrupt may come after any call
@@ -181,79 +167,3 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             hook.args = ()  # the graph holds the hook
 
     return in_compiled_code if in_graph else kept
-
-
-class _Counting:
-    """The pack hook of all that count in one thread."""
-
-    def __init__(self, keep: Callable[[Tensor], None]) -> None:
-        self.told = [keep]
-
-    def pack(self, tensor: Tensor) -> SavedExactly:
-        """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
-        with without_torch_function():
-            for keep in self.told:
-                keep(tensor)
-            return SavedExactly(tensor, "an op")
-
-
-def _innermost() -> _Counting | None:
-    """Return what counts in this thread; None if other hooks are inside of it, or torch does not say whose are active."""
-    hooks = None if saved_tensors_hooks is None else saved_tensors_hooks(True)
-    found = None if hooks is None else getattr(hooks[0], "__self__", None)
-    return found if isinstance(found, _Counting) else None
-
-
-def can_count() -> bool:
-    """Return True if counting would take the place of no hook in this thread, and would stop nothing that refuses hooks."""
-    if saved_tensors_hooks is None or not can_be_disabled or not are_saved_tensors_hooks_allowed() or not in_plain_autograd():
-        return False
-    return saved_tensors_hooks(True) is None or _innermost() is not None
-
-
-@contextlib.contextmanager
-def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
-    """Make a context in which `keep` gets the tensors that this thread saves for backward, but for those that are to be packed."""
-    found = _innermost()
-    if found is not None:  # torch calls the innermost hook alone
-        found.told.append(keep)
-        try:
-            yield
-        finally:
-            found.told.remove(keep)
-        return
-    counter = _Counting(keep)
-    with _for_transforms:
-        push_saved_tensors_hooks(counter.pack, _tensor_of)
-        try:
-            yield
-        finally:
-            pop_saved_tensors_hooks()
-
-
-class _ForTransforms:
-    """While entered, torch.func.grad() and the like disable hooks that count, where they refuse to run inside of others."""
-
-    def __init__(self) -> None:
-        self._lock = locks.RLock()
-        self._entered = 0
-        self._original: Callable[..., None] = getattr(*DISABLE_HOOKS)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._entered += 1
-            if self._entered == 1 and can_be_disabled:
-                self._original = getattr(*DISABLE_HOOKS)
-                setattr(*DISABLE_HOOKS, self._disable)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._entered -= 1
-            if not self._entered and getattr(*DISABLE_HOOKS) == self._disable:
-                setattr(*DISABLE_HOOKS, self._original)
-
-    def _disable(self, message: str, fail_if_non_empty: bool = True) -> None:
-        self._original(message, fail_if_non_empty and _innermost() is None)
-
-
-_for_transforms = _ForTransforms()

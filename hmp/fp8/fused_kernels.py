@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ..casting import Tensor
-from ..torch_private import dispatch_modes, has_storage
+from ..core.casting import Tensor
+from ..core.compile.traced_functions import COMPILED_HERE
+from ..core.torch_private import dispatch_modes, has_storage
 
 # torch's own, taken before anything is patched
 _compile, _compiling, _no_grad = torch.compile, torch.compiler.is_dynamo_compiling, torch.no_grad
 _mul, _to = torch.mul, Tensor.to
 _contiguous, _detach, _is_contiguous, _view = Tensor.contiguous, Tensor.detach, Tensor.is_contiguous, Tensor.view
 
-compiled_code: set[types.CodeType] = set()  # of the functions that are compiled here
 _shapes: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
 _MOST_SHAPES = 32
 FP8_FROM = (8, 9)  # the compute capability from which NVIDIA's GPUs have FP8, and Triton for them
@@ -71,14 +71,14 @@ def _rewriter(shape: torch.Size) -> Callable[[Tensor], Tensor]:
             return functools.partial(fused, _rewritten)
         # code of its own: torch.compile makes but a few kernels for one
         code = _rewritten.__code__.replace(co_name=f"_rewritten_{len(_shapes)}")
-        compiled_code.add(code)
+        COMPILED_HERE.add(code)
         found = _shapes[shape] = _compile(types.FunctionType(code, globals()), dynamic=False)
     return found
 
 
 @functools.cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled_code.add(function.__code__)
+    COMPILED_HERE.add(function.__code__)
     return _compile(function, dynamic=True)
 
 

@@ -10,12 +10,13 @@ import math
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from .. import locks
-from ..torch_private import storage_of, stream_of
+from ..core import locks
+from ..core.saved_tensors import refuse_written, tell_changed, tell_kept, watchers
+from ..core.torch_private import storage_of, stream_of
 from .copies import Unwritten
 from .formats import BLOCK, SHORTEST, Format, Packed, pack, unpack
 from .packable import Packing, for_all
@@ -33,40 +34,6 @@ _now = time.perf_counter
 _LOOKED_AT = 2**16  # elements of which the error of packing is measured
 
 
-# --- recordings: they get the saved tensors, and the time and bytes of packing ---
-
-
-class Watcher(Protocol):
-    """Receives what ops save for backward under a policy that has it packed."""
-
-    def kept(self, op: str, tensor: Tensor, packed: int | None) -> Any:
-        """Note that an op saves a tensor: in so many bytes, or the tensor itself (None).
-
-        What it returns is given to `changed`.
-        """
-
-    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Note that it was packed, packed again or unpacked: by how many bytes less is kept, and how long it took.
-
-        `errors` has for each packing two sums of squares, of what packing changed and of the numbers.
-        """
-
-
-watchers: list[Watcher] = []
-About = list[tuple[Watcher, Any]]
-
-
-def tell_kept(op: str, tensor: Tensor, packed: int | None) -> About:
-    """Report to all watchers; return what `tell_changed` takes."""
-    return [(watcher, watcher.kept(op, tensor, packed)) for watcher in watchers]
-
-
-def tell_changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-    """Report to those that got the keeping."""
-    for watcher, each in about:
-        watcher.changed(each, saved, seconds, errors)
-
-
 def _error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float, float]:
     """Return the sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long.
 
@@ -81,24 +48,6 @@ def _error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float,
 # --- what the graph holds: the tensor, how to cast a weight again, or numbers in a pack ---
 
 _lock = locks.RLock()
-
-
-class SavedExactly:
-    """A tensor that is saved as it is."""
-
-    __slots__ = ("_op", "_tensor", "_version")
-
-    def __init__(self, tensor: Tensor, op: str) -> None:
-        # of a leaf the object itself, whose memory may be exchanged until backward; an op's result would hold the op's node
-        self._tensor = tensor if tensor.is_leaf else _detach(tensor)
-        self._version = -1 if _is_inference(tensor) else tensor._version
-        self._op = op
-
-    def tensor(self) -> Tensor:
-        """Return the tensor; raise RuntimeError if it was written since."""
-        if self._version >= 0:
-            refuse_written(self._tensor, self._version, self._op)
-        return self._tensor
 
 
 class MemoryLayout(NamedTuple):
@@ -278,13 +227,3 @@ def _along(size: torch.Size, stride: tuple[int, ...], by_memory: bool) -> int | 
     if by_memory:
         return next((at for at in reversed(range(len(size))) if stride[at] == 1 and size[at] != 1), len(size) - 1)
     return len(size) - 1
-
-
-def refuse_written(tensor: Tensor, version: int, op: str) -> None:
-    """RuntimeError, as torch's own, where a tensor that an op saved for backward was written since it had that version."""
-    if tensor._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{str(tensor.dtype).removeprefix('torch.')} {list(_size(tensor))}], which {op} saved for backward, is at version "
-            f"{tensor._version}; expected version {version} instead. Hint: write into a copy of it, x.clone(), or after backward"
-        )

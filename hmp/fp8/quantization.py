@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..casting import BIAS, Tensor, exponent_for, with_exponent
+from ..core.casting import BIAS, Tensor, exponent_for, with_exponent
 from . import fused_kernels
 
 # torch's own, taken before anything is patched

@@ -6,10 +6,10 @@ import functools
 
 import torch
 
-from ...errors import HmpError
-from ..casting import Tensor, cast
-from ..low_kernels import computed_in_float32
-from ..torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
+from ..core.casting import Tensor, cast
+from ..core.low_kernels import computed_in_float32
+from ..core.torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
+from ..errors import HmpError
 from . import fused_kernels
 from .quantization import Quantised, Recipe, values
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..casting import Tensor, cast, deliver
-from ..torch_private import unsafe_view as _unsafe_view
+from ..core.casting import Tensor, cast, deliver
+from ..core.torch_private import unsafe_view as _unsafe_view
 from .autograd import Settings, product
 from .kernels import is_real
 from .quantization import Observer, Recipe

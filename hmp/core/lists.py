@@ -1,0 +1,224 @@
+"""The kinds of lists that a policy may have: BF16, FP32 and promote, and those that plug-ins add.
+
+A kind of list is a `ListKind`, and `add()` is all that brings one in: its file in a policy's folder, the argument of `convert()` and of
+`Policy`, the option of `hmp run`, its place in explain(), `hmp check` and reports follow. The core adds its own three in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import HmpError
+from . import locks
+
+if TYPE_CHECKING:
+    import torch
+
+    from .observe import Call
+    from .policy import ListEntry, Policy
+    from .rules import CastRule, Op, OpRule
+
+GROUP = "hmp.lists"  # the group of entry points by which an installed distribution brings its kinds
+
+
+class WordFile(NamedTuple):
+    """One word of a policy that says how the ops of a list are done: a field of the policy, and a file of its own in a folder.
+
+    Args:
+        field: The policy's field: "fp8_recipe".
+        file: The file: "recipe.txt".
+        allowed: What it may hold; the first is meant where there is no such file.
+        title: What `Policy.diff()` calls the field: "(FP8 recipe)". No name of an op.
+    """
+
+    field: str
+    file: str
+    allowed: tuple[str, ...]
+    title: str
+
+
+def _takes_any(entry: ListEntry, ops: tuple[str, ...]) -> str:
+    return ""
+
+
+def _nothing(*_: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ListKind:
+    """What a kind of list is.
+
+    Args:
+        name: Its name: `NAME.txt` in a folder, `Policy(NAME={...})`, `convert(NAME_file_path=...)`, `hmp run --list NAME=FILE`.
+        title: What messages call the list: "FP8" for "the FP8 list".
+        contents: Which ops are on it, for helps: "matrix products that run in FP8".
+        rule: The rule of the ops on it. A list that `adds` needs one for those that no other list names.
+        adds: Whether it adds to what is done with an op, whatever list decides what that computes in. Else it decides that, and of the
+            lists that do one names an op.
+        over: The lists that it comes before, where both name an op.
+        excludes: The lists that may not name an op of it.
+        instead: The list whose rule an op on it has where `rule` does not hold for the op: "bf16"; "" for none.
+        is_low: Whether its ops compute with inputs in a low-precision dtype.
+        computes_in: Dtypes that its ops may compute in besides that of its rule.
+        words: The words that say how its ops are done.
+        marks: Parts of a file's name that show such a list: "float8" for "ops_float8.txt".
+        is_optional: Whether most policies have no such list: then it is not written where it is empty.
+        takes_functions: Whether it may name users' own functions.
+        refusal: Gets an entry and the ids of the ops that it means, and says why the list can't have it; "" where it can.
+        every_op: Returns the ops that `*` means on it; None for all that torch computes with.
+        needs: Raises HmpError where this torch, or this machine, cannot do what the list asks for.
+        described: Gets the policy, and says how its ops are done: "FP8 recipe rowwise"; for the policy's text.
+        explained: Gets an op, the entry that puts it on a list that `adds`, and the policy: the line that explain() prints.
+        without_effect: What `hmp check` says of an entry of a list that `adds` for an op that its `*` would not mean.
+        around: For a list that `adds`: gets the function that computes the op, and the op under its rule, whose `words` are those of the
+            policy; returns the function to call in its place.
+        around_cast: For a list that `adds`: gets the function that casts, and returns the one to call in its place.
+        columns: What a call adds to its row of a report, by the column's name: each function gets the finished call, returns a number.
+        report: Makes the part of a report that is the list's own; see `hmp.tools.record.parts.ReportPart`.
+        level: What hmp.tune() asks where the list is one of the levels that it tries.
+    """
+
+    name: str
+    title: str
+    contents: str
+    rule: CastRule
+    adds: bool = False
+    over: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    instead: str = ""
+    is_low: bool = False
+    computes_in: tuple[torch.dtype, ...] = ()
+    words: tuple[WordFile, ...] = ()
+    marks: tuple[str, ...] = ()
+    is_optional: bool = True
+    takes_functions: bool = False
+    refusal: Callable[[ListEntry, tuple[str, ...]], str] = _takes_any
+    every_op: Callable[[], Collection[str]] | None = None
+    needs: Callable[[], object] = _nothing
+    described: Callable[[Policy], str] = _nothing
+    explained: Callable[[str, ListEntry, Policy], str] = _nothing
+    without_effect: str = "has no effect"
+    around: Callable[[Op, OpRule], Op] | None = None
+    around_cast: Callable[[Any], Any] | None = None
+    columns: Mapping[str, Callable[[Call], float]] = field(default_factory=dict)
+    report: Callable[[], Any] | None = None
+    level: Any = None
+
+    @property
+    def file(self) -> str:
+        """Return the name of its file in a policy's folder."""
+        return f"{self.name}.txt"
+
+    @property
+    def argument(self) -> str:
+        """Return the argument of `convert()` that takes the path of such a list."""
+        return f"{self.name}_file_path"
+
+
+_kinds: tuple[ListKind, ...] = ()  # those that decide first, each before what it comes over; then those that add
+_providers: list[str] = []
+_provided = False
+_lock = locks.RLock()
+
+
+def add(kind: ListKind) -> None:
+    """Add a kind of list. To be called when the plug-in's module is imported, before a policy that has such a list is made.
+
+    Args:
+        kind: The kind of list.
+
+    Raises:
+        HmpError: There is one of that name or file already.
+
+    Example:
+        See "A list of your own kind" in the manual.
+    """
+    global _kinds
+    with _lock:
+        taken = {known.name for known in _kinds} | {word.field for known in _kinds for word in known.words}
+        for name in (kind.name, *(word.field for word in kind.words)):
+            if name in taken:
+                raise HmpError(f"lists.add(): there is a list or a word {name!r} already; choose another name")
+        if not kind.name.isidentifier():
+            raise HmpError(f"lists.add(): expected a name such as 'stochastic', got {kind.name!r}")
+        at = next((at for at, known in enumerate(_kinds) if known.name in kind.over or (known.adds and not kind.adds)), len(_kinds))
+        _kinds = (*_kinds[:at], kind, *_kinds[at:])
+
+
+def remove(name: str) -> None:
+    """Take out a kind of list, for tests of one. Policies that have such a list are of no use from then on."""
+    global _kinds
+    with _lock:
+        _kinds = tuple(known for known in _kinds if known.name != name)
+
+
+def provide(*modules: str) -> None:
+    """Name modules that add kinds of lists when they are imported, which is when somebody first asks for the kinds."""
+    _providers.extend(modules)
+
+
+def kinds() -> tuple[ListKind, ...]:
+    """Return all kinds of lists: those that decide what an op computes in, by precedence, then those that add to that."""
+    global _provided
+    if not _provided:
+        with _lock:
+            while _providers:
+                importlib.import_module(_providers.pop(0))
+            if not _provided:
+                _provided = True
+                from importlib.metadata import entry_points  # here, since it takes longer to import than all of this module
+
+                for point in entry_points(group=GROUP):
+                    point.load()
+    return _kinds
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all kinds of lists."""
+    return tuple(kind.name for kind in kinds())
+
+
+def deciding() -> tuple[str, ...]:
+    """Return the names of the lists of which one decides what an op computes in, by precedence."""
+    return tuple(kind.name for kind in kinds() if not kind.adds)
+
+
+def adding() -> tuple[ListKind, ...]:
+    """Return the kinds of lists that add to what is done with an op."""
+    return tuple(kind for kind in kinds() if kind.adds)
+
+
+def low() -> tuple[str, ...]:
+    """Return the names of the lists whose ops compute with inputs in a low-precision dtype."""
+    return tuple(kind.name for kind in kinds() if kind.is_low)
+
+
+def for_functions() -> tuple[str, ...]:
+    """Return the names of the lists that may name users' own functions."""
+    return tuple(kind.name for kind in kinds() if kind.takes_functions)
+
+
+def kind_of(name: str) -> ListKind:
+    """Return the kind of list of that name. Raise HmpError where it is not installed."""
+    found = next((kind for kind in kinds() if kind.name == name), None)
+    if found is None:
+        raise HmpError(missing(name))
+    return found
+
+
+def missing(name: str) -> str:
+    """Return the message for a list of a kind that is not installed."""
+    return (
+        f"no kind of list {name!r} is installed, expected one of {', '.join(names())}; import the module that adds it with "
+        "hmp.core.lists.add(), or install the package that brings it"
+    )
+
+
+def words() -> Iterator[WordFile]:
+    """Yield the words that the kinds of lists bring."""
+    for kind in kinds():
+        yield from kind.words

@@ -1,0 +1,96 @@
+"""The kind of list of matrix products that run in FP8, and its rule (R20)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..core import lists
+from ..core.lists import ListKind, WordFile
+from ..core.policy import ListEntry, Policy
+from ..core.rules import CastRule, OpRule, substitutes
+from .kernels import is_real
+from .products import PRODUCTS
+from .quantization import E4M3, RECIPES
+from .refusals import why_not
+
+
+def _compute(op: str, low_dtype: torch.dtype, words: tuple[tuple[str, str], ...], *args: Any, **kwargs: Any) -> Any:
+    said = dict(words)
+    return PRODUCTS[op](*args, recipe=RECIPES[said["fp8_recipe"]], low_dtype=low_dtype, kernel=said["fp8_kernel"], **kwargs)
+
+
+def _reason(rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return why_not(rule.op, args, kwargs, RECIPES[rule.word("fp8_recipe")], rule.low_dtype)
+
+
+FP8_LIST = CastRule(
+    "FP8_LIST",
+    number="R20",
+    label="fp8",
+    sentence="it runs in FP8 if its shapes and the device allow it, else in the low-precision dtype (R20)",
+    make=substitutes.make_of(_reason, "not in FP8", "FP8"),
+    holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
+    calls=substitutes.calls_of(_compute, computes=lambda rule: E4M3, notes="fp8"),  # both inputs, under every recipe
+    is_list=True,
+    dtype=lambda low_dtype: low_dtype,
+    hides_dtypes=True,  # where FP8 is emulated its rounded values are float32 numbers
+)
+
+
+def _refusal(entry: ListEntry, ops: tuple[str, ...]) -> str:
+    if PRODUCTS.keys() >= set(ops):
+        return ""
+    in_place = all(op.removesuffix("_") in PRODUCTS for op in ops)
+    what = ", which writes into its input and keeps its dtype" if in_place else ""
+    return f"the FP8 list expected a matrix product ({', '.join(PRODUCTS)}), got {entry.text!r}{what}; remove it"
+
+
+def _described(policy: Policy) -> str:
+    return f"FP8 recipe {policy.fp8_recipe}" + (", emulated on every device" if policy.fp8_kernel == "emulate" else "")
+
+
+class Fp8Level:
+    """What hmp.tune() asks of FP8 where it is one of the levels."""
+
+    ops = frozenset(PRODUCTS)
+
+    def why_not(self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy) -> str:
+        """Return why a call can't run in FP8 under the policy; "" where it can."""
+        return why_not(op, args, kwargs, RECIPES[policy.fp8_recipe], policy.dtype)
+
+    def has_kernels(self, policy: Policy, device: torch.device) -> bool:
+        """Return True if the device computes in FP8, so that the time of a step says something."""
+        return is_real(policy.fp8_kernel, device, RECIPES[policy.fp8_recipe])
+
+
+def _report() -> Any:
+    from .report import Fp8Part  # the pages' modules, which only a report needs
+
+    return Fp8Part()
+
+
+lists.add(
+    ListKind(
+        name="fp8",
+        title="FP8",
+        contents="matrix products that run in FP8, emulated on devices without FP8",
+        rule=FP8_LIST,
+        over=("bf16", "promote"),
+        excludes=("fp32",),
+        instead="bf16",
+        is_low=True,
+        computes_in=(E4M3,),
+        words=(
+            WordFile("fp8_recipe", "recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
+            WordFile("fp8_kernel", "kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
+        ),
+        marks=("float8",),
+        refusal=_refusal,
+        described=_described,
+        report=_report,
+        level=Fp8Level(),
+    )
+)

@@ -1,0 +1,76 @@
+"""The kind of list of ops whose saved activations are packed, and its rule (R22)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..core import lists
+from ..core.lists import ListKind, WordFile
+from ..core.log import log
+from ..core.policy import EVERY_OP, ListEntry, Policy
+from ..core.rules import CastRule, Op, OpRule, kernel_fallback
+from ..core.torch_ops import sites
+from .copies import noting
+from .formats import FORMATS
+from .hooks import check_torch, packing_wrapper
+from .packable import KEEPS, packing_of, why_never
+
+SAVED_LIST = CastRule(  # of an op that no other list names; the others say so in their OpRule
+    "SAVED_LIST",
+    number="R22",
+    label="",
+    sentence="what it saves for backward is packed (R22)",
+    make=lambda op, rule, caster: op,
+)
+
+
+def _around(op: Op, rule: OpRule) -> Op:
+    return packing_wrapper(op, rule.op, rule.word("saved_recipe"), functools.partial(_count, rule.op), hasattr(op, "inlined"))
+
+
+def _count(op: str, reason: str) -> None:
+    """Count a call that saves what torch saves, for hmp.fallbacks()."""
+    if kernel_fallback.count(op, "not packed", reason):
+        log.info("%s is on the saved list, but its activations are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
+
+
+def _refusal(entry: ListEntry, ops: tuple[str, ...]) -> str:
+    if ops == (EVERY_OP,):
+        return ""
+    if any(not sites.sites_of(op) for op in ops):
+        return f"the saved list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
+    why = next(filter(None, (why_never(sites.ancestry(op)) for op in ops)), "")
+    return f"{entry.name!r} can't be on the saved list: {why}; remove it" if why else ""
+
+
+def _explained(op: str, entry: ListEntry, policy: Policy) -> str:
+    form, place = packing_of(op, policy.saved_recipe).form, f" ({entry.place})" if entry.path else ""
+    how = "bits" if form.is_bits else form.name
+    return f"what it saves for backward is packed as {how} (R22), by {entry.text!r} on the saved list{place}"
+
+
+def _report() -> Any:
+    from .report import PackingPart  # the pages' modules, which only a report needs
+
+    return PackingPart()
+
+
+lists.add(
+    ListKind(
+        name="saved",
+        title="saved",
+        contents="ops whose saved activations are packed",
+        rule=SAVED_LIST,
+        adds=True,
+        words=(WordFile("saved_recipe", "saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),),
+        refusal=_refusal,
+        every_op=lambda: KEEPS,
+        needs=check_torch,
+        explained=_explained,
+        without_effect="has no effect: hmp knows of no activations that this op saves and that could be packed",
+        around=_around,
+        around_cast=noting,
+        report=_report,
+    )
+)
