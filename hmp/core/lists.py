@@ -28,10 +28,10 @@ class WordFile(NamedTuple):
     """One word of a policy that says how the ops of a list are done: a field of the policy, and a file of its own in a folder.
 
     Args:
-        field: The policy's field: "fp8_recipe".
-        file: The file: "recipe.txt".
+        field: The policy's field: "stochastic_bits".
+        file: The file: "bits.txt".
         allowed: What it may hold; the first is meant where there is no such file.
-        title: What `Policy.diff()` calls the field: "(FP8 recipe)". No name of an op.
+        title: What `Policy.diff()` calls the field: "(stochastic bits)". No name of an op.
     """
 
     field: str
@@ -54,8 +54,8 @@ class ListKind:
 
     Args:
         name: Its name: `NAME.txt` in a folder, `Policy(NAME={...})`, `convert(NAME_file_path=...)`, `hmp run --list NAME=FILE`.
-        title: What messages call the list: "FP8" for "the FP8 list".
-        contents: Which ops are on it, for helps: "matrix products that run in FP8".
+        title: What messages call the list: "stochastic" for "the stochastic list".
+        contents: Which ops are on it, for helps: "ops whose results are rounded stochastically".
         rule: The rule of the ops on it. A list that `adds` needs one for those that no other list names.
         adds: Whether it adds to what is done with an op, whatever list decides what that computes in. Else it decides that, and of the
             lists that do one names an op.
@@ -65,13 +65,13 @@ class ListKind:
         is_low: Whether its ops compute with inputs in a low-precision dtype.
         computes_in: Dtypes that its ops may compute in besides that of its rule.
         words: The words that say how its ops are done.
-        marks: Parts of a file's name that show such a list: "float8" for "ops_float8.txt".
+        marks: Parts of a file's name that show such a list: "random" for "ops_random.txt".
         is_optional: Whether most policies have no such list: then it is not written where it is empty.
         takes_functions: Whether it may name users' own functions.
         refusal: Gets an entry and the ids of the ops that it means, and says why the list can't have it; "" where it can.
         every_op: Returns the ops that `*` means on it; None for all that torch computes with.
         needs: Raises HmpError where this torch, or this machine, cannot do what the list asks for.
-        described: Gets the policy, and says how its ops are done: "FP8 recipe rowwise"; for the policy's text.
+        described: Gets the policy, and says how its ops are done: "stochastic bits 8"; for the policy's text.
         explained: Gets an op, the entry that puts it on a list that `adds`, and the policy: the line that explain() prints.
         without_effect: What `hmp check` says of an entry of a list that `adds` for an op that its `*` would not mean.
         around: For a list that `adds`: gets the function that computes the op, and the op under its rule, whose `words` are those of the

@@ -111,14 +111,14 @@ class Listener:
     def saved(self, tensor: torch.Tensor) -> None:
         """Handle a tensor that autograd saves for backward."""
 
-    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> Any:
-        """Handle an op on the saved list that saves a tensor for backward, in so many bytes, or as it is (None).
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int | None) -> Any:
+        """Handle an op that saves tensors for backward in a form of its own: this one in so many bytes, or as it is (None).
 
         What this returns is given to `changed`.
         """
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Handle a packing or unpacking: `saved` bytes fewer are kept. `errors` are sums of squares, of what changed and of the numbers."""
+        """Handle a change to that form or back, `saved` bytes fewer are kept: `errors` are sums of squares, of changes and of numbers."""
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Handle an op of ATen's: `run(*args, **kwargs)` gives its result, which this returns."""

@@ -70,7 +70,7 @@ class SavedExactly:
 class Watcher(Protocol):
     """Receives what ops save for backward that have a form of their own for it."""
 
-    def kept(self, op: str, tensor: Tensor, packed: int | None) -> Any:
+    def kept(self, op: str, tensor: Tensor, nbytes: int | None) -> Any:
         """Note that an op saves a tensor: in so many bytes, or the tensor itself (None).
 
         What it returns is given to `changed`.
@@ -87,9 +87,9 @@ watchers: list[Watcher] = []
 About = list[tuple[Watcher, Any]]
 
 
-def tell_kept(op: str, tensor: Tensor, packed: int | None) -> About:
+def tell_kept(op: str, tensor: Tensor, nbytes: int | None) -> About:
     """Report to all watchers; return what `tell_changed` takes."""
-    return [(watcher, watcher.kept(op, tensor, packed)) for watcher in watchers]
+    return [(watcher, watcher.kept(op, tensor, nbytes)) for watcher in watchers]
 
 
 def tell_changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:

@@ -43,10 +43,10 @@ class PackingRecording(Recording):
         self._lock = locks.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
 
-    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> tuple[str, str]:
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int | None) -> tuple[str, str]:
         """Count what an op saves."""
         key = op, self._bounded(modules.path)
-        self._add(key, 1, tensor.nbytes, tensor.nbytes if packed is None else packed)
+        self._add(key, 1, tensor.nbytes, tensor.nbytes if nbytes is None else nbytes)
         return key
 
     def changed(self, about: tuple[str, str], saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:

@@ -52,13 +52,13 @@ class SavedActivations(Listener):
         self._held.append(held)
         self.by_module[modules.path] += nbytes
 
-    def kept(self, op: str, tensor: torch.Tensor, packed: int | None) -> str:
-        """Count what an op on the saved list saves: in place of `saved`."""
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int | None) -> str:
+        """Count what an op saves in a form of its own: instead of `saved`."""
         self.was_called = True
-        if packed is None:
+        if nbytes is None:
             self.saved(tensor)
         else:
-            self.by_module[modules.path] += packed
+            self.by_module[modules.path] += nbytes
         return modules.path
 
     def changed(self, about: str, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:

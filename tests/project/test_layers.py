@@ -10,6 +10,25 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 LONGEST_FILE = 800
 # Where torch's private names may be read; bridges to libraries may read their own.
 MAY_READ = "core/torch_private.py core/torch_dispatcher.py core/compile/ compat/".split()
+# What only plug-ins do, and where the core names it for a reason of its own.
+OF_PLUG_INS = r"fp8|float8|fp32_result|\bpack(?:ed|ing)\b|\bsaved list\b|\bsaved\.txt|saved_(?:recipe|file_path)"
+MAY_NAME = {
+    ("casting.py", "float8"): "the dtype, for the scale of blocks",
+    ("convert/conversion.py", "fp8"): "convert()'s docstring lists the keywords of hmp's own plug-ins",
+    ("convert/conversion.py", "fp32_result"): "the same",
+    ("convert/conversion.py", "packed"): "the same",
+    ("convert/conversion.py", "saved_file_path"): "the same",
+    ("policy/policy.py", "fp8"): "so does Policy's",
+    ("policy/policy.py", "fp32_result"): "the same",
+    ("policy/policy.py", "packed"): "the same",
+    ("policy/policy.py", "saved_recipe"): "the same",
+    ("rules/cudnn_weights.py", "packed"): "a PackedSequence of torch",
+    ("rules/float32_products.py", "packed"): "the same",
+    ("rules/kernel_fallback.py", "fp8"): "fallbacks() has an example of its docstring's keys",
+    ("rules/kernel_fallback.py", "packed"): "the same",
+    ("torch_patches/modules.py", "packed"): "a nested tensor that torch makes of a padded batch",
+    ("torch_private.py", "float8"): "the dtype that a private function of torch takes",
+}
 WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import core/compile/bridge.py waits for
 MODULES = sorted((ROOT / "hmp").rglob("*.py"))
 
@@ -20,6 +39,16 @@ def test_private_names_of_torch_are_read_in_one_module() -> None:
             code = re.sub(r'#[^\n]*|""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
             found = set(re.findall(r"\btorch(?:\.\w+)*\._(?!_)\w+|from torch[\w.]* import _\w+", code))
             assert found <= WAITED_FOR, f"{path}: {found}"
+
+
+def test_the_core_names_no_plug_in() -> None:
+    core = ROOT / "hmp" / "core"
+    found = {
+        (path.relative_to(core).as_posix(), word.lower())
+        for path in core.rglob("*.py")
+        for word in re.findall(OF_PLUG_INS, path.read_text(encoding="utf-8"), re.IGNORECASE)
+    }
+    assert found == MAY_NAME.keys(), "say it of any list, or give a reason in MAY_NAME"
 
 
 def test_no_file_is_longer_than_what_is_read_at_once() -> None:

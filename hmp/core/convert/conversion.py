@@ -154,7 +154,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
 
 
 def _by_list(paths: Mapping[str, str | Path | None]) -> dict[str, str | Path | None]:
-    """Return the paths of `fp8_file_path=` and the like, by the list. Raise TypeError for another keyword, as Python does."""
+    """Return the paths of the arguments `NAME_file_path=`, by the list. Raise TypeError for another keyword, as Python does."""
     arguments = {kind.argument: kind.name for kind in lists.kinds()}
     for given in paths:
         if given not in arguments:

@@ -134,7 +134,7 @@ class Policy:
         """Return the ops on a list, by their ids.
 
         Args:
-            cast: The list: "bf16", "fp32", "promote", "fp8" and so on.
+            cast: The list: "bf16", "fp32", "promote", or the name of another kind.
 
         Returns:
             The entry that names each op, by the op's id.
@@ -156,8 +156,8 @@ class Policy:
         """Load a preset, or a folder of lists.
 
         A folder contains at least one list: bf16.txt, fp32.txt, promote.txt and so on; the others are empty lists. base.txt names a preset
-        that decides all ops that the lists do not name. dtype.txt ("bfloat16", "float16"), recipe.txt and the like have one word each,
-        for `dtype`, `fp8_recipe` and so on.
+        that decides all ops that the lists do not name. dtype.txt has one word, "bfloat16" or "float16", and so has each file of
+        another field that is one word.
 
         Args:
             policy: A preset's name (`hmp.policies()` lists them), or the path of a folder.
@@ -216,7 +216,7 @@ class Policy:
             promote: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
             dtype: The low-precision dtype, torch.bfloat16 or torch.float16.
             name: The policy's name.
-            **more: Lists of the other kinds, by their names: `fp8="fp8.txt"`. "" and None are an empty list.
+            **more: Lists of the other kinds, by their names: `NAME="NAME.txt"`. "" and None are an empty list.
 
         Returns:
             The policy.
@@ -408,7 +408,7 @@ class Policy:
         """Return a list as list files spell it.
 
         Args:
-            cast: The list: "bf16", "fp32", "promote", "fp8" and so on.
+            cast: The list: "bf16", "fp32", "promote", or the name of another kind.
 
         Returns:
             The names, sorted, then the entries that have a scope.
@@ -482,7 +482,7 @@ class Policy:
         Args:
             name: The op as list files spell it, "softmax", or an entry with a scope, "softmax @ decoder.*", which is moved among the
                 entries with this scope.
-            to: The list that it is put on: "bf16", "fp32", "promote", "fp8" or another one that decides a dtype.
+            to: The list that it is put on: "bf16", "fp32", "promote" or another one that decides a dtype.
 
         Returns:
             The new policy.
@@ -556,8 +556,7 @@ class Policy:
 
         Returns:
             Name → (list in this policy, list in the other), None for unlisted, for each name that decides an op differently; synonyms, such
-            as `mul` for `multiply`, don't count as one. `(dtype)`, `(FP8 recipe)`, `(FP8 kernel)` and `(saved recipe)` come first, if they
-            differ.
+            as `mul` for `multiply`, don't count as one. `(dtype)` and the other fields that are one word come first, if they differ.
 
         Raises:
             OpListError: There is no such policy.

@@ -94,7 +94,7 @@ def files_in(folder: Path) -> dict[str, Path]:
 def misnamed(folder: Path) -> dict[Path, str]:
     """Return each file in the folder whose name is nearly that of a policy's file, with the right name."""
     others = [folder / name for name in sorted(_names_in(folder)) if name not in file_names()]
-    found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder "fp8" is another policy
+    found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder is another policy
     return {file: right for file, right in found.items() if right is not None}
 
 
@@ -129,7 +129,7 @@ def contents(folder: Path) -> dict[str, Path]:
     return files
 
 
-_BROUGHT_BY = "# the kind of list is added by: "  # how a saved list of a plug-in's begins
+_BROUGHT_BY = "# the kind of list is added by: "  # the first words of a file that Policy.save() writes for a plug-in's list
 
 
 def _refuse_unknown_kind(file: Path) -> None:

@@ -275,28 +275,28 @@ class _LowSavedTensors:
         self._rule, self._low_dtype, self._pairs = rule, low_dtype, pairs
         self._around = _hooks_around()
 
-    def pack(self, tensor: Tensor) -> _Packed:
+    def pack(self, tensor: Tensor) -> _HeldLow:
         """Return what the graph holds instead of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             low = _in_low(tensor, self._pairs, self._low_dtype)
         kept, source = (tensor, tensor) if low is None else low
         if self._around is not None:
-            return _Packed(self._around[0](kept), low is not None)
+            return _HeldLow(self._around[0](kept), low is not None)
         if low is None:
             kept = source = _detach(tensor)  # an op's result would hold the op's node
         # an input as it is: while the graph holds it, other products find it again
-        return _Packed(kept, low is not None, source, source._version)
+        return _HeldLow(kept, low is not None, source, source._version)
 
-    def unpack(self, packed: _Packed) -> Tensor:
+    def unpack(self, held: _HeldLow) -> Tensor:
         """Return the tensor that `pack` was given."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
-            tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
-            if packed.source is not None:
-                refuse_written(packed.source, packed.version, self._rule.op)
-            return casting.cast(_detach(tensor), torch.float32) if packed.is_low else tensor
+            tensor: Tensor = held.kept if self._around is None else self._around[1](held.kept)
+            if held.source is not None:
+                refuse_written(held.source, held.version, self._rule.op)
+            return casting.cast(_detach(tensor), torch.float32) if held.is_low else tensor
 
 
-class _Packed(NamedTuple):
+class _HeldLow(NamedTuple):
     """What the graph holds instead of a tensor, whether that is to be widened, and the tensor whose version hmp has to look at."""
 
     kept: Any

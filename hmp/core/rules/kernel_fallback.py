@@ -32,9 +32,9 @@ def fallbacks() -> dict[str, int]:
     """Count the calls that ran in another dtype than their list says, because a kernel is missing.
 
     Returns:
-        The number of calls by op: those that ran in float32 because the device has no low-precision kernel. "op: not in FP8, reason": those
-        of the FP8 list that ran in the low-precision dtype. "op: not packed, reason": those whose saved activations were not packed. The
-        counts are reset when hmp's patches of torch are removed.
+        The number of calls by op: those that ran in float32 because the device has no low-precision kernel. "op: not ..., reason": those
+        that did not do what a list of another kind than BF16, FP32 and promote asks for, such as "not in FP8" or "not packed". The counts
+        are reset when hmp's patches of torch are removed.
 
     Example:
         >>> hmp.fallbacks()
@@ -50,7 +50,7 @@ def fallbacks_of(op: str) -> int:
 
 
 def count(op: str, what: str, reason: str) -> bool:
-    """Count a call of an op that did not run as a list says, "not in FP8" or "not packed", for `fallbacks()`.
+    """Count a call of an op that did not run as a list says, which `what` names, for `fallbacks()`.
 
     Return True for the first one with that reason, to be logged.
     """

@@ -68,7 +68,7 @@ def is_torchs_own(error: Exception) -> bool:
     return True
 
 
-# What classes of tensors raise for a cast that they do not support; torchao's FP8 tensors assert.
+# What classes of tensors raise for a cast that they do not support; quantised tensors of torchao's assert.
 OF_CASTS = (TypeError, NotImplementedError, AssertionError)
 
 

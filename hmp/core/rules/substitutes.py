@@ -61,7 +61,7 @@ def make_of(
 
     Args:
         why_not: Says why the function cannot take a call; "" where it can.
-        what: What is counted of a call that it cannot take: "not in FP8".
+        what: What is counted of a call that it cannot take: "not rounded stochastically".
         list_title: The list, for the log.
         also: Gets the op and a call's arguments, and gives more keywords to the function: what a compiler's trace could not ask.
     """

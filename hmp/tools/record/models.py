@@ -156,10 +156,10 @@ class RunningModels(Listener):
         if hook is not None:
             hook.__exit__(None, None, None)
 
-    def kept(self, op: str, tensor: Tensor, packed: int | None) -> tuple[SavedActivations, str] | None:
-        """Count what an op on the saved list saves."""
+    def kept(self, op: str, tensor: Tensor, nbytes: int | None) -> tuple[SavedActivations, str] | None:
+        """Count what an op saves in a form of its own."""
         meter = self._followed.meter
-        return None if meter is None else (meter, meter.kept(op, tensor, packed))
+        return None if meter is None else (meter, meter.kept(op, tensor, nbytes))
 
     def changed(self, about: tuple[SavedActivations, str] | None, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
         """Count what packing it again saved."""
