@@ -103,7 +103,7 @@ def _of_torch() -> dict[str, Any]:
             times = {"kernel": seconds(functools.partial(torch.mm, y, y)) / wide, "rounded": seconds(rounded) / wide}
             products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
     for each in decisions.to_patch(decisions.decide(hmp.Policy("one op", bf16=frozenset({"linear"})))).values():
-        patched[each.kind.number] += len(each.sites)
+        patched[each.kind.number or each.kind.label] += len(each.sites)
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -150,10 +150,23 @@ def add(kind: ListKind) -> None:
 
 
 def remove(name: str) -> None:
-    """Take out a kind of list, for tests of one. Policies that have such a list are of no use from then on."""
+    """Take out a kind of list, for tests of one. Policies that have such a list are of no use from then on.
+
+    Args:
+        name: The kind's name.
+
+    Raises:
+        HmpError: torch is patched, so that a policy with such a list may be active.
+    """
     global _kinds
+    from .patching import patches  # here, as what follows: they import torch
+    from .torch_ops import sites
+
     with _lock:
+        if patches.installed():
+            raise HmpError(f"lists.remove({name!r}): torch is patched for a policy; call hmp.revert() first")
         _kinds = tuple(known for known in _kinds if known.name != name)
+        sites.forget()  # what was decided by such a list
 
 
 def provide(*modules: str) -> None:
@@ -214,7 +227,7 @@ def missing(name: str) -> str:
     """Return the message for a list of a kind that is not installed."""
     return (
         f"no kind of list {name!r} is installed, expected one of {', '.join(names())}; import the module that adds it with "
-        "hmp.core.lists.add(), or install the package that brings it"
+        f"hmp.core.lists.add(), or install the package whose entry point in the group {GROUP!r} names that module: commands need one"
     )
 
 

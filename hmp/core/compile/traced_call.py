@@ -18,6 +18,7 @@ from ..dispatch import decisions, user_functions
 from ..patching import patches, unpatched_op
 from ..policy import Policy
 from ..rules import autocast_entries, op_wrap
+from ..torch_ops import sites
 from ..torch_private import without_torch_function
 from .dynamo_names import dynamo
 from .traced_state import State, build, trace_of, under
@@ -45,13 +46,13 @@ def wrapper(here: State, function: Any) -> Wrapper:
     return None if here.policy is None else _decided(here.policy, user_functions.changes(), function)
 
 
-@functools.lru_cache(8192)
+@functools.partial(sites.cached, most=8192)
 def _decided(policy: Policy, _: int, function: Any) -> Wrapper:
     decision = decisions.decide(policy).get(function)
     return None if decision is None else op_wrap(op, decision.rule)
 
 
-forget_wrappers: Callable[[], None] = _decided.cache_clear
+forget_wrappers: Callable[[], None] = _decided.cache_clear  # type: ignore[attr-defined]
 
 
 def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -94,8 +94,10 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     Raises OpListError with path, line and the nearest ids for an unknown name, and for one that this kind of list can't have. For a name
     that only another release of torch, ATen or Habana's compiler has it returns () and warns once.
     """
-    ids = _resolve(entry)
-    refusal = lists.kind_of(entry.cast).refusal(entry, ids)
+    ids, kind = _resolve(entry), lists.kind_of(entry.cast)
+    refusal = kind.refusal(entry, ids)
+    if not kind.takes_functions and any(op != EVERY_OP and not sites_of(op) for op in ids):
+        refusal = f"the {kind.title} list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
     if refusal:
         raise OpListError(refusal, entry.path, entry.line)
     return ids

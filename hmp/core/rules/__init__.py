@@ -1,12 +1,13 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_entries, jit_trace, kernel_fallback, lost_writes, rules
+from . import autocast_entries, jit_trace, kernel_fallback, lost_writes, rules, substitutes
 from .autocast_entries import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
 from .op_rule import CastRule, Op, OpRule, writes
 from .rules import op_wrap
 from .saturation import takes_masks
+from .wrappers import one_dtype_wrapper
 
 __all__ = [
     "CastRule",
@@ -18,10 +19,12 @@ __all__ = [
     "jit_trace",
     "kernel_fallback",
     "lost_writes",
+    "one_dtype_wrapper",
     "op_wrap",
     "outside",
     "replaces_autocast",
     "rules",
+    "substitutes",
     "takes_masks",
     "writes",
 ]

@@ -47,10 +47,10 @@ class CastRule:
     """
 
     name: str
-    number: str  # on the page of the rules, and in reports of an op that no list names
     label: str  # in tables and logs: its list, or a word for what it does; "" where torch's own function runs
     sentence: str  # what is done, as explain(), reports and messages print it
     make: Callable[..., Op]
+    number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
     calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: False  # whether it is the op's rule, where none before it in the table is
     ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
