@@ -56,6 +56,7 @@ class ListKind:
         name: Its name: `NAME.txt` in a folder, `Policy(NAME={...})`, `convert(NAME_file_path=...)`, `hmp run --list NAME=FILE`.
         title: What messages call the list: "stochastic" for "the stochastic list".
         contents: Which ops are on it, for helps: "ops whose results are rounded stochastically".
+        module: The module that adds it, `__name__` there: a list that a policy saves names it, and torch.compile compiles none of its code.
         rule: The rule of the ops on it. A list that `adds` needs one for those that no other list names.
         adds: Whether it adds to what is done with an op, whatever list decides what that computes in. Else it decides that, and of the
             lists that do one names an op.
@@ -85,6 +86,7 @@ class ListKind:
     name: str
     title: str
     contents: str
+    module: str
     rule: CastRule
     adds: bool = False
     over: tuple[str, ...] = ()

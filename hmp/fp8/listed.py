@@ -32,7 +32,7 @@ FP8_LIST = CastRule(
     label="fp8",
     sentence="it runs in FP8 if its shapes and the device allow it, else in the low-precision dtype (R20)",
     make=substitutes.make_of(_reason, "not in FP8", "FP8"),
-    holds=lambda case: case.list == "fp8" and case.op in PRODUCTS,  # not every alias of a product is one
+    holds=lambda case: case.op in PRODUCTS,  # not every alias of a product is one
     calls=substitutes.calls_of(_compute, computes=lambda rule: E4M3, notes="fp8"),  # both inputs, under every recipe
     is_list=True,
     dtype=lambda low_dtype: low_dtype,
@@ -77,6 +77,7 @@ lists.add(
         name="fp8",
         title="FP8",
         contents="matrix products that run in FP8, emulated on devices without FP8",
+        module=__name__,
         rule=FP8_LIST,
         over=("bf16", "promote"),
         excludes=("fp32",),

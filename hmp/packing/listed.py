@@ -59,6 +59,7 @@ lists.add(
         name="saved",
         title="saved",
         contents="ops whose saved activations are packed",
+        module=__name__,
         rule=SAVED_LIST,
         adds=True,
         words=(WordFile("saved_recipe", "saved_recipe.txt", tuple(FORMATS), "(saved recipe)"),),

@@ -34,7 +34,6 @@ RULE = CastRule(
     sentence="it computes in float32, and its result is rounded stochastically",
     make=make,
     calls=substitutes.calls_of(rounded, computes=lambda rule: torch.float32),
-    holds=lambda case: case.list == "stochastic",
     is_list=True,
     dtype=lambda low_dtype: torch.float32,
 )
@@ -48,6 +47,7 @@ KIND = lists.ListKind(
     name="stochastic",
     title="stochastic",
     contents="ops whose results are rounded stochastically",
+    module=__name__,
     rule=RULE,
     over=("bf16", "promote"),
     excludes=("fp32",),

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from .. import layered_patches, torch_private
+from .. import layered_patches, lists, torch_private
 from ..active import Region, regions, state, suspensions, without_casts
 from ..dispatch import placement, user_functions
+from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts, sites_of
@@ -169,14 +170,23 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
 
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_HMP = os.path.dirname(os.path.dirname(_OWN_FILES)) + os.sep
 
 
 COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has compiled, kernels of a plug-in's
 
 
 def is_own(code: types.CodeType) -> bool:
-    """Return True if `code` belongs to hmp."""
-    return code.co_filename.startswith(_OWN_FILES)
+    """Return True if `code` belongs to hmp, or to a module that adds a kind of list."""
+    return code.co_filename.startswith((_OWN_FILES, *_files_of(lists.kinds())))
+
+
+@functools.lru_cache(1)
+def _files_of(kinds: tuple[ListKind, ...]) -> tuple[str, ...]:
+    """Return the folders of hmp's own plug-ins, and the files of others: a model may be in the same folder as these."""
+    modules = [sys.modules[kind.module] for kind in kinds if kind.module in sys.modules]
+    files = [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
+    return tuple(os.path.dirname(file) + os.sep if file.startswith(_HMP) else file for file in files)
 
 
 # --- calls of hmp's functions -----------------------------------------------------------------------------------------------

@@ -151,8 +151,7 @@ def _refuse_unknown_kind(file: Path) -> None:
 
 def list_text(kind: lists.ListKind, names: Iterable[str]) -> str:
     """Return the text of a list file; that of a plug-in's list says first what brings such lists."""
-    module = str(kind.rule.make.__module__)
-    brought = f"{_BROUGHT_BY}{module}\n" if module.partition(".")[0] != __name__.partition(".")[0] else ""
+    brought = "" if kind.module.startswith("hmp.") else f"{_BROUGHT_BY}{kind.module}\n"
     return brought + "".join(f"{name}\n" for name in names)
 
 

@@ -224,6 +224,7 @@ ONE_OP = CastRule(  # of torch's Python functions that call an op with another r
     label="",
     sentence="left to torch: Python code of torch, in which inner calls are not looked up on the lists (R8)",
     make=wrappers.composite_wrapper,
+    holds=lambda case: False,
     choose=_low_among_them,
     leaves_dtypes=True,
 )
@@ -241,6 +242,7 @@ NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op
     label="",
     sentence="on this CPU it computes in float32 on rounded inputs and rounds its result (R11)",
     make=float32_products.in_float32,
+    holds=lambda case: False,
 )
 
 RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, CastRule))  # in the order above
@@ -250,6 +252,7 @@ lists.add(
         name="bf16",
         title="BF16",
         contents="ops that run in the low-precision dtype",
+        module=__name__,
         rule=BF16_LIST,
         over=("promote",),
         excludes=("fp32",),
@@ -264,6 +267,7 @@ lists.add(
         name="fp32",
         title="FP32",
         contents="ops that run in float32",
+        module=__name__,
         rule=FP32_LIST,
         over=("promote",),
         marks=("float32",),
@@ -276,6 +280,7 @@ lists.add(
         name="promote",
         title="promote",
         contents="ops that run in the widest dtype of their inputs",
+        module=__name__,
         rule=PROMOTE,
         marks=("widest",),
         is_optional=False,
