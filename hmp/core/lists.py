@@ -229,7 +229,7 @@ def missing(name: str) -> str:
     """Return the message for a list of a kind that is not installed."""
     return (
         f"no kind of list {name!r} is installed, expected one of {', '.join(names())}; import the module that adds it with "
-        f"hmp.core.lists.add(), or install the package whose entry point in the group {GROUP!r} names that module: commands need one"
+        f"hmp.core.lists.add(), or, which hmp's commands need, install a package with an entry point for it in the group {GROUP!r}"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,8 +128,8 @@ def test_convert_takes_its_file(plug_in: Any, tmp_path: Path) -> None:
     with hmp.convert(stochastic_file_path=str(file)):
         assert len({float(F.linear(X, WEIGHT)[0, 0]) for _ in range(100)}) == 2
         assert len({float(torch.matmul(X, WEIGHT.T)[0, 0]) for _ in range(100)}) == 1
-    with pytest.raises(TypeError, match="stochastic_file_path"):
-        hmp.convert(unknown_file_path="mine.txt")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'stochastic_file'; list files are .*stochastic_file_path"):
+        hmp.convert(stochastic_file=str(file))
     with pytest.raises(hmp.HmpError, match="stochastic_file_path= and opt_level='O2', whose stochastic list is empty"):
         hmp.convert(opt_level="O2", stochastic_file_path=str(file))
 
@@ -178,7 +180,7 @@ def test_hmp_run_knows_it_by_its_entry_point(tmp_path: Path) -> None:
     unknown = python(*run, cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr.startswith("hmp run: no kind of list 'stochastic' is installed, expected one of ")
-    assert "entry point in the group 'hmp.lists'" in unknown.stderr
+    assert "an entry point for it in the group 'hmp.lists'" in unknown.stderr
     installed = tmp_path / "site"
     (installed / "stochastic-1.dist-info").mkdir(parents=True)
     (installed / "stochastic-1.dist-info" / "entry_points.txt").write_text("[hmp.lists]\nstochastic = stochastic\n")
@@ -211,6 +213,56 @@ def test_it_can_be_removed() -> None:
         """,
         path=str(SUPPORT),
     )
+
+
+def test_without_the_plug_in_its_list_is_an_error(policy: hmp.Policy, tmp_path: Path) -> None:
+    policy.save(tmp_path / "saved")
+    (tmp_path / "by_hand").mkdir()
+    (tmp_path / "by_hand" / "stochastic.txt").write_text("linear  # of the head\nmatmul @ head\n")
+    (tmp_path / "remarks").mkdir()
+    (tmp_path / "remarks" / "bf16.txt").write_text("linear\n")
+    (tmp_path / "remarks" / "readme.txt").write_text("Of each model, the head:\nlinear\n")
+    (tmp_path / "policy.json").write_text(json.dumps(policy.to_dict()))
+    (tmp_path / "policy.pickle").write_bytes(pickle.dumps(policy))
+    run_in_another_process(
+        """
+        import json, pathlib
+        folder = pathlib.Path(sys.argv[1])
+
+        def error(kind, call, *args, **kwargs):
+            try:
+                call(*args, **kwargs)
+            except kind as error:
+                return str(error)
+            raise AssertionError(f"{call} raised nothing")
+
+        missing = "no kind of list 'stochastic' is installed, expected one of fp8, fp32_result, bf16, fp32, promote, saved; import "
+        for name in ("saved", "by_hand"):
+            said = error(hmp.OpListError, hmp.Policy.load, folder / name)
+            assert said.startswith(f"{folder / name / 'stochastic.txt'}: {missing}"), said
+            assert said.endswith("; the file says that importing 'stochastic' adds it" if name == "saved" else ", out of the folder"), said
+        assert hmp.Policy.load(folder / "remarks") == hmp.Policy(bf16={"linear"})
+        assert "a policy has no 'stochastic'" in error(hmp.HmpError, hmp.Policy.from_dict, json.loads((folder / "policy.json").read_text()))
+        of_policy = f"Policy(stochastic=...): {missing}"
+        assert error(hmp.HmpError, pickle.loads, (folder / "policy.pickle").read_bytes()).startswith(of_policy)
+        assert error(hmp.HmpError, hmp.Policy, stochastic={"linear"}).startswith(of_policy)
+        assert error(hmp.HmpError, hmp.Policy("mine").replace, stochastic={"linear"}).startswith(of_policy)
+        assert error(hmp.HmpError, hmp.Policy.from_files, stochastic="mine.txt").startswith(missing)
+        assert error(hmp.HmpError, hmp.convert, stochastic_file_path="mine.txt").startswith(f"convert(stochastic_file_path=...): {missing}")
+        assert not hmp.is_converted()
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "file"), [(["saved"], "saved/stochastic.txt: "), (["--list", "stochastic", "mine.txt"], "")])
+def test_commands_say_so_too(policy: hmp.Policy, arguments: list[str], file: str, tmp_path: Path) -> None:
+    policy.save(tmp_path / "saved")
+    (tmp_path / "mine.txt").write_text("linear\n")
+    done = python("-m", "hmp", "check", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"hmp check: {file}no kind of list 'stochastic' is installed, expected one of ")
 
 
 @pytest.mark.parametrize(("name", "said"), [("stochastic", "there is a list or a word 'stochastic' already"), ("2bits", "got '2bits'")])

@@ -154,10 +154,15 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
 
 
 def _by_list(paths: Mapping[str, str | Path | None]) -> dict[str, str | Path | None]:
-    """Return the paths of the arguments `NAME_file_path=`, by the list. Raise TypeError for another keyword, as Python does."""
+    """Return the paths of the arguments `NAME_file_path=`, by the list.
+
+    Raise HmpError where such a list is of a kind that is not installed, and TypeError for another keyword, as Python does.
+    """
     arguments = {kind.argument: kind.name for kind in lists.kinds()}
     for given in paths:
         if given not in arguments:
+            if given.endswith("_file_path"):
+                raise HmpError(f"convert({given}=...): {lists.missing(given.removesuffix('_file_path'))}")
             raise TypeError(f"convert() got an unexpected keyword argument {given!r}; list files are {', '.join(arguments)}")
     return {arguments[given]: path for given, path in paths.items()}
 
