@@ -1,10 +1,8 @@
-"""Products of rounded inputs with a float32 result: values, gradients, what is saved, and which calls cannot run so.
-
-No public call reaches them while no list has their ops; the way of a GPU none where there is no GPU.
-"""
+"""Products on the fp32_result list: values, gradients, what is saved, and which calls cannot run so."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -18,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from compile_kit import BRIDGED
-from hmp.fp32_result import PRODUCTS, autograd, needs_casts, why_not
 from torch_has import TORCH
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -39,8 +36,10 @@ def function(op: str) -> Any:
 
 
 def found(op: str, *args: Any, low: torch.dtype = BF16, **kwargs: Any) -> torch.Tensor:
-    assert why_not(op, args, kwargs, low) == ""
-    return PRODUCTS[op](*args, low_dtype=low, **kwargs)
+    with hmp.casts(hmp.Policy(fp32_result={op}, dtype=low)):
+        result = function(op)(*args, **kwargs)
+        assert hmp.fallbacks() == {}
+    return result
 
 
 # Op, shapes of what is rounded.
@@ -343,16 +342,6 @@ def test_a_transform_has_the_values_of_casts(name: str) -> None:
     assert torch.equal(result, wanted)
 
 
-def test_a_compiler_asks_before_it_traces() -> None:
-    x, w = t(4, 8), t(6, 8)
-    asked: list[bool] = []
-    torch.func.vmap(lambda x: (asked.append(needs_casts("linear", (x, w), {})), x)[1])(x)
-    assert asked == [True]
-    assert not needs_casts("linear", (x, w), {})
-    assert needs_casts("linear", (x.as_subclass(Subclass), w), {})
-    assert torch.equal(PRODUCTS["linear"](x, w, low_dtype=BF16, by_casts=True), found("linear", x, w))
-
-
 COMPILED: list[tuple[str, tuple[Any, ...]]] = [
     ("linear", (t(2, 5, 16, grad=True), t(6, 16, grad=True), t(6, grad=True))),
     ("matmul", (t(2, 1, 5, 16, grad=True), t(3, 16, 6, grad=True))),
@@ -374,9 +363,10 @@ def test_compiled_it_has_eagers_result_and_gradients(op: str, args: tuple[Any, .
         y = function(*args)
         return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y))]
 
-    plain = functools.partial(PRODUCTS[op], low_dtype=BF16)
-    compiled = torch.compile(lambda *args: PRODUCTS[op](*args, low_dtype=BF16), fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for one, other in zip(run(compiled), run(plain), strict=True):
+    compiled = torch.compile(lambda *args: function(op)(*args), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with hmp.casts(hmp.Policy(fp32_result={op})):
+        results, wanted = run(compiled), run(lambda *args: function(op)(*args))
+    for one, other in zip(results, wanted, strict=True):
         assert one.dtype is other.dtype and torch.equal(one, other)
 
 
@@ -385,13 +375,10 @@ def test_compiled_it_has_eagers_result_and_gradients(op: str, args: tuple[Any, .
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_exported_program_trains_too(strict: bool) -> None:
-    class Gate(torch.nn.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return PRODUCTS["linear"](input, self.weight, self.bias, low_dtype=BF16)
-
-    gate, x = Gate(8, 4), t(3, 8)
-    program = torch.export.export(gate, (x,), strict=strict).module()
-    assert torch.allclose(program(x), gate(x), atol=1e-6)
+    gate, x = torch.nn.Linear(8, 4), t(3, 8)
+    with hmp.casts(hmp.Policy(fp32_result={"linear"})):
+        program, wanted = torch.export.export(gate, (x,), strict=strict).module(), gate(x)
+    assert torch.allclose(program(x), wanted, atol=1e-6) and program(x).dtype is F32
     (gradient,) = torch.autograd.grad(program(x).sum(), program.weight)
     assert torch.equal(gradient, rounded(torch.ones(3, 4).T @ rounded(x, BF16), BF16))  # as casts round it
 
@@ -423,12 +410,8 @@ def test_on_cuda_torch_computes_the_float32_result() -> None:
         ):
             on_gpu = [torch.empty(a.shape, device="cuda") if isinstance(a, torch.Tensor) else a for a in args]
             with Overloads() as seen:
-                assert PRODUCTS[op](*on_gpu, low_dtype=BF16).dtype is F32
+                assert found(op, *on_gpu).dtype is F32
             assert seen.called == [overload]
-        gradient, x = (torch.empty(shape, device="cuda", dtype=BF16) for shape in ((10, 6), (10, 16)))
-        with Overloads() as seen:
-            assert autograd._multiply(gradient.mT, x).shape == (6, 16)
-        assert seen.called == ["aten.mm.dtype"]
 
 
 def test_without_values() -> None:
@@ -478,6 +461,19 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 def test_why_a_call_cannot_run_so() -> None:
     for op, args, kwargs, reason in REFUSED:
-        assert why_not(op, args, kwargs, BF16) == reason
+        with hmp.casts(hmp.Policy(fp32_result={op})):
+            with contextlib.suppress(RuntimeError, TypeError):  # as torch refuses some
+                function(op)(*args, **kwargs)
+            assert hmp.fallbacks() == {f"{op}: its result not in float32, {reason}": 1}
+        hmp.revert()
     with torch.no_grad():
-        assert why_not("mm", (t(3, 8, grad=True), t(8, 4)), {"out": t(3, 4)}, BF16) == ""
+        assert found("mm", t(3, 8, grad=True), t(8, 4), out=t(3, 4)).dtype is F32
+
+
+def test_such_a_call_runs_as_on_the_bf16_list() -> None:
+    x, w = t(3, 8), t(8, 4)
+    wanted = x.bfloat16() @ w.bfloat16()
+    with hmp.casts(hmp.Policy(fp32_result={"mm", "einsum"})):
+        assert torch.equal(torch.mm(x, w, out=torch.empty(3, 4, dtype=BF16)), wanted)
+        assert torch.einsum("ij->ji", x).dtype is BF16
+        assert torch.mm(x.double(), w.double()).dtype is F64
