@@ -66,7 +66,7 @@ class ListKind:
         is_low: Whether its ops compute with inputs in a low-precision dtype.
         computes_in: Dtypes that its ops may compute in besides that of its rule.
         words: The words that say how its ops are done.
-        marks: Parts of a file's name that show such a list: "random" for "ops_random.txt".
+        aliases: Further words for it in the names of files: "random" for "ops_random.txt".
         is_optional: Whether most policies have no such list: then it is not written where it is empty.
         takes_functions: Whether it may name users' own functions.
         refusal: Gets an entry and the ids of the ops that it means, and says why the list can't have it; "" where it can.
@@ -95,7 +95,7 @@ class ListKind:
     is_low: bool = False
     computes_in: tuple[torch.dtype, ...] = ()
     words: tuple[WordFile, ...] = ()
-    marks: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     is_optional: bool = True
     takes_functions: bool = False
     refusal: Callable[[ListEntry, tuple[str, ...]], str] = _takes_any

@@ -88,7 +88,7 @@ lists.add(
             WordFile("fp8_recipe", "recipe.txt", tuple(RECIPES), "(FP8 recipe)"),
             WordFile("fp8_kernel", "kernel.txt", ("auto", "emulate"), "(FP8 kernel)"),
         ),
-        marks=("float8",),
+        aliases=("float8",),
         refusal=_refusal,
         described=_described,
         report=_report,

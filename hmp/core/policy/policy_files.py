@@ -59,7 +59,7 @@ _FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak 
 def lists_named(name: str) -> set[ListName]:
     """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
     plain = re.sub(r"[\W_]", "", name.casefold())
-    marks = {mark: kind.name for kind in lists.kinds() for mark in (kind.name.replace("_", ""), *kind.marks) if mark in plain}
+    marks = {mark: kind.name for kind in lists.kinds() for mark in (kind.name.replace("_", ""), *kind.aliases) if mark in plain}
     return {cast for mark, cast in marks.items() if not any(mark in other and mark != other for other in marks)}
 
 

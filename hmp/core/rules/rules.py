@@ -257,7 +257,7 @@ lists.add(
         over=("promote",),
         excludes=("fp32",),
         is_low=True,
-        marks=("fp16", "float16", "lower"),
+        aliases=("fp16", "float16", "lower"),
         is_optional=False,
         takes_functions=True,
     )
@@ -270,7 +270,7 @@ lists.add(
         module=__name__,
         rule=FP32_LIST,
         over=("promote",),
-        marks=("float32",),
+        aliases=("float32",),
         is_optional=False,
         takes_functions=True,
     )
@@ -282,7 +282,7 @@ lists.add(
         contents="ops that run in the widest dtype of their inputs",
         module=__name__,
         rule=PROMOTE,
-        marks=("widest",),
+        aliases=("widest",),
         is_optional=False,
         takes_functions=True,
     )
