@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ def _compute(op: str, low_dtype: torch.dtype, words: object, *args: Any, **kwarg
     return PRODUCTS[op](*args, low_dtype=low_dtype, **kwargs)
 
 
-def _reason(rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return why_not(rule.op, args, kwargs, rule.low_dtype)
+def _why_not_of(rule: OpRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    return functools.partial(why_not, rule.op, low_dtype=rule.low_dtype)
 
 
 def _by_casts(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
@@ -31,7 +33,7 @@ FP32_RESULT_LIST = CastRule(
     number="R23",
     label="fp32_result",
     sentence="its inputs are rounded to the low-precision dtype, and its result stays float32 (R23)",
-    make=substitutes.make_of(_reason, "its result not in float32", "fp32_result", _by_casts),
+    make=substitutes.make_of(_why_not_of, "its result not in float32", "fp32_result", _by_casts),
     holds=lambda case: case.op in PRODUCTS,
     calls=substitutes.calls_of(_compute, computes=lambda rule: rule.low_dtype),
     is_list=True,

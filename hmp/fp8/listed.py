@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ def _compute(op: str, low_dtype: torch.dtype, words: tuple[tuple[str, str], ...]
     return PRODUCTS[op](*args, recipe=RECIPES[said["fp8_recipe"]], low_dtype=low_dtype, kernel=said["fp8_kernel"], **kwargs)
 
 
-def _reason(rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return why_not(rule.op, args, kwargs, RECIPES[rule.word("fp8_recipe")], rule.low_dtype)
+def _why_not_of(rule: OpRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    return functools.partial(why_not, rule.op, recipe=RECIPES[rule.word("fp8_recipe")], low_dtype=rule.low_dtype)
 
 
 FP8_LIST = CastRule(
@@ -31,7 +32,7 @@ FP8_LIST = CastRule(
     number="R20",
     label="fp8",
     sentence="it runs in FP8 if its shapes and the device allow it, else in the low-precision dtype (R20)",
-    make=substitutes.make_of(_reason, "not in FP8", "FP8"),
+    make=substitutes.make_of(_why_not_of, "not in FP8", "FP8"),
     holds=lambda case: case.op in PRODUCTS,  # not every alias of a product is one
     calls=substitutes.calls_of(_compute, computes=lambda rule: E4M3, notes="fp8"),  # both inputs, under every recipe
     is_list=True,

@@ -45,34 +45,30 @@ def calls_of(
     return calls
 
 
-def _nothing(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {}
-
-
 def make_of(
-    why_not: Callable[[OpRule, tuple[Any, ...], dict[str, Any]], str],
+    why_not_of: Callable[[OpRule], Callable[[tuple[Any, ...], dict[str, Any]], str]],
     what: str,
     list_title: str,
-    also: Callable[[str, tuple[Any, ...], dict[str, Any]], dict[str, Any]] = _nothing,
+    also: Callable[[str, tuple[Any, ...], dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Callable[..., Op]:
     """Return a rule's `make`, for `calls_of`: the function gets the inputs as they are, whatever their dtypes.
 
     A call that it cannot take is one of torch's function in the low-precision dtype, and counted for hmp.fallbacks() with the reason.
 
     Args:
-        why_not: Says why the function cannot take a call; "" where it can.
+        why_not_of: Gets the op under its rule. Returns what says of a call's arguments why the function cannot take them; "" where it can.
         what: What is counted of a call that it cannot take: "not rounded stochastically".
         list_title: The list, for the log.
         also: Gets the op and a call's arguments, and gives more keywords to the function: what a compiler's trace could not ask.
     """
 
     def make(op: Op, rule: OpRule, caster: Caster, computed: Op) -> Op:
-        in_low = one_dtype_wrapper(op, rule, caster)
+        in_low, why_not = one_dtype_wrapper(op, rule, caster), why_not_of(rule)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            reason = why_not(rule, args, kwargs)
+            reason = why_not(args, kwargs)
             if not reason:
-                return computed(*args, **kwargs, **also(rule.op, args, kwargs))
+                return computed(*args, **kwargs) if also is None else computed(*args, **kwargs, **also(rule.op, args, kwargs))
             if _compiling():
                 return in_low(*args, **kwargs)
             inside = _counted.__dict__.setdefault("ops", set())
