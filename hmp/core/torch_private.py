@@ -269,15 +269,6 @@ pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop
 DISABLE_HOOKS = _place("torch._C._autograd._saved_tensors_hooks_disable")
 can_be_disabled = "fail_if_non_empty" in (getattr(*DISABLE_HOOKS).__doc__ or "")
 
-
-def _nothing_kept(key: str) -> bool:
-    return False
-
-
-# Values by key that backward carries into autograd's threads: the caller's context too, but not in every release (2.11 does not).
-is_kept_in_thread: Callable[[str], bool] = _optional("torch._C._is_key_in_tls", _nothing_kept)
-kept_in_thread: Any = None if is_kept_in_thread is _nothing_kept else _required("torch._C._get_obj_in_tls")
-
 # Modules with a global variable that torch rebinds: it is read at each use.
 _forward_ad: Any = torch.autograd.forward_ad
 _required("torch.autograd.forward_ad._current_level")
