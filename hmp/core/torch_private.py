@@ -269,15 +269,6 @@ pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop
 DISABLE_HOOKS = _place("torch._C._autograd._saved_tensors_hooks_disable")
 can_be_disabled = "fail_if_non_empty" in (getattr(*DISABLE_HOOKS).__doc__ or "")
 
-
-def _nothing_kept(key: str) -> bool:
-    return False
-
-
-# Values by key that backward carries into autograd's threads: the caller's context too, but not in every release (2.11 does not).
-is_kept_in_thread: Callable[[str], bool] = _optional("torch._C._is_key_in_tls", _nothing_kept)
-kept_in_thread: Any = None if is_kept_in_thread is _nothing_kept else _required("torch._C._get_obj_in_tls")
-
 # Modules with a global variable that torch rebinds: it is read at each use.
 _forward_ad: Any = torch.autograd.forward_ad
 _required("torch.autograd.forward_ad._current_level")
@@ -317,13 +308,16 @@ all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas"
 # The state of the torch.jit trace that this thread is making, None for none.
 trace_here: Callable[[], Any] = _required("torch._C._get_tracing_state")
 set_trace: Callable[[Any], None] = _required("torch._C._set_tracing_state")
-ScriptModule: type = _required("torch._C.ScriptModule")
-# The functions of torch.jit that trace the first function among their arguments.
-TRACERS = (
-    _place("torch._C._create_function_from_trace"),
-    _place("torch._C._create_graph_by_tracing"),
-    _place("torch._C.ScriptModule._create_method_from_trace"),
-)
+
+
+def is_in_trace() -> bool:
+    """Return True if torch.jit traces the calling code. An error of an op ends its trace, and torch crashes if the code then goes on."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.jit._trace":
+        frame = frame.f_back
+    return frame is not None
+
+
 _builtins: Any = _required("torch.jit._builtins")
 # Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")

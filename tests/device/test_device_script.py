@@ -55,7 +55,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path, script: types.ModuleType) ->
 def test_parts_run_alone_and_say_what_is_for_cuda_only(tmp_path: Path) -> None:
     code, printed, page = on_cpu(tmp_path, "--only", "threads,graphs")
     assert code == 0, printed
-    assert "| threads | user Python in backward and checkpoints, on the thread of the device | 0 | 0 | 6 |" in page
+    assert "| threads | user Python in backward and checkpoints, on the thread of the device | 0 | 0 | 4 |" in page
     assert f"| torch | {torch.__version__} |" in page and "Written by `.ci/device --device cpu --only threads,graphs`." in page
 
 

@@ -1,6 +1,6 @@
 """The policy that is active in this thread or asyncio task, and the contexts that change it."""
 
-from . import loading, regions, running, state, suspensions
+from . import regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
@@ -33,9 +33,7 @@ __all__ = [
     "disable_casts",
     "enable_casts",
     "is_by_user",
-    "loading",
     "regions",
-    "running",
     "state",
     "suspensions",
     "without_casts",

@@ -12,14 +12,16 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
-from . import running
 from .state import (
     EnteredRegion,
     Off,
     PolicyTable,
     active_state,
+    begin_block,
     begin_outermost,
     current_state,
+    end_running,
+    entered_here,
     get,
     is_traced_unpatched,
     put,
@@ -39,7 +41,7 @@ class Region:
     Args:
         name: The call that made it, for messages.
         choose: Returns the state inside for the state around.
-        brings_casts: True if it activates a policy: contexts of torch.autocast around it are then off inside (rule R17).
+        brings_casts: True if it activates a policy: contexts of torch.autocast around it are then off inside.
     """
 
     def __init__(self, name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off], brings_casts: bool = False) -> None:
@@ -54,20 +56,20 @@ class Region:
     def __enter__(self) -> Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
-            running.begin_context(entered)
+            begin_block(entered)
             entered.suspension, entered.outermost = suspend(), begin_outermost()
         entered.begin()
         self._entered.append(entered)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        here = next((entered for entered in reversed(self._entered) if entered.began_here()), None)
-        if here is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
-            here = self._entered[0]
-        if here is not None:
-            self._entered.remove(here)
-            here.end()
-            running.end(here)
+        ended = next((entered for entered in entered_here() if entered in self._entered), None)
+        if ended is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
+            ended = self._entered[-1]
+        if ended is not None:
+            self._entered.remove(ended)
+            ended.end()
+            end_running(ended)
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""
@@ -124,21 +126,18 @@ def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callab
 def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
         generator: Any = function(*args, **kwargs)
-        step: Any = generator.__anext__
-        argument: tuple[Any, ...] = ()
+        step: Any = functools.partial(generator.asend, None)
         try:
             while True:
+                with region._once():
+                    try:
+                        item = await step()
+                    except StopAsyncIteration:
+                        return
                 try:
-                    with region._once():
-                        item = await step(*argument)
-                except StopAsyncIteration:
-                    return
-                try:
-                    step, argument = generator.asend, ((yield item),)
-                except GeneratorExit:
-                    raise
-                except BaseException as error:
-                    step, argument = generator.athrow, (error,)
+                    step = functools.partial(generator.asend, (yield item))
+                except Exception as error:
+                    step = functools.partial(generator.athrow, error)
         finally:
             with region._once():
                 await generator.aclose()

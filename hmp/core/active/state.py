@@ -5,15 +5,16 @@ It is one of four:
 - PROCESS: the policy of `convert()`, for the whole process. It has no policy before the first `convert()`.
 - another `PolicyTable`: the policy of a `casts()` context, or of a module that `apply()` was called on.
 - the `Off` of one of these: nothing is cast. It has the policy that `enable_casts()` restores.
-- the `InBackward` of one of these: no list applies, in user Python that autograd calls (rule R13).
+- the `InBackward` of one of these: no list applies, in user Python that autograd calls.
 
 A ContextVar contains the state, so that threads and asyncio tasks never see each other's contexts. Inside a context it contains an
-`EnteredRegion`, with its state and whether it has ended.
+`EnteredRegion`, with its state until it has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar, Token
 from threading import get_ident
@@ -56,13 +57,14 @@ NO_REPLACEMENTS = Replacements()
 class Off:
     """The state in which nothing is cast.
 
-    `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that patched ops call torch's own functions.
+    `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that patched ops call torch's own functions. Inside
+    `disable_casts()` torch is unchanged, also in backward.
 
     Args:
         on: The policy that `enable_casts()` restores.
     """
 
-    __slots__ = ("now", "on")
+    __slots__ = ("in_backward", "now", "off", "on")
     replacements: Replacements = NO_REPLACEMENTS
     policy = None
     user_policy = None
@@ -70,48 +72,34 @@ class Off:
 
     def __init__(self, on: PolicyTable) -> None:
         self.on = on
-        self.now: PolicyTable | Off = self
+        self.now: Off = self
+        self.off: Off = self
+        self.in_backward: Off = self
 
     @property
     def scope_id(self) -> int:
         """Return the scope id of the policy that `enable_casts()` restores."""
         return self.on.scope_id
 
-    @property
-    def off(self) -> Off:
-        """This state: nothing is cast already."""
-        return self
-
-    @property
-    def in_backward(self) -> Off:
-        """This state: inside disable_casts() torch is unchanged, also in backward."""
-        return self
-
 
 class InBackward(Off):
-    """The state of user Python that runs in backward: no list applies (R13).
+    """The state of user Python that runs in backward: no list applies.
 
-    Only the inputs of calls that torch would refuse are cast (R7, R11): because forward was cast, a gradient may have another dtype than a
-    weight in code that expects one dtype. Where backward was called outside of all policies, that holds for the nodes of the graph that
-    were made under one; elsewhere torch raises what it raises without hmp.
+    Only the inputs of calls that torch would refuse are cast: because forward was cast, a gradient may have another dtype than a weight in
+    code that expects one dtype. Where backward was called outside of all policies, that holds for the nodes of the graph that were made
+    under one; elsewhere torch raises what it raises without hmp.
     """
 
     __slots__ = ()
+
+    def __init__(self, on: PolicyTable) -> None:
+        super().__init__(on)
+        self.off = on.off
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
         """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
         return DTYPE_REPAIRS if self.on.policy is not None or _is_marked(_current_node()) else NO_REPLACEMENTS
-
-    @property
-    def off(self) -> Off:
-        """Return the state without casts of the same policy."""
-        return self.on.off
-
-    @property
-    def in_backward(self) -> Off:
-        """This state."""
-        return self
 
 
 _current_node: Callable[[], Any] = torch_private.current_node
@@ -191,76 +179,42 @@ class EnteredRegion:
         key: The `Region` object, which the user may enter many times; None for hmp's own.
 
     Attributes:
-        now: `state`, or None before it began, once it has ended, and in a subclass that has to be asked.
+        now: `state`, or None once the block has ended while it was not the innermost one.
         before: The value of the ContextVar when the block was entered.
         suspension: The Suspension of torch.autocast that lasts as long as this, or None.
         outermost: The Outermost that lasts as long as this, or None.
     """
 
-    __slots__ = ("__weakref__", "_token", "before", "key", "now", "outermost", "state", "suspension")
+    __slots__ = ("__weakref__", "_token", "before", "key", "now", "outermost", "suspension")
 
     def __init__(self, state: PolicyTable | Off, key: object = None) -> None:
-        self.state = state
+        self.now: PolicyTable | Off | None = state
         self.key = key
-        self.now: PolicyTable | Off | None = None
-        self.before: ContextValue = UNSET
         self.suspension: Any = None
         self.outermost: Outermost | None = None
-        self._token: Token[ContextValue] | None = None
 
     def begin(self) -> None:
         """Activate the state in this thread or task."""
-        self.before = get()
-        self.now = self.state
+        self.before: ContextValue = get()
         self._token = put(self)
 
     def end(self) -> None:
-        """End the block, in any context. The first line does that; the others save the next reader the way to `before`."""
-        self.now = None
-        if get() is self:
-            put(self.before)
+        """End the block, in any context."""
+        if get() is not self or not _reset(self._token):
+            self.now = None
         if self.suspension is not None:
             self.suspension.end()
         if self.outermost is not None:
             self.outermost.end()
 
-    def has_ended(self) -> bool:
-        """Return True if the state is no longer active."""
-        return self.now is None
 
-    def began_here(self) -> bool:
-        """Return True if the block was entered in this context, not in one that this context is a copy of."""
-        top = get()
-        if self._token is not None:
-            try:
-                _current.reset(self._token)  # a token is of one context, and of one use
-            except (ValueError, RuntimeError):
-                return False
-        self._token = put(self)
-        put(top)
-        return True
-
-    def here(self) -> ContextValue:
-        """Return what is active in this context, in which the block has ended: `before`, or the state where this context is a copy."""
-        return self.before if self.began_here() else self.state
-
-
-class OffUntil(EnteredRegion):
-    """One entry into casts being off that ends by itself, in all contexts. `has_ended()` is asked at each read."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(current_state().on.off)
-
-    def here(self) -> ContextValue:
-        """Return what is active once this has ended."""
-        return self.before
-
-    def begin(self) -> None:
-        """Switch casts off."""
-        self.before = get()
-        put(self)
+def _reset(token: Token[ContextValue]) -> bool:
+    """Restore what was in this context before `token`; return False in another context, such as that of a task, which may be a copy."""
+    try:
+        _current.reset(token)
+    except ValueError:
+        return False
+    return True
 
 
 class Unset:
@@ -268,16 +222,6 @@ class Unset:
 
     __slots__ = ()
     now = None
-
-
-class CallersState(Unset):
-    """The value in a thread of autograd's that has begun a backward of its own: the state of `task`, the backward around that."""
-
-    __slots__ = ("state", "task")
-
-    def __init__(self, state: PolicyTable | Off, task: int) -> None:
-        self.state = state
-        self.task = task
 
 
 ContextValue: TypeAlias = "PolicyTable | Off | EnteredRegion | Unset"
@@ -291,51 +235,40 @@ put = _current.set
 def active_state(value: ContextValue) -> PolicyTable | Off:
     """Return the state that is active in this context, whose ContextVar contains `value`."""
     below = value
-    while isinstance(below, EnteredRegion) and below.has_ended():
-        below = below.here()
+    while (found := below.now) is None and isinstance(below, EnteredRegion):
+        below = below.before
     if below is not value:
         put(below)  # for the next reader
-    if isinstance(below, EnteredRegion):
-        return below.state
-    return inherit_from_caller() if isinstance(below, Unset) else below
+    return found or _inherited_state()
 
 
-# autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (keep_callers() stores
-# the state before that). They cannot in a backward that C++ code started, nor in torch 2.11, unlike 2.13. There `_calling_backward` has the
-# state, as long as all running backwards have the same one.
-_has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
+def entered_here() -> Iterator[EnteredRegion]:
+    """Return the blocks that this context is in, innermost first."""
+    value = get()
+    while isinstance(value, EnteredRegion):
+        if value.now is not None:
+            yield value
+        value = value.before
+
+
 _graph_task = torch_private.graph_task
 _calling_backward: dict[object, Off] = {}  # the state in each call of backward() that has not returned, of any thread
 
 
-def _only_state_in_backward() -> Off | None:
-    """Return the state of the running backwards, None if they have several."""
-    found = set(_calling_backward.values())  # at once: other threads cannot come in between
-    return found.pop() if len(found) == 1 else None
+def _inherited_state() -> PolicyTable | Off:
+    """Return the state in a context in which none was ever set: PROCESS, or in autograd's threads that of the running backward.
 
-
-def inherit_from_caller() -> PolicyTable | Off:
-    """Return the state in a context in which none was ever set: PROCESS, or in autograd's threads the caller's `InBackward`.
-
-    The caller is the thread that called backward().
+    Where several backwards run at once in different states, it is not known which of them a thread of autograd's works for.
     """
-    task, noted = _graph_task(), get()
-    if task == -1:
+    if _graph_task() == -1:
         put(PROCESS)  # so that this runs once a thread
         return PROCESS
-    if isinstance(noted, CallersState) and noted.task == task:
-        return noted.state
-    caller = _get_in_thread("context") if _has_in_thread("context") else None
-    found = None if caller is None else caller.get(_current, UNSET)
-    if found is None or found is UNSET:  # the context of a nested backward is that of this thread
-        found = _only_state_in_backward()
-    if isinstance(found, EnteredRegion):
-        found = found.state  # ended or not: `caller` is a copy of a context
-    return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
+    found = set(_calling_backward.values())  # at once: other threads cannot come in between
+    return found.pop() if len(found) == 1 else PROCESS.in_backward
 
 
 class Outermost:
-    """The outermost `casts()` block, or call of a model, that this thread is in. Copies of casts live as long (R18).
+    """The outermost `casts()` block, or call of a model, that this thread is in. Copies of casts live as long.
 
     Attributes:
         thread: The thread that it is in; 0 once it has ended.
@@ -369,6 +302,47 @@ def begin_outermost() -> Outermost | None:
     begun = Outermost()
     outermost.set(begun)
     return begun
+
+
+# The calls of models and the casts() blocks that have not ended → None for a call, for a block the thread that entered it.
+_running: dict[object, int | None] = {}
+_waiting: list[tuple[Callable[[], object], int]] = []
+
+
+def begin_call() -> object:
+    """Note that a call of a model has begun under its policy; return what `end_running()` takes."""
+    call = object()
+    _running[call] = None
+    return call
+
+
+def begin_block(block: object) -> None:
+    """Note that a casts() block is entered in this thread."""
+    _running[block] = get_ident()
+
+
+def end_running(ended: object) -> None:
+    """Note the end of a call or block, and do what waited for it."""
+    _running.pop(ended, None)
+    if _waiting:
+        _do_what_waited()
+
+
+def when_ended(act: Callable[[], object]) -> None:
+    """Call `act` once no call is running and no other thread than this one is in a block: now, or when the last of them ends."""
+    _waiting.append((act, get_ident()))  # first: what ends from now on sees it
+    _do_what_waited()
+
+
+def _do_what_waited() -> None:
+    for each in list(_waiting):
+        alive = {None, *sys._current_frames()} - {each[1]}
+        if alive.isdisjoint(list(_running.values())):
+            try:
+                _waiting.remove(each)
+            except ValueError:  # another thread has taken it
+                continue
+            each[0]()
 
 
 def current_state() -> PolicyTable | Off:
@@ -420,10 +394,15 @@ def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.a
 
 
 def is_by_user() -> bool:
-    """Return True if a context of the user's set the active state, not hmp for torch's own code (rules R8, R15)."""
+    """Return True if a context of the user's set the active state, not hmp for torch's own code."""
     current_state()  # removes blocks that have ended
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
+
+
+def is_off_by_hmp() -> bool:
+    """Return True if hmp has switched casts off for the code that runs here, by `call_without_casts()`."""
+    return type(current_state()) is Off and not is_by_user()
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -436,7 +415,7 @@ around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call `function`, which runs a backward pass, and return its result: no list applies to user Python in it (rule R13)."""
+    """Call `function`, which runs a backward pass, and return its result: no list applies to user Python in it."""
     for watching in list(around_backward):
         function = watching(function)
     inside, call = current_state().in_backward, object()
@@ -447,18 +426,11 @@ def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
         _calling_backward.pop(call, None)
 
 
-def keep_callers() -> None:
-    """Store the state before a backward begins in a thread of autograd's: it is that of the backward around it."""
-    task = _graph_task()
-    if task != -1 and isinstance(get(), Unset):
-        put(CallersState(current_state(), task))
-
-
 class UnderCapturedState:
     """A function that runs under the state that was active when this object was made, in any thread.
 
     For gradient checkpointing and closures of optimizers. A call raises HmpError if the policy has changed since then: a recomputation
-    would have other numbers than its forward (rule R14).
+    would have other numbers than its forward.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -15,8 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import torch_private
-from . import running
-from .state import Off, PolicyTable, begin_outermost, call_under, current_state
+from .state import Off, PolicyTable, begin_call, begin_outermost, call_under, current_state, end_running
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,7 +178,7 @@ def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args:
     They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
     """
     is_same_policy = state.scope_id != 0 and state.scope_id == current_state().scope_id
-    call, outermost, suspension = running.begin_call(), begin_outermost(), None
+    call, outermost, suspension = begin_call(), begin_outermost(), None
     try:
         suspension = None if is_same_policy else suspend()
         return call_under(state, function, *args, **kwargs)
@@ -188,4 +187,4 @@ def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args:
             suspension.end()
         if outermost is not None:
             outermost.end()
-        running.end(call)
+        end_running(call)

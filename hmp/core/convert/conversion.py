@@ -13,7 +13,7 @@ import torch
 
 from ...errors import HmpError
 from .. import lists, low_kernels, observe
-from ..active import PROCESS, PolicyTable, Region, running, state
+from ..active import PROCESS, PolicyTable, Region, state
 from ..compile import bridge
 from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
@@ -212,7 +212,7 @@ def revert() -> None:
         _activate_latest()
         module_calls.unmark_applied()
         _regions_entered = False
-        running.when_ended(_restore)
+        state.when_ended(_restore)
 
 
 def _restore() -> None:

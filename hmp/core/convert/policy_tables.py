@@ -20,7 +20,7 @@ from ..log import caller, log, should_log
 from ..observe import Call, Listener
 from ..patching import patches, references
 from ..policy import Policy
-from ..rules import jit_trace, rules
+from ..rules import rules
 from ..torch_ops import Site, sites
 from ..torch_patches import (
     autocast,
@@ -133,7 +133,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast_functions, backward, modules, module_state, module_construction, jit_trace, library_ops,
+    uncast_functions, backward, modules, module_state, module_construction, library_ops,
     autocast,
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_entries, jit_trace, kernel_fallback, lost_writes, rules, substitutes
+from . import autocast_entries, kernel_fallback, lost_writes, rules, substitutes
 from .autocast_entries import outside
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
@@ -16,7 +16,6 @@ __all__ = [
     "autocast_entries",
     "fallbacks",
     "fallbacks_of",
-    "jit_trace",
     "kernel_fallback",
     "lost_writes",
     "one_dtype_wrapper",

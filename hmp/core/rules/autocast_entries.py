@@ -17,7 +17,7 @@ from .. import copies
 from ..casting import Caster
 from ..torch_ops import op_facts
 from ..torch_private import is_autocast_available as _is_available
-from . import jit_trace, refusals
+from . import refusals
 from .op_rule import Op, OpRule, survey
 
 # torch's own, taken before anything is patched
@@ -144,7 +144,6 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
                 raise
-            jit_trace.resume()
         return unlisted(*args, **kwargs)
 
     return with_autocast

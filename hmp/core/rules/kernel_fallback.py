@@ -16,7 +16,7 @@ from ..log import log, should_log
 from ..patching import patches
 from ..torch_ops import op_facts, sites
 from ..torch_private import in_no_transform
-from . import jit_trace, refusals
+from . import refusals
 from .op_rule import OpRule
 
 LOW = frozenset({torch.bfloat16, torch.float16})
@@ -124,7 +124,6 @@ class Kernels:
         """
         if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
             return GIVEN_UP
-        jit_trace.resume()
         if refusals.hooks_see(tensors) and refusals.saves_before_raising(functools.partial(run, dtype)):
             return GIVEN_UP
         is_plain = in_no_transform()
@@ -161,7 +160,6 @@ def _try(run: Callable[[torch.dtype], Any], dtype: torch.dtype) -> Any:
     except RuntimeError as error:
         if not refusals.is_torchs_own(error):
             raise
-        jit_trace.resume()
         return GIVEN_UP
 
 

@@ -14,7 +14,6 @@ import torch
 
 from .. import casting, torch_private
 from ..casting import Tensor
-from . import jit_trace
 
 # Words in the errors by which torch 2.7 to 2.15 refuses inputs of different dtypes; found by running op_db with them.
 _MIXTURE = re.compile(
@@ -55,10 +54,13 @@ def is_mixture(error: Exception) -> bool:
 
 
 def is_torchs_own(error: Exception) -> bool:
-    """Return True if `error` is a RuntimeError of torch's, not of memory, without the user's Python in its traceback below the caller."""
+    """Return True if `error` is a RuntimeError of torch's, not of memory, without the user's Python in its traceback below the caller.
+
+    False in a trace of torch.jit's, which such an error ends: it must reach the user.
+    """
     if not isinstance(error, RuntimeError) or _root(type(error).__module__) not in ("builtins", "torch"):
         return False
-    if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY) or torch_private.is_in_trace():
         return False
     step = error.__traceback__  # begins where the error was caught
     while step is not None:
@@ -120,7 +122,6 @@ def saves_before_raising(run: Callable[[], Any]) -> bool:
         with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda nothing: nothing):
             run()
     except RuntimeError:
-        jit_trace.resume()
         return bool(saved)
     return True  # it did not raise this time, so that nothing is known of the first
 
@@ -147,7 +148,8 @@ def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tens
         with torch.no_grad(), torch_private.without_torch_function(), torch_private.without_dispatch_modes():
             op(*args, **kwargs)
     except RuntimeError:
-        jit_trace.resume()
+        if torch_private.is_in_trace():
+            raise
         return False
     return True
 

@@ -12,7 +12,7 @@ from .. import casting, copies
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
 from ..torch_ops import op_facts, sites
 from ..torch_private import trace_here as _tracing
-from . import jit_trace, lost_writes, refusals, saturation
+from . import lost_writes, refusals, saturation
 from .kernel_fallback import GIVEN_UP, Kernels
 from .op_rule import SCALARS, Op, OpRule, chooser, flag, survey, writes
 
@@ -143,7 +143,6 @@ class RuledOp:
             except RuntimeError as error:
                 if not refusals.is_dtype_refusal(error):
                     raise
-                jit_trace.resume()
         elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
         return GIVEN_UP
@@ -193,13 +192,11 @@ class RuledOp:
         except RuntimeError as error:
             failed_before = len(self.kernels.failed)
             if self.facts.retries and refusals.is_dtype_refusal(error):
-                jit_trace.resume()
                 try:
                     self._or_in_float32(args, _without_out(kwargs))
                 except RuntimeError as second:
                     if not refusals.is_torchs_own(second):
                         raise
-                    jit_trace.resume()
             if len(self.kernels.failed) == failed_before:
                 raise
             return self._into_out(args, kwargs)

@@ -90,17 +90,9 @@ class Paused(Off):
 
     def __init__(self, on: PolicyTable) -> None:
         super().__init__(on)
+        self.off = on.off  # torch.autocast(enabled=True) does not turn on what disable_casts() inside the context turned off
+        self.in_backward = on.in_backward  # as outside the context, where a gradient may have another dtype than a weight, too
         self.look: whole_models.ContextSeen | None = None
-
-    @property
-    def off(self) -> Off:
-        """Return an `Off`: torch.autocast(enabled=True) does not turn on what `disable_casts()` inside the context turned off."""
-        return self.on.off
-
-    @property
-    def in_backward(self) -> Off:
-        """As outside the context, where a gradient may have another dtype than a weight, too."""
-        return self.on.in_backward
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant

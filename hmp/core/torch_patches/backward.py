@@ -56,7 +56,6 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
-    patches.wrap(*torch_private.RUN_BACKWARD, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
     own: Any = torch.Tensor.register_hook
@@ -68,16 +67,6 @@ def install() -> None:
     for name in ("jacrev", "jacfwd"):
         patches.wrap_by_name("torch.func", name, transform)
     _install_checkpoint()
-
-
-def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
-    # around torch's own function, which notes the caller of the new backward for the threads of autograd before it calls the engine
-    @functools.wraps(run_backward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        state.keep_callers()
-        return run_backward(*args, **kwargs)
-
-    return run
 
 
 def _marking(init: Callable[..., None]) -> Callable[..., None]:

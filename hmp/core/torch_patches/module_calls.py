@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from ..active import Off, PolicyTable, running, state, suspensions
+from ..active import Off, PolicyTable, state, suspensions
 from ..casting import castable, map_tensors
 from ..formatting import dtype_name
 from ..patching import patches
@@ -215,7 +215,7 @@ def unmark(model: torch.nn.Module) -> None:
         return
     _put(model, Mark(model, None, found.scoped))
     if found.applied.scope_id:  # its scoped entries hold in calls that are running
-        running.when_ended(functools.partial(_unmark_modules, weakref.ref(model), found.applied.scope_id))
+        state.when_ended(functools.partial(_unmark_modules, weakref.ref(model), found.applied.scope_id))
 
 
 def _unmark_modules(reference: weakref.ref[torch.nn.Module], scope_id: int) -> None:
@@ -354,14 +354,14 @@ def begin_outermost_calls() -> None:
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _compiling() or (outermost := state.begin_outermost()) is None:
             return own(self, *args, **kwargs)
-        call = running.begin_call()
+        call = state.begin_call()
         try:
             if state.current_state() is state.PROCESS and state.PROCESS.policy is not None:
                 return state.call_under(state.process_table, own, self, *args, **kwargs)
             return own(self, *args, **kwargs)
         finally:
             outermost.end()
-            running.end(call)
+            state.end_running(call)
 
     _call_impl.hmp_begins_outermost = True  # type: ignore[attr-defined]
     patches.rebind(*CALL_OF_MODULES, _call_impl, own)

@@ -1,4 +1,4 @@
-"""R9: modules are constructed with casts off, because scripts convert first and build the model later."""
+"""Modules are constructed and loaded with casts off (rule R9), because scripts convert first and build the model later."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from ..active import loading, state
+from ..active import EnteredRegion, Off, state, without_casts
 from ..patching import patches, subclasses
 from . import late_imports
 
@@ -38,10 +39,19 @@ def install() -> None:
 
     That is enough for `apply()`: a call of a model seldom constructs another.
     """
-    loading.install()
+    patches.wrap(torch.nn.Module, "__init__", _late)
+    patches.wrap(ThreadPoolExecutor, "submit", _submitting)
     for module_name, names in _LOADING.items():
         late_imports.after({module_name: functools.partial(_patch_loading, module_name, names)})
-    patches.wrap(torch.nn.Module, "__init__", _late)
+
+
+def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `submit` whose tasks run without casts where hmp has switched them off: transformers loads weights in a pool of threads."""
+
+    def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, without_casts(fn) if state.is_off_by_hmp() else fn, *args, **kwargs)
+
+    return submit
 
 
 def is_in_classes() -> bool:
@@ -71,7 +81,7 @@ def install_in_classes() -> None:
 
 def _patch_loading(module_name: str, names: tuple[str, ...]) -> None:
     for name in names:
-        patches.wrap_by_name(module_name, name, loading.while_loading)
+        patches.wrap_by_name(module_name, name, without_casts)
 
 
 class InitWithoutCasts:
@@ -87,25 +97,20 @@ class InitWithoutCasts:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         bound = self.function.__get__(instance, owner)
         is_call = isinstance(instance, torch.nn.Module)  # inspect.signature() of Python 3.14 binds it to the class
-        return loading.while_loading(bound) if is_call and loading.is_needed() else bound
+        return functools.partial(state.call_without_casts, bound) if is_call and state.casts_enabled() else bound
 
 
 def _patch_construction(cls: type) -> None:
     own = vars(cls).get("__init__")
-    if own is None:
-        # a mixin's __init__ that is found before nn.Module's
-        owner = next((base for base in cls.__mro__ if "__init__" in vars(base)), object)
-        if owner is not object and not issubclass(owner, torch.nn.Module):
-            own = vars(owner)["__init__"]
-    if own is not None and hasattr(own, "__get__") and not isinstance(own, InitWithoutCasts):
+    if hasattr(own, "__get__") and not isinstance(own, InitWithoutCasts):
         patches.rebind(cls, "__init__", InitWithoutCasts(own))
     for name in _CONSTRUCTORS & vars(cls).keys():
         if isinstance(vars(cls)[name], (classmethod, staticmethod)):
-            patches.wrap(cls, name, loading.while_loading)
+            patches.wrap(cls, name, without_casts)
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
-    """Return an nn.Module.__init__ for classes that got their `__init__` after they were made (dataclasses).
+    """Return an nn.Module.__init__ for an `__init__` of which hmp does not know: that of a mixin, or one given to the class later.
 
     Where casts are on, it turns them off until that `__init__` returns.
     """
@@ -132,18 +137,18 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
     return found
 
 
-class UntilReturn(state.OffUntil):
-    """A state in which nothing is cast until a frame returns."""
+class UntilReturn(EnteredRegion):
+    """Casts are off until a frame returns."""
 
-    __slots__ = ("_frame",)
+    __slots__ = ("_frame", "_off")
 
     def __init__(self, frame: types.FrameType) -> None:
-        super().__init__()
-        self._frame = frame
+        self._frame, self._off, self.key = frame, state.current_state().off, None
 
-    def has_ended(self) -> bool:
-        """Return True if the frame is no longer on the stack."""
+    @property
+    def now(self) -> Off | None:  # type: ignore[override]  # an EnteredRegion has an attribute
+        """Return the state while the frame is on the stack."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
-        return frame is None
+        return None if frame is None else self._off
