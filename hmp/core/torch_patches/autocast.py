@@ -26,14 +26,13 @@ from weakref import WeakSet
 import torch
 from torch.amp import autocast_mode
 
-from ..active import EnteredRegion, Off, PolicyTable, Replacements, Suspension, state, suspensions
+from ..active import EnteredRegion, Off, PolicyTable, Suspension, state, suspensions
 from ..casting import each_tensor
 from ..log import caller as opener
 from ..log import log, should_log
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
-from . import whole_models
 from .model_wrappers import CALLS, frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_xla_enabled")
@@ -86,11 +85,7 @@ _said = False
 class Paused(Off):
     """The state inside `torch.autocast(enabled=False)`: nothing is cast. `torch.autocast(enabled=True)` inside it turns casts on again."""
 
-    __slots__ = ("look",)
-
-    def __init__(self, on: PolicyTable) -> None:
-        super().__init__(on)
-        self.look: whole_models.ContextSeen | None = None
+    __slots__ = ()
 
     @property
     def off(self) -> Off:
@@ -102,13 +97,6 @@ class Paused(Off):
         """As outside the context, where a gradient may have another dtype than a weight, too."""
         return self.on.in_backward
 
-    @property
-    def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Empty. Read at each call of a patched op."""
-        if self.look is not None and self.look.is_done(self.on):
-            self.look = None
-        return self.on.off.replacements
-
 
 def install() -> None:
     """Patch torch.autocast and the functions that ask for its state, until patches.restore().
@@ -117,7 +105,6 @@ def install() -> None:
     """
     patches.on_restore(_forget)
     patches.on_restore(suspensions.end_all)
-    patches.on_restore(whole_models.forget)
     for name in _QUESTIONS:
         _answer(name, _enabled)
     for name, device_type in _DTYPES.items():
@@ -238,8 +225,6 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is not a request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
-        if isinstance(chosen, Paused) and chosen is not current:
-            chosen.look = whole_models.look(caller, place)
         if self._enabled and chosen.policy is not None:
             if is_around_applied(self, frames(caller)):
                 suspension = suspensions.suspend()
