@@ -1,6 +1,6 @@
 """The policy that is active in this thread or asyncio task, and the contexts that change it."""
 
-from . import loading, regions, running, state, suspensions
+from . import autocast, loading, regions, running, state
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
@@ -15,7 +15,6 @@ from .state import (
     current_state,
     is_by_user,
 )
-from .suspensions import Suspension
 
 __all__ = [
     "PROCESS",
@@ -25,8 +24,8 @@ __all__ = [
     "PolicyTable",
     "Region",
     "Replacements",
-    "Suspension",
     "UnderCapturedState",
+    "autocast",
     "call_without_casts",
     "casts_enabled",
     "current_state",
@@ -37,6 +36,5 @@ __all__ = [
     "regions",
     "running",
     "state",
-    "suspensions",
     "without_casts",
 ]

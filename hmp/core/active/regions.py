@@ -13,6 +13,7 @@ import torch
 from ...errors import HmpError
 from .. import torch_private
 from . import running
+from .autocast import suspend
 from .state import (
     EnteredRegion,
     Off,
@@ -24,7 +25,6 @@ from .state import (
     is_traced_unpatched,
     put,
 )
-from .suspensions import suspend
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -193,7 +193,7 @@ class EnteredRegion:
     Attributes:
         now: `state`, or None before it began, once it has ended, and in a subclass that has to be asked.
         before: The value of the ContextVar when the block was entered.
-        suspension: The Suspension of torch.autocast that lasts as long as this, or None.
+        suspension: What turns torch.autocast off as long as this lasts, or None.
         outermost: The Outermost that lasts as long as this, or None.
     """
 

@@ -1,7 +1,6 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_entries, jit_trace, kernel_fallback, lost_writes, rules
-from .autocast_entries import outside
+from . import jit_trace, kernel_fallback, lost_writes, rules
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
 from .op_rule import CastRule, Op, OpRule, writes
@@ -12,14 +11,12 @@ __all__ = [
     "CastRule",
     "Op",
     "OpRule",
-    "autocast_entries",
     "fallbacks",
     "fallbacks_of",
     "jit_trace",
     "kernel_fallback",
     "lost_writes",
     "op_wrap",
-    "outside",
     "replaces_autocast",
     "rules",
     "takes_masks",
