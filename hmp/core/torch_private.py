@@ -354,6 +354,20 @@ def devices_in_autocast() -> list[str]:
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.
 AUTOCAST_CAST = _place("torch.amp.autocast_mode._cast")
 
+
+def _code_inside(function: str, name: str) -> types.CodeType:
+    """Return the code of what `function` makes; raise HmpError where that has another name."""
+    for each in _required(f"{function}.__code__.co_consts"):
+        if isinstance(each, types.CodeType) and each.co_name == name:
+            return each
+    raise _missing(f"{function}.{name}")
+
+
+# Functions that these two decorated may be older than hmp's patches; they are recognised by the code object that they share.
+CUSTOM_FORWARD = _code_inside("torch.amp.autocast_mode.custom_fwd", "decorate_fwd")
+CUSTOM_BACKWARD = _code_inside("torch.amp.autocast_mode.custom_bwd", "decorate_bwd")
+AUTOCAST_INIT = _required("torch.amp.autocast_mode.autocast.__init__.__code__")
+
 # --- torch's code around a model -------------------------------------------------------------------------------------------
 
 # In these functions nothing is cast (R15).

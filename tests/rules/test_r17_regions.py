@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 
 import pytest
 import torch
@@ -137,9 +136,7 @@ def test_r17_regions_left_out_of_order():
             assert muls() is BF16  # it changed nothing when it was entered
 
 
-# --- around a whole model: what a wrapper such as DeepSpeed's engine is told, and what is said where nothing of it is cast
-
-SWITCHED_OFF = torch.autocast("cpu", enabled=False)
+# --- around a whole model: what a wrapper such as DeepSpeed's engine is told
 
 
 class Model(torch.nn.Module):
@@ -181,62 +178,3 @@ def test_r17_a_wrapper_that_asks_is_told_of_regions_around_it_and_the_model_of_c
     with hmp.casts(LOW), torch.autocast("cpu", BF16):
         engine = Engine(Model())
         assert (engine(X), engine.told) == ((F32, F32), (True, False))
-
-
-class Around(torch.nn.Module):
-    """An engine that hmp does not know as one."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        with torch.autocast("cpu", enabled=False):
-            return self.model(x)
-
-
-def _in_region(run):
-    with torch.autocast("cuda", enabled=False):  # a script's `enabled=args.amp`
-        torch.nn.MSELoss()(X, X)  # a module, and no model
-        return run(X)
-
-
-@pytest.mark.usefixtures("unpatched")
-@pytest.mark.parametrize(
-    ("how", "around"),
-    [("convert", "script"), ("apply", "script"), ("apply", "engine"), pytest.param("convert", "compiled", marks=pytest.mark.slow)],
-)
-def test_r17_a_region_in_which_nothing_of_a_model_is_cast_is_named_once(how, around, caplog, request):
-    if around == "compiled":
-        request.getfixturevalue("fresh_compiler")
-    model = hmp.apply(Model(), LOW) if how == "apply" else Model()
-    run = Around(model) if around == "engine" else torch.compile(model, backend="eager") if around == "compiled" else model
-    opener = Around.forward if around == "engine" else _in_region
-    with hmp.convert(policy=LOW) if how == "convert" else contextlib.nullcontext():
-        for _ in range(2):
-            assert (run(X) if around == "engine" else _in_region(run)) == (F32, F32)
-    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    place = f"{__file__}:{opener.__code__.co_firstlineno + 1}"
-    helpful = ("Model runs inside torch.autocast(enabled=False)", f"opened at {place}", "policy 'low'", "hmp.casts()")
-    assert [each for each in helpful if each not in said] == []
-
-
-def test_r17_what_is_a_part_of_a_model_or_no_model_or_under_a_policy_is_not_named(caplog):
-    class Parts(Model):
-        def forward(self, x):
-            with SWITCHED_OFF:
-                hidden = self.body(x)  # a submodule with weights, not all of them
-            return torch.mul(self.head(hidden), x).dtype
-
-    with hmp.convert(policy=LOW):
-        assert Parts()(X) is BF16
-        assert Model()(X) == (F32, BF16)
-        with SWITCHED_OFF:
-            assert (muls(), torch.nn.MSELoss()(X, X).dtype) == (F32, F32)
-            with hmp.casts(LOW):
-                assert Model()(X) == (F32, BF16)
-        with hmp.disable_casts(), SWITCHED_OFF:
-            Model()(X)  # off already
-    with SWITCHED_OFF:
-        Model()(X)  # no policy speaks of it
-    assert not caplog.records

@@ -1,6 +1,6 @@
 """The policy that is active in this thread or asyncio task, and the contexts that change it."""
 
-from . import regions, state, suspensions
+from . import autocast, regions, state
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
@@ -15,7 +15,6 @@ from .state import (
     current_state,
     is_by_user,
 )
-from .suspensions import Suspension
 
 __all__ = [
     "PROCESS",
@@ -25,8 +24,8 @@ __all__ = [
     "PolicyTable",
     "Region",
     "Replacements",
-    "Suspension",
     "UnderCapturedState",
+    "autocast",
     "call_without_casts",
     "casts_enabled",
     "current_state",
@@ -35,6 +34,5 @@ __all__ = [
     "is_by_user",
     "regions",
     "state",
-    "suspensions",
     "without_casts",
 ]

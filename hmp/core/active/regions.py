@@ -12,6 +12,7 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
+from .autocast import suspend
 from .state import (
     EnteredRegion,
     Off,
@@ -26,7 +27,6 @@ from .state import (
     is_traced_unpatched,
     put,
 )
-from .suspensions import suspend
 
 P = ParamSpec("P")
 R = TypeVar("R")

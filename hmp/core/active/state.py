@@ -181,7 +181,7 @@ class EnteredRegion:
     Attributes:
         now: `state`, or None once the block has ended while it was not the innermost one.
         before: The value of the ContextVar when the block was entered.
-        suspension: The Suspension of torch.autocast that lasts as long as this, or None.
+        suspension: What turns torch.autocast off as long as this lasts, or None.
         outermost: The Outermost that lasts as long as this, or None.
     """
 

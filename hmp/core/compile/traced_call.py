@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
-from ..active import InBackward
+from ..active import InBackward, autocast
 from ..dispatch import decisions, user_functions
 from ..patching import patches, unpatched_op
 from ..policy import Policy
-from ..rules import autocast_entries, op_wrap
+from ..rules import op_wrap
 from ..torch_ops import sites
 from ..torch_private import without_torch_function
 from .dynamo_names import dynamo
@@ -101,7 +101,7 @@ class TracedCall(TorchFunctionMode):
         """Return the variable of what the wrapper returns."""
         given, named = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
         try:
-            with self, autocast_entries.Traced(self._autocast):
+            with self, autocast.traced_by(self._autocast):
                 result = wrapper(*given, **named)
         except Aborted as aborted:
             raise aborted.error from None

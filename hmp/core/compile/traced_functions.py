@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from .. import layered_patches, lists, torch_private
-from ..active import Region, regions, state, suspensions, without_casts
+from ..active import Region, autocast, regions, state, without_casts
 from ..dispatch import placement, user_functions
 from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts, sites_of
-from ..torch_patches import autocast, library_ops, model_wrappers, module_calls
+from ..torch_patches import library_ops, model_wrappers, module_calls
 from . import traced_call
 from .dynamo_names import dynamo
 from .traced_state import build, trace_of, under, value_of, without_autocast
@@ -242,7 +242,7 @@ def _answer(original: Callable[..., Any]) -> Handler:
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = trace_of(tx).here.policy
-        is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is autocast.FORWARD
+        is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is torch_private.CUSTOM_FORWARD
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
             return build(tx, value=True)  # an autocast-disabled block, as in eager code: custom_fwd disables autocast around it
         asked_by = str(tx.f_globals.get("__name__") or "")
@@ -289,7 +289,7 @@ def fill_functions() -> None:
             state.call_without_casts: _call_without_casts,
             user_functions.call_op: _call_op,
             state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
-            suspensions.call_innermost: _call_innermost,
+            autocast.call_innermost: _call_innermost,
             math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
             module_calls.policy_of_call_now: _casts_of_module,
             module_calls.is_new: _is_new,
@@ -298,7 +298,7 @@ def fill_functions() -> None:
         }
     )
     functions.update((each, _region(each)) for each in entering)
-    functions.update((answer, _answer(original)) for answer, original in autocast.answers().items())
+    functions.update((answer, _answer(original)) for answer, original in autocast.answers.items())
 
 
 def update_tables() -> None:
@@ -323,7 +323,7 @@ def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: Any, tx: Any) -> Any:
         trace, enabled = trace_of(tx), self.target_values[2]  # device type, dtype, enabled, caching
         self.hmp_before = here = trace.here
-        chosen = (trace.of_forward or here) if tx.f_code is autocast.BACKWARD else autocast.inside(here, enabled)
+        chosen = (trace.of_forward or here) if tx.f_code is torch_private.CUSTOM_BACKWARD else autocast.state_inside(here, enabled)
         entered = original(self, tx)
         is_outside = enabled and chosen.policy is not None and model_wrappers.is_around_applied(None, _steps(tx))
         self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
@@ -350,7 +350,7 @@ def in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         trace, forward = trace_of(tx), self.fwd_fn
-        is_custom = autocast.FORWARD is not None and getattr(forward, "__code__", None) is autocast.FORWARD
+        is_custom = getattr(forward, "__code__", None) is torch_private.CUSTOM_FORWARD
         restores = is_custom and trace.here.policy is not None and inspect.getclosurevars(forward).nonlocals["cast_inputs"] is None
         around, trace.of_forward = trace.of_forward, trace.here if restores else None
         try:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..active import InBackward, Off, PolicyTable, state
+from ..active import InBackward, Off, PolicyTable, autocast, state
 from ..dispatch import user_functions
 from ..policy import Policy
-from ..torch_patches import autocast, module_calls
+from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo
 

@@ -13,14 +13,14 @@ import torch
 
 from ...errors import HmpError
 from .. import lists, low_kernels, observe
-from ..active import PROCESS, PolicyTable, Region, state
+from ..active import PROCESS, PolicyTable, Region, autocast, state
 from ..compile import bridge
 from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
 from ..patching import patches, references
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
 from ..torch_ops import sites
-from ..torch_patches import autocast, late_imports, module_calls
+from ..torch_patches import late_imports, module_calls
 from ..torch_private import dynamo
 from . import policy_tables
 from .policy_tables import announce
@@ -146,7 +146,7 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()
-    autocast.say_if_enabled()
+    autocast.log_if_enabled()
     if is_verbose:
         announce(chosen)
         tell_unreachable()

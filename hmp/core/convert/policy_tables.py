@@ -23,10 +23,10 @@ from ..policy import Policy
 from ..rules import rules
 from ..torch_ops import Site, sites
 from ..torch_patches import (
-    autocast,
     backward,
     late_imports,
     library_ops,
+    model_wrappers,
     module_construction,
     module_state,
     modules,
@@ -134,7 +134,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     uncast_functions, backward, modules, module_state, module_construction, library_ops,
-    autocast,
+    model_wrappers,
 )  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.fx
 
+from ..active import autocast
 from ..patching import PatchedOp, patches, unpatched_op
 from ..torch_ops import Site
 from ..torch_ops.sites import as_held
-from ..torch_patches import autocast, late_imports
+from ..torch_patches import late_imports
 from ..torch_private import BUILTIN_FINDER, SCRIPT_COMPILERS, builtin_table, reset_dynamo
 from .active_ops import kind_for
 
@@ -55,7 +56,7 @@ def _made(site: Site) -> PatchedOp:
 
 def own(function: Any) -> Any:
     """Return torch's own function for what hmp has put in its place, and any other object as it is."""
-    return autocast.own(patches.original(unpatched_op(function)))
+    return autocast.unpatched(patches.original(unpatched_op(function)))
 
 
 def patched(function: Any) -> Any:

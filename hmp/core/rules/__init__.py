@@ -1,7 +1,6 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_entries, kernel_fallback, lost_writes, rules, substitutes
-from .autocast_entries import outside
+from . import kernel_fallback, lost_writes, rules, substitutes
 from .float32_products import replaces_autocast
 from .kernel_fallback import fallbacks, fallbacks_of
 from .op_rule import CastRule, Op, OpRule, writes
@@ -13,14 +12,12 @@ __all__ = [
     "CastRule",
     "Op",
     "OpRule",
-    "autocast_entries",
     "fallbacks",
     "fallbacks_of",
     "kernel_fallback",
     "lost_writes",
     "one_dtype_wrapper",
     "op_wrap",
-    "outside",
     "replaces_autocast",
     "rules",
     "substitutes",

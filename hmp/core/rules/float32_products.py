@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import casting, copies, locks, low_kernels
+from ..active.autocast import is_enabled as _is_autocast_enabled
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors
 from ..log import log, should_log
 from ..saved_tensors import refuse_written
@@ -35,8 +36,7 @@ from ..torch_private import (
     without_torch_function,
 )
 from . import refusals
-from .autocast_entries import is_enabled as _is_autocast_enabled
-from .autocast_entries import reaches_sparse
+from .autocast_entries import casts_nothing, weights_at
 from .op_rule import Op, OpRule, survey
 
 _Parameter = torch.nn.Parameter
@@ -142,7 +142,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
         if not replaces_autocast(rule, tensors) or not _has_a_product(rule.op, args, kwargs, tensors):
             return by_autocast(*args, **kwargs)
         if rule.op in op_facts.RECURRENT and _is_wide_under_autocast(rule, args):
-            weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
+            weights = weights_at(rule.op, args)
             return op(*(cast(a) if i == 0 or i in weights else a for i, a in enumerate(args)), **kwargs)
         return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
 
@@ -152,7 +152,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
 def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
     """Return False for a call that torch.autocast computes without a low-precision product, or in chunks whose dtypes it mixes."""
     if op == "sparse.mm":
-        return reaches_sparse(args, kwargs, tensors)
+        return not casts_nothing(op, args, kwargs, tensors)
     if op == "linear_cross_entropy":
         return kwargs.get("options") is None
     if op == "tensordot":  # to one element: a sum of products, which torch writes so

@@ -1,7 +1,6 @@
-"""Patches of torch's Python code around ops: optimizers, backward, checkpoints, construction of modules, torch.autocast."""
+"""Patches of torch's Python code around ops: optimizers, backward, checkpoints, construction of modules."""
 
 from . import (
-    autocast,
     backward,
     kept_weights,
     late_imports,
@@ -18,7 +17,6 @@ from .module_calls import applied_policy, as_dtype, in_dtype
 __all__ = [
     "applied_policy",
     "as_dtype",
-    "autocast",
     "backward",
     "in_dtype",
     "kept_weights",

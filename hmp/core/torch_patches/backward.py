@@ -14,9 +14,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from .. import torch_private
-from ..active import UnderCapturedState, call_without_casts, state, without_casts
+from ..active import UnderCapturedState, autocast, call_without_casts, state, without_casts
 from ..patching import PatchedMethod, patches
-from ..rules import outside
 from . import late_imports
 
 
@@ -29,7 +28,7 @@ def install() -> None:
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
-            original(types.SimpleNamespace(pack_hook=outside(without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
+            original(types.SimpleNamespace(pack_hook=autocast.in_outer(without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
 
         return push
 

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from .. import torch_dispatcher
-from ..active import state
+from ..active import autocast, state
 from ..casting import each_tensor
 from ..patching import patches
-from ..rules import autocast_entries
 from ..torch_dispatcher import OpOverload, OpOverloadPacket
 from ..torch_private import dynamo
 
@@ -34,19 +33,18 @@ def install() -> None:
 
 
 def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    policy = None if autocast_entries.is_inside() else state.current_policy()
+    policy = None if autocast.is_in_op() else state.current_policy()
     tensor = next(each_tensor((args, kwargs)), None) if policy is not None else None
     if policy is None or tensor is None:
         return call(*args, **kwargs)
     device = tensor.device.type
-    if autocast_entries.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+    if autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
         return call(*args, **kwargs)
     run: Callable[[], Any] = lambda: call(*args, **kwargs)  # noqa: E731  # Dynamo's `disable` takes no builtin
     imported = dynamo()
     if imported is not None:
         run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
-    with autocast_entries.AutocastEntry(device, policy.dtype):
-        return run()
+    return autocast.call_enabled(device, policy.dtype, False, run)
 
 
 def has_autocast_kernel(op: Any) -> bool:
@@ -61,10 +59,9 @@ def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callab
     def traced(*args: Any, **kwargs: Any) -> Any:
         tensor = next(each_tensor((args, kwargs)), None)
         device = "" if tensor is None else tensor.device.type
-        if tensor is None or autocast_entries.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+        if tensor is None or autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
             return call(*args, **kwargs)
-        with autocast_entries.region(device, low):
-            return call(*args, **kwargs)
+        return autocast.call_enabled(device, low, False, call, *args, **kwargs)
 
     return traced
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..active import autocast
 from ..patching import holders
 from ..policy import unwrapped
 from . import module_calls
@@ -25,6 +26,11 @@ TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
 _PASSED = (TORCHS, module_calls.CALL.co_filename)  # and may pass
 # What torch.compile calls the code that goes on after a graph break in a function of that name.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+
+def install() -> None:
+    """Patch torch.autocast, which has to know what is around a model, until patches.restore()."""
+    autocast.install(lambda region, frame: is_around_applied(region, frames(frame)), lambda frame: is_of_wrapper(frames(frame, CALLS)))
 
 
 class Step(NamedTuple):

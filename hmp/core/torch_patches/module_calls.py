@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from ..active import Off, PolicyTable, state, suspensions
+from ..active import Off, PolicyTable, autocast, state
 from ..casting import castable, map_tensors
 from ..formatting import dtype_name
 from ..patching import patches
@@ -409,7 +409,7 @@ def _following_marks(
         if compiled is None or (inside_call and getattr(type(self).__call__, "hmp_is_own_call", False)):
             return call_impl(self, *args, **kwargs)
         outputs = outputs_of_call(self)  # before the call, in which remove() may take the mark away
-        result = suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
+        result = autocast.call_innermost(compiled, call_impl, self, *args, **kwargs)
         return result if outputs is None else in_dtype(result, outputs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]

@@ -16,9 +16,8 @@ import torch.nn.utils.prune
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import copies, torch_private
-from ..active import UnderCapturedState, call_without_casts, state, without_casts
+from ..active import UnderCapturedState, autocast, call_without_casts, state, without_casts
 from ..patching import patches, subclasses
-from ..rules import outside
 from .module_construction import UntilReturn
 
 # module → its functions; "Class.method" for methods
@@ -187,4 +186,4 @@ def _patch_dispatch(cls: type) -> None:
 
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    return outside(without_casts(function))
+    return autocast.in_outer(without_casts(function))

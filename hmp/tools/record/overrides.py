@@ -14,13 +14,13 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
-from ...core.active import InBackward, Off, is_by_user, state
+from ...core.active import InBackward, Off, autocast, is_by_user, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
 from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
-from ...core.torch_patches import autocast, model_wrappers, module_calls
+from ...core.torch_patches import model_wrappers, module_calls
 from ...core.torch_private import is_any_autocast_enabled
 from .rows import BoundedPlaces
 from .violations import OverrideKind, Violation, together
