@@ -84,7 +84,7 @@ def _patch_dynamo() -> None:
     _fill_tables()
     traced_functions.fill_functions()
     patches.on_restore(_forget)
-    patches.rebind(torch.nn.Module, module_calls.MARK, None)  # for guards, which are not to ask a `__getattr__` of the user's
+    patches.rebind(torch.nn.Module, module_calls.APPLIED, None)  # for guards, which are not to ask a `__getattr__` of the user's
     for owner, name, make in (
         (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
         (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),

@@ -49,7 +49,7 @@ def overridden(running: Iterable[torch.nn.Module]) -> Any:
 
 
 class AppliedParts:
-    """Finds for submodules of applied models, which run outside of any policy, the model. It looks once, until a mark changes."""
+    """Finds for submodules of applied models, which run outside of any policy, the model. It looks again when a module gets a policy."""
 
     def __init__(self) -> None:
         self._changes = -1
@@ -69,8 +69,10 @@ class AppliedParts:
             self._models[inner] = None if model is None else weakref.ref(model)
         found = self._models[inner]
         model = None if found is None else found()
-        mark = module_calls.applied(model)
-        return None if model is None or mark is None or mark.applied is None else (model, module_calls.policy_in(mark.applied, running))
+        applied = module_calls.applied(model)
+        if model is None or applied is None or applied.applied is None:
+            return None
+        return model, module_calls.policy_in(applied.applied, running)
 
 
 def outside_of(model: torch.nn.Module) -> Overrider:
