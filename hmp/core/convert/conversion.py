@@ -134,7 +134,7 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
 def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: bool) -> Handle:
     """Make `table` active for the process, as the latest conversion."""
     try:
-        policy_tables.construct_without_casts()
+        policy_tables.patch_around_calls()
         module_calls.begin_outermost_calls()
     except BaseException:
         if not was_patched:
@@ -299,7 +299,7 @@ def casts(
             _refuse_tracing()
         table: PolicyTable = _uncompiled(made)()
         if not _regions_entered:
-            policy_tables.construct_without_casts()
+            policy_tables.patch_around_calls()
             _regions_entered = True
         return table
 

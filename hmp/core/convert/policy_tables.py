@@ -62,11 +62,13 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
     return found
 
 
-def construct_without_casts() -> None:
-    """Have modules constructed with casts off (R9), for a policy that is active outside of the calls of models."""
+def patch_around_calls() -> None:
+    """Patch what only a policy outside of the calls of models would cast: the construction of modules, initialisers, pruning."""
     with lock, gc_paused():
         if not module_construction.is_in_classes():
             module_construction.install_in_classes()
+            uncast_functions.install_around_calls()
+            references.follow()
 
 
 def any_policy_used() -> bool:
