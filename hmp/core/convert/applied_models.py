@@ -29,7 +29,7 @@ from .policy_tables import announce, lock
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-# Whose low-precision weights the log has named. revert() keeps the modules: to apply to one again needs no second warning.
+# The modules whose low-precision weights the log has named, and the lines that applied to them.
 _warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _warned_lines: set[tuple[str, int]] = set()
 

@@ -220,7 +220,7 @@ def _restore() -> None:
 
 def _is_used() -> bool:
     """Return True if a policy can become active by itself: something is converted, a model has a policy, or a `casts()` was entered."""
-    return bool(_converted or module_calls.any_applied() or _regions_entered)
+    return bool(_converted or _regions_entered or any_applied())
 
 
 def revert_if_unused() -> bool:
@@ -252,7 +252,7 @@ def is_in_place() -> bool:
 
 def any_applied() -> bool:
     """Return True if a policy is applied to any module that is alive."""
-    return module_calls.any_applied()
+    return any(True for _ in module_calls.all_applied())
 
 
 def casts(

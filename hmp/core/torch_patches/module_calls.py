@@ -14,7 +14,7 @@ import secrets
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -241,12 +241,11 @@ def detach(model: torch.nn.Module) -> None:
 
 def detach_applied() -> None:
     """Undo `attach` for all models: their next calls activate nothing."""
-    for each in list(_all):
-        if each.applied is not None:
-            _all.discard(each)  # a copy may keep it
-            module = each.module()
-            if module is not None:
-                detach(module)
+    for each in all_applied():
+        _all.discard(each)  # a copy may keep it
+        module = each.module()
+        if module is not None:
+            detach(module)
 
 
 def detach_all() -> None:
@@ -259,9 +258,9 @@ def detach_all() -> None:
     _count_change()
 
 
-def any_applied() -> bool:
-    """Return True if a policy is applied to any module that is alive."""
-    return any(each.applied is not None for each in list(_all))
+def all_applied() -> Iterator[AppliedPolicy]:
+    """Yield what `apply()` gave modules that are alive."""
+    return (each for each in list(_all) if each.applied is not None)
 
 
 def policy_of_call_now(module: torch.nn.Module) -> PolicyTable | None:
@@ -292,25 +291,6 @@ def has_method(module: torch.nn.Module, name: str) -> bool:
     """Return True if calls of the module's method activate the policy that is applied to the module."""
     found: AppliedPolicy | None = module.__dict__.get(APPLIED)
     return found is not None and name in found.methods
-
-
-def applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Return a model that a policy is applied to and that `module` is a submodule of; None without one."""
-    for each in list(_all):
-        model = each.module() if each.applied is not None and each.applied.policy is not None else None
-        if model is not None and model is not module and applied(model) is each and any(one is module for one in model.modules()):
-            return model
-    return None
-
-
-def policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
-    """Return the policy that would be active in calls of the modules `running`, outermost first, inside `table`; None for none."""
-    is_around = table.policy is None  # outside of all policies
-    for module in running:
-        found: AppliedPolicy | None = module.__dict__.get(APPLIED)
-        if found is not None:
-            table = (found.applied if is_around else None) or found.scoped.get(table.scope_id) or table
-    return table.policy
 
 
 _look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
