@@ -56,13 +56,13 @@ class ActiveOp(PatchedOp):
             torch_private.pop_function_mode()
             try:  # an interrupt may come right after the call
                 if modes > 1 or _asks_users(args, kwargs):
-                    return self.handed_out(wrapper, args, kwargs)
+                    return self.call_handlers(wrapper, args, kwargs)
             finally:
                 torch_private.push_function_mode(mode)
             is_users = False
-        return self.handed_out(wrapper, args, kwargs) if is_users else wrapper(*args, **kwargs)
+        return self.call_handlers(wrapper, args, kwargs) if is_users else wrapper(*args, **kwargs)
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return self.call(*args, **kwargs)
 
@@ -70,7 +70,7 @@ class ActiveOp(PatchedOp):
 class ActiveFunction(ActiveOp):
     """Replaces a builtin of a module, for which torch's C++ code hands out what has its name in a private one: it hands out itself."""
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
 
@@ -88,7 +88,7 @@ class ActiveOperator(ActiveMethod):
     function that it gets from torch; that of torch's subclasses, which nobody sees, gets this object.
     """
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the wrapper does, or what the `__torch_function__` that subclasses inherit from torch.Tensor does."""
         asked = [value for value in _flat((args, kwargs)) if has_torch_function((value,))]
         if not torch_private.function_modes() and all(getattr(each.__torch_function__, "__func__", None) is _INHERITED for each in asked):
