@@ -175,7 +175,7 @@ def test_scope_compare_follows_the_lines(folder: Path):
 
     found = errors(policy=policy)
     assert found["encoder"] > 0 and found["decoder"] == 0
-    assert not any("_hmp_applied" in vars(module) for module in model.modules())
+    assert model(X).dtype is WIDE and not hmp.is_converted()
     hmp.apply(model, policy)
     assert errors(policy=policy) == errors() == found
     with pytest.raises(hmp.HmpError, match="is applied to the model and would override"):

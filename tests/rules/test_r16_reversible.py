@@ -393,3 +393,18 @@ def test_r16_a_call_of_a_module_under_convert_keeps_its_policy_until_it_ends() -
     assert model(torch.ones(1, 2)).dtype is torch.bfloat16
     assert torch.nn.functional.linear is plain and not hmp.is_converted()
     assert model(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_r16_a_list_of_linear_patches_what_its_results_can_meet(unpatched, torch_differences):
+    """And no list names what torch's private modules hold: there torch raises, as without hmp."""
+    model = hmp.apply(torch.nn.Linear(2, 2), policy(bf16=["linear"]))
+    places = {each.partition(":")[0] for each in torch_differences()}
+    assert 400 < len(places) < 600, len(places)
+    assert not places & {"torch.nn.init.normal_", "torch.testing.assert_close", "torch.masked.softmax", "torch._C._linalg.linalg_inv"}
+    low, wide = model(torch.eye(2)), torch.eye(2)
+    with hmp.casts(policy(bf16=["linear"])):
+        assert torch.linalg.solve(wide, low).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch._C._linalg.linalg_solve(wide, low)
+    with hmp.casts(policy(fp32=["linalg.solve"])):
+        assert torch._C._linalg.linalg_solve(wide, low).dtype == torch.float32

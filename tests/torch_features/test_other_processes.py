@@ -28,7 +28,6 @@ class OwnState(Head):
 
 KINDS = {
     "own __setstate__": OwnState,
-    "fx": lambda: torch.fx.symbolic_trace(Head()),
     "torch.compile": lambda: torch.compile(Head(), backend="eager"),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)),
 }
@@ -42,10 +41,8 @@ def sent(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "make", [pytest.param(make, marks=[pytest.mark.slow] * (name == "torch.compile"), id=name) for name, make in KINDS.items()]
 )
-def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler, monkeypatch):
+def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler):
     """Of modules of every make: some have their own idea of what a pickle or a copy holds."""
-    # loading a GraphModule leaves its forward there
-    monkeypatch.setattr(torch.fx.graph_module._CodeOnlyModule, "forward", None, raising=False)
     model = hmp.apply(make(), hmp.Policy(bf16={"linear"}))
     arrived = sent(model)  # a lazy one before its first call, too
     for made in (model, arrived, sent(model), sent(arrived), copy.deepcopy(model), copy.copy(copy.deepcopy(model))):
@@ -56,7 +53,16 @@ def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compi
     assert type(model) not in ForkingPickler._extra_reducers
 
 
-def test_scoped_lines_are_resolved_again_where_the_model_arrives():
+def test_a_graph_of_torch_fx_is_copied_with_its_policy_and_not_sent():
+    model = hmp.apply(torch.fx.symbolic_trace(Head()), hmp.Policy(bf16={"linear"}))
+    copied = copy.deepcopy(model)
+    assert copied(X).dtype is BF16 and copy.deepcopy(hmp.remove(copied))(X).dtype is F32
+    with pytest.raises(hmp.HmpError, match=r"torch.fx.GraphModule with one; send it first"):
+        ForkingPickler.dumps(model)
+    assert model(X).dtype is BF16
+
+
+def test_scoped_lines_hold_where_the_model_arrives():
     dtypes = []
     model = hmp.apply(Head(), LISTS)
     for made in (sent(model), sent(nn.Sequential(model))):

@@ -117,25 +117,11 @@ def test_apply_copies_have_the_policy_and_revert_leaves_nothing_on_them():
         assert shallow(X).dtype == LOW
 
 
-def test_apply_leaves_what_the_model_shows_of_itself_but_that_its_print_names_its_policy():
+def test_apply_leaves_what_the_model_shows_of_itself():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    shown = list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
-    plain = repr(model)
-    hmp.apply(model, hmp.Policy("mine", bf16=["linear"]))
-    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
-    assert repr(model) == plain.replace("Sequential(\n", "Sequential(\n  policy 'mine'\n", 1) and "policy 'mine'" in repr(
-        copy.deepcopy(model)
-    )
-    hmp.apply(model[0], hmp.Policy("inner", bf16=["linear", "mm"]))
-    assert repr(model[0]) == "Linear(in_features=2, out_features=2, bias=True, policy 'inner')"
-    hmp.remove(model[0])
-    hmp.remove(model)
-    assert repr(model) == plain
-    scoped = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    hmp.apply(scoped, hmp.Policy("lines", bf16=["gelu"], fp32=["linear @ 0"]))
-    assert repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True, scoped entries of policy 'lines')"
-    hmp.revert()
-    assert repr(model) == plain and "policy" not in repr(scoped)
+    shown = repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
+    hmp.apply(model, hmp.Policy("mine", bf16=["linear"], fp32=["linear @ 1"]))
+    assert (repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
 
 
 def test_apply_torch_modules_and_classes_with_a_call_of_their_own_and_lazy_ones():

@@ -21,7 +21,7 @@ import torch
 from ...errors import HmpError
 from ..active import Region, state, without_casts
 from ..compiler_stance import run_compiled, run_uncompiled
-from ..dispatch import active_ops, placement
+from ..dispatch import dispatching_ops, placement
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
 from ..torch_private import reset_dynamo, without_dispatch_modes
@@ -84,7 +84,7 @@ def _patch_dynamo() -> None:
     _fill_tables()
     traced_functions.fill_functions()
     patches.on_restore(_forget)
-    patches.rebind(torch.nn.Module, module_calls.MARK, None)  # for guards, which are not to ask a `__getattr__` of the user's
+    patches.rebind(torch.nn.Module, module_calls.APPLIED, None)  # for guards, which are not to ask a `__getattr__` of the user's
     for owner, name, make in (
         (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
         (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),
@@ -105,7 +105,7 @@ def _patch_dynamo() -> None:
         patches.wrap(owner, name, make)
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
     types_known[Region] = lambda builder, value: variables().Region(value, source=builder.source)
-    for kind in active_ops.KINDS:
+    for kind in dispatching_ops.KINDS:
         types_known[kind] = lambda builder, value: traced_functions.op_variable(value, builder.source)
         sourceless[kind] = lambda tx, value: traced_functions.op_variable(value)
 
@@ -125,7 +125,7 @@ def _fill_tables() -> None:
 def _forget() -> None:
     """Take hmp's entries out of Dynamo's tables; those of functions are discarded where the patches are (reset_dynamo)."""
     functions.clear()
-    for kind in (Region, *active_ops.KINDS):
+    for kind in (Region, *dispatching_ops.KINDS):
         dynamo.VariableBuilder._type_dispatch().pop(kind, None)
         dynamo.SourcelessBuilder._type_handlers.pop(kind, None)
 
@@ -179,7 +179,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo take the functions that replace torch's for torch's own."""
-    return lambda self, value, **named: original(self, placement.own(value), **named)
+    return lambda self, value, **named: original(self, placement.unpatched(value), **named)
 
 
 def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:

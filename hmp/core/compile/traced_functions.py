@@ -100,7 +100,7 @@ def variables() -> types.SimpleNamespace:
 
 def innermost(value: Any) -> Any:
     """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return placement.own(layered_patches.inside(value))
+    return placement.unpatched(layered_patches.inside(value))
 
 
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}
@@ -220,20 +220,20 @@ def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: An
 
 
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    # guarded: the code may run for another module of the class, with another mark
-    dynamo.UserFunctionVariable(_key_of_mark).call_function(tx, args, {}).realize()
+    # guarded: the code may run for another module of the class, with another policy
+    dynamo.UserFunctionVariable(_key_of).call_function(tx, args, {}).realize()
     casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).here)
     return build(tx, None) if casts is None else variables().Function(casts)
 
 
-def _key_of_mark(module: Any) -> Any:
-    mark = getattr(module, module_calls.MARK)
-    return None if mark is None else mark.key
+def _key_of(module: Any) -> Any:
+    found = getattr(module, module_calls.APPLIED)
+    return None if found is None else found.key
 
 
 def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     if module_calls.is_new(value_of(args[0]), is_traced=True):
-        raise dynamo.UnspecializeRestartAnalysis  # marks have changed, on which the trace is guarded
+        raise dynamo.UnspecializeRestartAnalysis  # policies of modules have changed, on which the trace is guarded
     return build(tx, value=False)
 
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import types
 import weakref
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.fx
 
 from ...errors import HmpError
-from ..active import without_casts
+from ..active import PolicyTable, without_casts
 from ..compiler_stance import untraced
 from ..formatting import dtype_name
 from ..log import caller, log, should_log
 from ..patching import patches
 from ..policy import DEFAULT, Policy, as_policy
-from ..torch_patches import applied_policy, as_dtype, kept_weights, module_calls
+from ..torch_patches import as_dtype, kept_weights, module_calls
+from ..torch_patches.module_calls import AppliedPolicy, Sent
 from . import policy_tables
 from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .policy_tables import announce, lock
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-# Whose low-precision weights the log has named. revert() keeps the modules: to apply to one again needs no second warning.
+# The modules whose low-precision weights the log has named, and the lines that applied to them.
 _warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _warned_lines: set[tuple[str, int]] = set()
 
@@ -78,33 +79,32 @@ def apply(
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"hmp.apply() expected a torch.nn.Module, got {type(model).__name__}; for a function use @hmp.casts(policy)")
     chosen, returned = as_policy(policy, model, dtype), as_dtype(outputs)
-    marked = module_calls.inside_compiled(unscripted(model, "apply()"))
-    steps = _steps(marked)
-    others = _others(marked, steps if methods is None else methods)
+    called = module_calls.inside_compiled(unscripted(model, "apply()"))
+    others = _others(called, _steps(type(called)) if methods is None else methods)
     with lock:
         follow_others()
         table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
-        kept = module_calls.kept(marked)
-        module_calls.unmark(marked)
-        module_calls.mark(marked, table, returned, others)
-        kept_weights.keep(marked, kept)
-        _send_with_policies()
-        if steps:  # self.log() in a step multiplies and adds, for an average
-            log_metric = type(marked).log
-            patches.rebind(type(marked), "log", functools.wraps(log_metric)(without_casts(log_metric)))
-    _warn_of_low_weights(marked)
+        module_calls.attach(called, table, returned, others)
+        _log_without_casts(type(called))
+    _warn_of_low_weights(called)
     if verbose:
         announce(chosen)
     return model
 
 
-def _steps(model: torch.nn.Module) -> tuple[str, ...]:
-    """Return the steps of a LightningModule that its class defines: a Trainer calls these and not the module."""
-    classes = type(model).__mro__
+def _steps(kind: type) -> tuple[str, ...]:
+    """Return the steps that a LightningModule's class defines: a Trainer calls these and not the module."""
+    classes = kind.__mro__
     for at, cls in enumerate(classes):
         if cls.__name__ == "LightningModule" and cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
             return tuple(name for name in _STEPS if any(name in vars(each) for each in classes[:at]))
     return ()
+
+
+def _log_without_casts(kind: Any) -> None:
+    """Have self.log() in a step of a LightningModule run with casts off: it multiplies and adds, for an average."""
+    if _steps(kind):
+        patches.rebind(kind, "log", functools.wraps(kind.log)(without_casts(kind.log)))
 
 
 def _warn_of_low_weights(model: torch.nn.Module) -> None:
@@ -161,9 +161,9 @@ def remove(model: M) -> M:
         >>> hmp.remove(model)(torch.ones(1, 4)).dtype
         torch.float32
     """
-    marked = module_calls.inside_compiled(module_of(model, "remove()"))
+    called = module_calls.inside_compiled(module_of(model, "remove()"))
     with lock:
-        module_calls.unmark(marked)
+        module_calls.detach(called)
         revert_if_unused()
     return model
 
@@ -174,42 +174,32 @@ def keep_float32(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
         kept_weights.keep(module_calls.inside_compiled(model), globs)
 
 
-def _send_with_policies() -> None:
-    """Have multiprocessing send modules with the policy that is applied to them. Other pickles, and so files, have none."""
-
-    def reducer_override(self: Any, value: Any) -> Any:
-        if module_calls.applied(module_calls.inside_compiled(value)) is None or type(value) in self.dispatch_table:  # the user's own
-            return NotImplemented
-        return _sent(value)
-
-    patches.rebind(ForkingPickler, "reducer_override", reducer_override)
+# --- models in other processes: multiprocessing sends the policies, which other pickles, and so files, do not have ----------------
 
 
-def _sent(model: torch.nn.Module) -> Any:
-    reduced: Any = model.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    policy, mark = applied_policy(model), module_calls.applied(module_calls.inside_compiled(model))
-    if policy is None or mark is None:
-        return reduced
-    function, arguments, state, items, pairs = [*reduced, None, None, None][:5]
-    sent = _Sent(module_calls.without_mark(state), policy, mark.outputs, mark.methods, mark.kept)
-    return function, tuple(map(module_calls.without_mark, arguments)), sent, items, pairs, _arrive
+def _send(found: AppliedPolicy) -> tuple[Any, ...]:
+    module = found.module()
+    if isinstance(module, torch.fx.GraphModule):
+        raise HmpError("expected a module without a policy, got a torch.fx.GraphModule with one; send it first, then call hmp.apply()")
+    sent = Sent(found.applied, dict(found.scoped.items()), found.outputs, found.methods, found.kept)
+    return _receive, (type(module), sent, module_calls.parts(found.applied))
 
 
-class _Sent(NamedTuple):
-    """The state of a model that goes to another process, what was given to `apply()`, and the weights that stay float32."""
+def _receive(kind: type, sent: Sent, parts: tuple[PolicyTable, ...]) -> Sent:
+    """Prepare the class of a module that is being loaded; it finds `sent` in its state, and then has an AppliedPolicy of its own."""
+    with lock:
+        follow_others()
+        module_calls.follow_class(kind, sent.methods)
+        kept_weights.follow(kind, sent.kept)
+        if sent.applied is not None:
+            module_calls.keep_parts(sent.applied, parts)
+            _log_without_casts(kind)
+    return sent
 
-    state: Any
-    policy: Policy
-    outputs: torch.dtype | None
-    methods: tuple[str, ...]
-    kept: tuple[str, ...]
+
+def _send_table(table: PolicyTable) -> tuple[Any, ...]:
+    return policy_tables.scoped_table, (table.user_policy, table.policy, table.scope_id)
 
 
-def _arrive(model: torch.nn.Module, sent: _Sent) -> None:
-    """Set the state of a model that another process sent, and apply the policy: the modules that scoped entries match are there now."""
-    if sent.state is not None:
-        model.__setstate__(sent.state)
-    module_calls.drop_lost_marks(model)
-    _warned.add(model)  # the process that sent it has logged
-    apply(model, sent.policy, outputs=sent.outputs, methods=sent.methods)
-    keep_float32(model, sent.kept)
+ForkingPickler.register(AppliedPolicy, _send)
+ForkingPickler.register(PolicyTable, _send_table)

@@ -49,10 +49,7 @@ class Handle:
         with _lock:
             if self not in _converted:
                 return
-            ended = _converted[_converted.index(self) :]
-            del _converted[-len(ended) :]
-            for each in ended:
-                module_calls.unmark_scope(each._table.scope_id)
+            del _converted[_converted.index(self) :]
             if not revert_if_unused():
                 _activate_latest()
 
@@ -137,7 +134,7 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
 def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: bool) -> Handle:
     """Make `table` active for the process, as the latest conversion."""
     try:
-        policy_tables.construct_without_casts()
+        policy_tables.patch_around_calls()
         module_calls.begin_outermost_calls()
     except BaseException:
         if not was_patched:
@@ -210,7 +207,7 @@ def revert() -> None:
     with _lock:
         _converted.clear()
         _activate_latest()
-        module_calls.unmark_applied()
+        module_calls.detach_applied()
         _regions_entered = False
         state.when_ended(_restore)
 
@@ -220,7 +217,7 @@ def _restore() -> None:
         if _is_used():  # since revert()
             return
         policy_tables.empty_all()
-        module_calls.unmark_all()
+        module_calls.detach_all()
         taken, originals = patches.replacing()
         patches.restore()
         references.give_back(taken, originals)
@@ -228,7 +225,7 @@ def _restore() -> None:
 
 def _is_used() -> bool:
     """Return True if a policy can become active by itself: something is converted, a model has a policy, or a `casts()` was entered."""
-    return bool(_converted or module_calls.any_marked() or _regions_entered)
+    return bool(_converted or _regions_entered or any_applied())
 
 
 def revert_if_unused() -> bool:
@@ -260,7 +257,7 @@ def is_in_place() -> bool:
 
 def any_applied() -> bool:
     """Return True if a policy is applied to any module that is alive."""
-    return module_calls.any_marked()
+    return any(True for _ in module_calls.all_applied())
 
 
 def casts(
@@ -307,7 +304,7 @@ def casts(
             _refuse_tracing()
         table: PolicyTable = _uncompiled(made)()
         if not _regions_entered:
-            policy_tables.construct_without_casts()
+            policy_tables.patch_around_calls()
             _regions_entered = True
         return table
 
@@ -320,7 +317,7 @@ bridge.entering.append(casts)
 class _CastsIn:
     """Returns, when called, the table for a context whose policy has scoped entries for a model.
 
-    The first call marks the model's modules; when this object is garbage, the marks are removed.
+    The first call makes it; it lasts as long as this object.
     """
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
@@ -340,7 +337,6 @@ class _CastsIn:
                 )
             if self._table is None or self._table.policy is None:
                 self._table = resolved(self._policy, model, self._policy.unscoped)
-                weakref.finalize(self, module_calls.unmark_scope, self._table.scope_id).atexit = False
             return self._table
 
 
@@ -382,7 +378,7 @@ def unscripted(model: Any, where: str) -> torch.nn.Module:
 
 
 def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> PolicyTable:
-    """Return the table for code outside the modules that scoped entries match, and mark those modules with tables of their own.
+    """Return the table for code outside the modules that scoped entries match, and give those modules tables of their own.
 
     The policy of that code is `outside`, by default the one that applies in `model` itself.
     """
@@ -393,12 +389,9 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
     for each in (outside, *policies.values()):
         if id(each) not in by_policy:
             by_policy[id(each)] = policy_tables.scoped_table(policy, each, scope_id, is_verbose)
-    try:
-        for module, own in scopes.differing(policies, model, outside).items():
-            module_calls.mark_scoped(module, by_policy[id(own)])
-    except BaseException:
-        module_calls.unmark_scope(scope_id)
-        raise
+    for module, own in scopes.differing(policies, model, outside).items():
+        module_calls.attach_scoped(module, by_policy[id(own)])
+    module_calls.keep_parts(by_policy[id(outside)], by_policy.values())
     return by_policy[id(outside)]
 
 

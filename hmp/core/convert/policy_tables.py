@@ -40,7 +40,7 @@ _was_used = False
 # How many policy tables are kept, also where nothing uses them: those of contexts that are entered in a loop.
 MOST = 32
 _latest: OrderedDict[tuple[Policy, bool], PolicyTable] = OrderedDict()  # least recently used first
-# All that marks, handles and contexts refer to → whether their decisions are logged.
+# All that modules, handles and contexts refer to → whether their decisions are logged.
 _alive: weakref.WeakKeyDictionary[PolicyTable, bool] = weakref.WeakKeyDictionary()
 # They know what they have logged. The wrappers of their policy keep them alive.
 _logs: weakref.WeakValueDictionary[Policy, VerboseLog] = weakref.WeakValueDictionary()
@@ -62,11 +62,13 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
     return found
 
 
-def construct_without_casts() -> None:
-    """Have modules constructed with casts off (R9), for a policy that is active outside of the calls of models."""
+def patch_around_calls() -> None:
+    """Patch what only a policy outside of the calls of models would cast: the construction of modules, initialisers, pruning."""
     with lock, gc_paused():
         if not module_construction.is_in_classes():
             module_construction.install_in_classes()
+            uncast_functions.install_around_calls()
+            references.follow()
 
 
 def any_policy_used() -> bool:
@@ -84,14 +86,14 @@ def scoped_table(user_policy: Policy, policy: Policy, scope_id: int, is_verbose:
     return _tracked(PolicyTable(shared.replacements, policy, user_policy, scope_id), is_verbose)
 
 
-def _tracked(casts: PolicyTable, is_verbose: bool) -> PolicyTable:
-    _alive[casts] = is_verbose
-    return casts
+def _tracked(table: PolicyTable, is_verbose: bool) -> PolicyTable:
+    _alive[table] = is_verbose
+    return table
 
 
-def _keep(key: tuple[Policy, bool], casts: PolicyTable) -> None:
+def _keep(key: tuple[Policy, bool], table: PolicyTable) -> None:
     # other threads do this too: every step is atomic, because the lock may be held for as long as a conversion takes
-    _latest[key] = casts
+    _latest[key] = table
     with contextlib.suppress(KeyError):
         _latest.move_to_end(key)
         while len(_latest) > MOST:
@@ -101,18 +103,18 @@ def _keep(key: tuple[Policy, bool], casts: PolicyTable) -> None:
 def rebuild_all() -> None:
     """Build all policies again, in the same objects, after a change of the registered functions or of those that listen."""
     fresh: dict[tuple[Policy, bool], PolicyTable] = {}
-    for casts, is_verbose in list(_alive.items()):
-        if casts.policy is not None:
-            made = fresh.get((casts.policy, is_verbose))
+    for table, is_verbose in list(_alive.items()):
+        if table.policy is not None:
+            made = fresh.get((table.policy, is_verbose))
             if made is None:
-                made = fresh[casts.policy, is_verbose] = _built(casts.policy, is_verbose)
-            casts.replacements = made.replacements
+                made = fresh[table.policy, is_verbose] = _built(table.policy, is_verbose)
+            table.replacements = made.replacements
 
 
 def empty_all() -> None:
     """Empty all policy tables: threads that are still inside a context run torch's own ops from now on."""
-    for casts in list(_alive):
-        casts.replacements, casts.policy, casts.user_policy = state.NO_REPLACEMENTS, None, None
+    for table in list(_alive):
+        table.replacements, table.policy, table.user_policy = state.NO_REPLACEMENTS, None, None
     _alive.clear()
     _latest.clear()
     _logs.clear()
@@ -154,7 +156,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     patched = decisions.to_patch(decisions.decide(policy))
     sites_to_patch: list[Site] = []
     told = (_logs.setdefault(policy, VerboseLog()), *observe.listeners) if is_verbose else observe.listeners
-    casts = PolicyTable(decisions.replacements(patched, told), policy)
+    table = PolicyTable(decisions.replacements(patched, told), policy)
     try:
         if is_first:
             late_imports.fill_tables()
@@ -178,7 +180,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         if is_first:
             patches.restore()
         raise
-    return casts
+    return table
 
 
 # --- what `convert(isVerbose=True)` logs: the policy, then every distinct decision once, through the logger `hmp` ------------

@@ -69,7 +69,7 @@ class CalledModules:
                 self._unmatched.pop(entry, None)
             policies = scopes.resolve(self._policy, module, may_match_nothing=True)
             for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
-                module_calls.mark_scoped(each, self._table(own))
+                module_calls.attach_scoped(each, self._table(own))
             for each in module.modules():
                 _remember(self._inside, each)
             _remember(self._outermost, module)

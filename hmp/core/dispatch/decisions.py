@@ -26,21 +26,28 @@ class Decision:
     The rule that is applied, the list entry that it comes from (None for R5 to R12), and the sites of the function.
     """
 
-    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule]) -> None:
+    def __init__(
+        self, sites: tuple[Site, ...], source: ListEntry | None, kind: CastRule, make: Callable[[], OpRule], is_added_to: bool = False
+    ) -> None:
         self.original = sites[0].original
         self.kind = kind
         self.source = source
         self.sites = sites
         self._make = make
+        self.is_listed = is_added_to or source is not None  # on any list
         self._made: tuple[object, frozenset[torch.dtype], Callable[..., Any]] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """Return the decision for a function that is at `site` too."""
-        return Decision((*self.sites, site), self.source, self.kind, self._make)
+        return Decision((*self.sites, site), self.source, self.kind, self._make, self.is_listed)
 
     def adding(self, kind: ListKind, words: Mapping[str, str]) -> Decision:
         """Return the decision, with what a list that adds to it asks for."""
-        return Decision(self.sites, self.source, self.kind, lambda: _with_words(self.rule, words)._replace(added=(*self.rule.added, kind)))
+
+        def make() -> OpRule:
+            return _with_words(self.rule, words)._replace(added=(*self.rule.added, kind))
+
+        return Decision(self.sites, self.source, self.kind, make, is_added_to=True)
 
     @functools.cached_property
     def rule(self) -> OpRule:
@@ -98,8 +105,8 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 
 
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
-    """Return `found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
-    for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
+    """Return `found`, with torch's Python functions that call a listed op added: each is one op, inside which nothing is cast (R8)."""
+    for site in calling({site.attribute for d in found.values() if d.is_listed for site in d.sites}, found):
         _add(found, site, None, rules.ONE_OP, functools.partial(rules.op_rule, site, rules.ONE_OP, policy.dtype))
     return found
 
@@ -117,6 +124,8 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         if kind is None or kind is rules.VIEW:
             continue
         for site in sites.sites_of(op):
+            if site.is_private and source is None and op not in op_facts.FORWARDERS:
+                continue  # left to torch, which raises
             make = functools.partial(rules.op_rule, site, kind, policy.dtype)
             if source is not None and lists.kind_of(source.cast).rule is kind and lists.kind_of(source.cast).words:
                 make = functools.partial(_made_with_words, make, _words(lists.kind_of(source.cast), policy))

@@ -16,7 +16,7 @@ from ..torch_ops import Site
 from ..torch_ops.sites import as_held
 from ..torch_patches import late_imports
 from ..torch_private import BUILTIN_FINDER, SCRIPT_COMPILERS, builtin_table, reset_dynamo
-from .active_ops import kind_for
+from .dispatching_ops import kind_for
 
 _ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 
@@ -24,7 +24,7 @@ _ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 def install(sites: Iterable[Site]) -> None:
     """Put PatchedOps at the `sites` that have none, until patches.restore()."""
     if not _ops:
-        late_imports.install(own)
+        late_imports.install(unpatched)
         reset_dynamo()
         patches.wrap(*BUILTIN_FINDER, _finding_patched)
         for place in SCRIPT_COMPILERS:
@@ -54,7 +54,7 @@ def _made(site: Site) -> PatchedOp:
     return kind_for(site)(original, original, where, path)
 
 
-def own(function: Any) -> Any:
+def unpatched(function: Any) -> Any:
     """Return torch's own function for what hmp has put in its place, and any other object as it is."""
     return autocast.unpatched(patches.original(unpatched_op(function)))
 
@@ -77,12 +77,12 @@ def patched_ops() -> list[PatchedOp]:
 
 def _finding_patched(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     """Return a `_find_builtin` of torch.jit.script's that finds the op of a PatchedOp, too: scripted code runs without casts."""
-    return lambda function: original(function) or original(own(function))
+    return lambda function: original(function) or original(unpatched(function))
 
 
 def _compiling_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiler of torch.jit.script's that compiles torch's own function for one that replaces it."""
-    return lambda *args, **kwargs: original(*map(own, args), **{name: own(each) for name, each in kwargs.items()})
+    return lambda *args, **kwargs: original(*map(unpatched, args), **{name: unpatched(each) for name, each in kwargs.items()})
 
 
 def follow_graphs() -> None:

@@ -80,6 +80,11 @@ class Site:
         return writes_first(self.op)
 
     @property
+    def is_private(self) -> bool:
+        """Return True if only torch's own code, and code that torch.fx made, calls the op by this name: `torch._C._linalg.linalg_inv`."""
+        return self.where.startswith("torch._C.")
+
+    @property
     def python(self) -> bool:
         """Return True if the function is written in Python, and so may call other ops."""
         return isinstance(self.original, types.FunctionType)

@@ -1,12 +1,13 @@
 """Weights that `cast_weights(model, keep=...)` leaves in float32: `model.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave them, too.
 
-Their names are noted in the mark of the policy that is applied to the model, so they are kept as long as it has a policy.
+Their names are in the model's AppliedPolicy, so they are kept as long as a policy is applied to it.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import functools
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from . import module_calls
 
 Tensor = torch.Tensor
 _LOW = (torch.bfloat16, torch.float16)
+_told: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # the models of which the log says so
 
 
 def names_of(model: torch.nn.Module) -> dict[Tensor, list[str]]:
@@ -44,25 +46,25 @@ def paths_of(name: str) -> Iterator[str]:
 
 def keep(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
     """Have calls of `model.to(dtype)` leave the float32 weights whose names match, as long as a policy is applied to the model."""
-    mark = module_calls.applied(model)
-    if mark is not None:
-        mark.kept = globs
-        if globs:
-            cls: Any = type(model)
-            patches.rebind(cls, "_apply", _keeping(cls._apply))
+    module_calls.keep(model, globs)
+    follow(type(model), globs)
+
+
+def follow(cls: Any, globs: tuple[str, ...]) -> None:
+    """Patch the class of a model that leaves weights, if there are `globs`."""
+    if globs:
+        patches.rebind(cls, "_apply", _keeping(cls._apply))
 
 
 def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `_apply`, which `.to()` and `.half()` call, that leaves the float32 weights which the module's mark names."""
-    if getattr(apply, "hmp_keeps", False):
-        return apply  # a base class's
+    """Return an `_apply`, which `.to()` and `.half()` call, that leaves the float32 weights which the module's policy came with."""
 
     @functools.wraps(apply)
     def _apply(self: torch.nn.Module, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        mark = module_calls.applied(self)
-        if mark is None or not mark.kept:
+        found = module_calls.applied(self)
+        if found is None or not found.kept:
             return apply(self, fn, *args, **kwargs)
-        globs = mark.kept
+        globs = found.kept
         kept = ((tensor, name) for tensor, found in names_of(self).items() for name in found if any(matches(name, glob) for glob in globs))
         names = {id(tensor): name for tensor, name in kept}
         names |= {id(each.grad): names[id(each)] for each in self.parameters() if id(each) in names and each.grad is not None}
@@ -71,16 +73,15 @@ def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
             made = fn(tensor)
             if id(tensor) not in names or tensor.dtype is not torch.float32 or made.dtype not in _LOW:
                 return made
-            if not mark.told_kept and should_log():
+            if self not in _told and should_log():
                 log.warning(
                     "%s and other weights that cast_weights(keep=%s) names stay float32; hmp.remove(model) ends that",
                     names[id(tensor)],
                     list(globs),
                 )
-            mark.told_kept = True
+            _told.add(self)
             return tensor.to(made.device)
 
         return apply(self, moved, *args, **kwargs)
 
-    _apply.hmp_keeps = True  # type: ignore[attr-defined]
     return _apply

@@ -1,7 +1,8 @@
-"""R17: what is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
+"""What is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
 
 accelerate gives a model another `forward`, which opens a context and calls the model's own; Fabric and DeepSpeed put the model into a
 wrapper whose `forward` does; a pre-hook can, too. Such a context counts as outside: the policy becomes active in the model's own forward.
+So does that of any function that replaces `forward` on the object: own code is that of the model's class.
 A wrapper that asks for torch.autocast's state does so in order to open such a context, and not to build an autocast-disabled block: it gets
 torch's answer.
 """
@@ -17,11 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..active import autocast
-from ..patching import holders
 from ..policy import unwrapped
 from . import module_calls
 
-_MOST_LOOKED_AT = 128
 TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
 _PASSED = (TORCHS, module_calls.CALL.co_filename)  # and may pass
 # What torch.compile calls the code that goes on after a graph break in a function of that name.
@@ -103,55 +102,19 @@ def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) 
 
     A method of its class is among `passed`, the code between the call and the context, or is decorated with the context.
     """
-    functions = [*_methods(type(module), passed), *([] if (replaced := _rewritten_forward(module)) is None else [replaced])]
-    for function in functions:
-        for each in _with_wrapped(function):
-            code = getattr(getattr(each, "__func__", each), "__code__", None)
-            if code is None:
-                continue
-            if code is _DECORATED:
-                if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
-                    return True
-            elif code.co_filename not in _PASSED and any(_runs(one, code) for one in passed):
+    attributes = [value for base in type(module).__mro__ if base is not torch.nn.Module for value in vars(base).values()]
+    for each in (inner for value in attributes if callable(value) for inner in _with_wrapped(value)):
+        code = getattr(each, "__code__", None)
+        if code is _DECORATED:
+            if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
                 return True
+        elif code is not None and code.co_filename not in _PASSED and any(_runs(one, code) for one in passed):
+            return True
     return False
-
-
-def _methods(cls: type, passed: list[types.CodeType]) -> list[Any]:
-    """Return the class's `forward`, and those of its methods that have the name of code in `passed` or are decorated with a context."""
-    names = {"forward"}
-    names.update(resumed[1] if (resumed := _RESUMED.fullmatch(code.co_name)) else code.co_name for code in passed)
-    own = [each for base in cls.__mro__ if base not in (torch.nn.Module, object) for each in vars(base).items()]
-    return [value for name, value in own if name in names or getattr(value, "__code__", None) is _DECORATED]
-
-
-def _rewritten_forward(module: torch.nn.Module) -> Any:
-    """Return the function that replaces the module's `forward` and does not call it: the module's own code, by somebody who rewrote it."""
-    replaced = vars(module).get("forward")
-    return None if replaced is None or _leads_to(replaced, type(module).forward, module) else replaced
 
 
 def _with_wrapped(function: Any) -> Iterator[Any]:
     """Yield `function`, and what it says it wraps."""
-    for _ in range(_MOST_LOOKED_AT):
-        if function is None:
-            return
+    while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
-
-
-def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
-    """Return True if the function that replaces a module's forward calls that, as far as its closure and attributes show."""
-    targets = {id(function) for function in _with_wrapped(own)}
-    kept = [value for name, value in vars(module).items() if name != "forward"]  # the old one, under another name
-    code = getattr(getattr(replaced, "__func__", replaced), "__code__", None)
-    kept += [] if code is None else [replaced.__globals__.get(name) for name in code.co_names]
-    if any(value is own or getattr(value, "__func__", None) is own for value in kept):
-        return True
-    looked_at: list[Any] = [replaced]
-    for each in looked_at:
-        if id(each) in targets:
-            return True
-        if len(looked_at) <= _MOST_LOOKED_AT and not isinstance(each, (type, types.ModuleType, torch.nn.Module)):
-            looked_at += [inner for inner in holders.inside(each) if callable(inner) or type(inner) in (types.CellType, dict)]
-    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,44 +20,51 @@ from ..active import UnderCapturedState, autocast, call_without_casts, state, wi
 from ..patching import patches, subclasses
 from .module_construction import UntilReturn
 
-# module → its functions; "Class.method" for methods
-_WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
+# module → its functions that a model's call may call; "Class.method" for methods
+_IN_CALLS: dict[str, tuple[str, ...]] = {
     "torch.amp.grad_scaler": ("GradScaler.scale", "GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
-    "torch.nn.utils.clip_grad": (
-        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_",
-    ),
+    "torch.nn.utils.clip_grad": ("get_total_norm", "clip_grads_with_norm_"),  # clip_grad_norm_ calls these, or AROUND_A_MODEL's
+    "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
+    "torch.utils.data.dataloader": ("DataLoader.__iter__",),
+}
+# and those that none does
+_AROUND_CALLS: dict[str, tuple[str, ...]] = {
     # these compute a weight once, and store it
     "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
     "torch.nn.utils.weight_norm": ("remove_weight_norm", "weight_norm"),
     "torch.nn.utils.parametrizations": ("orthogonal", "spectral_norm", "weight_norm"),
     "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
-    "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
     "torch.testing": ("assert_close", "assert_allclose", "make_tensor"),
-    "torch.utils.data.dataloader": ("DataLoader.__iter__",),
-}  # fmt: skip
+}
 
 
 def install() -> None:
     """Make these functions run with casts off, until patches.restore()."""
-    for module_name, names in _WITHOUT_CASTS.items():
-        for name in names:
-            patches.wrap_by_name(module_name, name, without_casts)
+    _wrap(_IN_CALLS)
     for place in torch_private.AROUND_A_MODEL:
         patches.wrap(*place, without_casts)
-    for name in [*vars(torch.nn.init)]:
-        if not name.startswith("_"):
-            patches.wrap(torch.nn.init, name, without_casts)
-    for module in (torch.nn.utils.prune, torch.nn.utils.fusion):
-        for name, function in [*vars(module).items()]:
-            if str(getattr(function, "__module__", "")).startswith("torch.nn.utils."):
-                patches.wrap(module, name, without_casts)
     for scheduler in [*vars(torch.optim.lr_scheduler).values()]:
         if inspect.isclass(scheduler) and "step" in vars(scheduler):
             patches.wrap(scheduler, "step", without_casts)
     _install_optimizers()
     _install_captured_graphs()
     _install_dispatch_modes()
+
+
+def install_around_calls() -> None:
+    """Do the same with those that only a policy outside of the calls of models would cast."""
+    _wrap(_AROUND_CALLS)
+    for module in (torch.nn.init, torch.nn.utils.prune, torch.nn.utils.fusion):
+        for name, function in [*vars(module).items()]:
+            if not name.startswith("_") and str(getattr(function, "__module__", "")).startswith("torch.nn."):
+                patches.wrap(module, name, without_casts)
+
+
+def _wrap(places: Mapping[str, Iterable[str]]) -> None:
+    for module, names in places.items():
+        for name in names:
+            patches.wrap_by_name(module, name, without_casts)
 
 
 # --- optimizers, whose steps' closures run under the state outside the step -----------------------------------------------------

@@ -14,13 +14,14 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
-from ...core.active import InBackward, Off, autocast, is_by_user, state
+from ...core.active import InBackward, Off, PolicyTable, autocast, is_by_user, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
 from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
 from ...core.torch_patches import model_wrappers, module_calls
+from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
 from .rows import BoundedPlaces
 from .violations import OverrideKind, Violation, together
@@ -45,11 +46,29 @@ def over_casts() -> Overrider | None:
 def overridden(running: Iterable[torch.nn.Module]) -> Any:
     """Return the policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
     here = state.current_state()
-    return module_calls.policy_in(here.on, running) if isinstance(here, Off) else None
+    return _policy_in(here.on, running) if isinstance(here, Off) else None
+
+
+def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
+    """Return the policy that would be active in calls of the modules `running`, outermost first, inside `table`; None for none."""
+    is_around = table.policy is None  # outside of all policies
+    for module in running:
+        found: AppliedPolicy | None = vars(module).get(APPLIED)
+        if found is not None:
+            table = (found.applied if is_around else None) or found.scoped.get(table.scope_id) or table
+    return table.policy
+
+
+def _applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return a model that a policy is applied to and that `module` is a submodule of; None without one."""
+    models = (each.module() for each in module_calls.all_applied() if each.applied is not None and each.applied.policy is not None)
+    return next(
+        (model for model in models if model is not None and model is not module and any(o is module for o in model.modules())), None
+    )
 
 
 class AppliedParts:
-    """Finds for submodules of applied models, which run outside of any policy, the model. It looks once, until a mark changes."""
+    """Finds for submodules of applied models, which run outside of any policy, the model. It looks again when a module gets a policy."""
 
     def __init__(self) -> None:
         self._changes = -1
@@ -65,12 +84,14 @@ class AppliedParts:
             self._changes = module_calls.changes()
         inner = running[-1]
         if inner not in self._models:
-            model = module_calls.applied_around(inner)
+            model = _applied_around(inner)
             self._models[inner] = None if model is None else weakref.ref(model)
         found = self._models[inner]
         model = None if found is None else found()
-        mark = module_calls.applied(model)
-        return None if model is None or mark is None or mark.applied is None else (model, module_calls.policy_in(mark.applied, running))
+        applied = module_calls.applied(model)
+        if model is None or applied is None or applied.applied is None:
+            return None
+        return model, _policy_in(applied.applied, running)
 
 
 def outside_of(model: torch.nn.Module) -> Overrider:

@@ -19,10 +19,10 @@ _SEQUENCES = frozenset({list, tuple})
 
 
 class ActiveOp(PatchedOp):
-    """Replaces a builtin of torch's.
+    """Replaces a function of torch's.
 
     Where a `__torch_function__` is to be asked it is asked first, and the op is decided on when the function that it is handed is called:
-    once, by what the handler gives to it (R8, R19). torch's C++ code hands out what has the function's name, which is a PatchedOp.
+    once, by what the handler gives to it. torch's C++ code hands out what has the method's name, which is a PatchedOp.
     """
 
     looks_in_lists = True  # torch asks the tensors in a list, too, that is its first argument
@@ -56,21 +56,21 @@ class ActiveOp(PatchedOp):
             torch_private.pop_function_mode()
             try:  # an interrupt may come right after the call
                 if modes > 1 or _asks_users(args, kwargs):
-                    return self.handed_out(wrapper, args, kwargs)
+                    return self.call_handlers(wrapper, args, kwargs)
             finally:
                 torch_private.push_function_mode(mode)
             is_users = False
-        return self.handed_out(wrapper, args, kwargs) if is_users else wrapper(*args, **kwargs)
+        return self.call_handlers(wrapper, args, kwargs) if is_users else wrapper(*args, **kwargs)
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return self.call(*args, **kwargs)
 
 
 class ActiveFunction(ActiveOp):
-    """Replaces a function that hands out itself, not its replacement: torch's C++ code looks some up in a class written in C."""
+    """Replaces a builtin of a module, for which torch's C++ code hands out what has its name in a private one: it hands out itself."""
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""
         return handle_torch_function(self, tuple(_flat((args, kwargs))), *args, **kwargs)
 
@@ -88,7 +88,7 @@ class ActiveOperator(ActiveMethod):
     function that it gets from torch; that of torch's subclasses, which nobody sees, gets this object.
     """
 
-    def handed_out(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the wrapper does, or what the `__torch_function__` that subclasses inherit from torch.Tensor does."""
         asked = [value for value in _flat((args, kwargs)) if has_torch_function((value,))]
         if not torch_private.function_modes() and all(getattr(each.__torch_function__, "__func__", None) is _INHERITED for each in asked):
@@ -122,12 +122,12 @@ def kind_for(site: Site) -> type[PatchedOp]:
         if "handle_torch_function" not in original.__code__.co_names or original.__module__ in torch_private.ASKING_NO_MODE:
             return ActiveComposite
         return ActiveClosure if any(cell.cell_contents is original for cell in original.__closure__ or ()) else ActiveMethod
-    if isinstance(site.owner, type):
-        return ActiveOp if not hasattr(original, "__get__") else ActiveOperator if site.attribute.startswith("__") else ActiveMethod
-    return ActiveFunction if getattr(original, "__name__", "") in torch_private.IN_VARIABLE_FUNCTIONS else ActiveOp
+    if isinstance(site.owner, type) and hasattr(original, "__get__"):
+        return ActiveOperator if site.attribute.startswith("__") else ActiveMethod
+    return ActiveFunction
 
 
-KINDS = ActiveOp, ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, ActiveComposite
+KINDS = ActiveFunction, ActiveMethod, ActiveOperator, ActiveClosure, ActiveComposite
 
 
 def _asks_users(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
