@@ -168,8 +168,6 @@ dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_di
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
-# The `__torch_function__` of a class that intercepts no call.
-no_torch_function: Any = _required("torch._C._disabled_torch_function_impl")
 if not TYPE_CHECKING:
     TorchDispatchMode = _required("torch.utils._python_dispatch.TorchDispatchMode")
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.

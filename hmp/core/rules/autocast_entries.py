@@ -142,7 +142,7 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
             with make(device, rule.low_dtype) if cached else AutocastEntry(device, rule.low_dtype, cached=False):
                 return inside(*given, **named)
         except RuntimeError as error:
-            if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
+            if unlisted is op or not refusals.may_run_again(error, tensors):
                 raise
             jit_trace.resume()
         return unlisted(*args, **kwargs)
