@@ -63,7 +63,7 @@ def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
 
 
 def _saturating(op: Op, rule: OpRule) -> Op:
-    """Return `op`, with masks that stay finite in it (R12) if it takes them as torch's own function does."""
+    """Return `op`, with masks that stay finite in it if it takes them as torch's own function does."""
     make = None if rule.facts.composite else saturation.SATURATING.get(sites.base_of(rule.op))
     return op if make is None else _with_attributes(make(op), op)
 

@@ -116,9 +116,7 @@ class RuledOp:
         target = self._target(tensors, args, kwargs)
         if target is None:
             return op(*args, **kwargs)
-        if self.is_sum and target is not torch.float32:
-            return saturation.finite_sum(op, rule, self.caster, args, kwargs, target)
-        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
+        if self._overflows(args, kwargs, target):
             return saturation.saturated(op, rule, args, kwargs, target)
         if self.fills:
             args, kwargs = saturation.bounded(args, kwargs, target)
@@ -169,7 +167,7 @@ class RuledOp:
             # an index isn't a value: x[70000] = s
             index = args[1:2] if self.rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
-            values = tuple(saturation.scalar(saturation.written_value(a, first.dtype), first.dtype) for a in values)
+            values = tuple(saturation.written_value(a, first.dtype) for a in values)
             args = (first, *index, *values) if args else args
         return cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
 
@@ -183,7 +181,7 @@ class RuledOp:
         if not tensors:
             return op(*args, **kwargs)
         first = args[0] if args else None
-        if out is first and not (self.is_arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
+        if out is first and not (castable(first) and self._overflows(args, rest, first.dtype)):
             # it writes into its first input: R5
             return op(*args, **kwargs) if self._mixes_in_place else self.in_place(*args, **kwargs)
         target = self._target(tensors, args, rest)
