@@ -23,6 +23,7 @@ _renorm_ = torch.embedding_renorm_
 _ones_like = torch.ones_like
 _detach = torch.Tensor.detach
 _reshape = torch.reshape
+_PLAIN = frozenset({Tensor})
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -215,10 +216,12 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
     order, choose, listed = rule.facts.order, chooser(rule), rule.dtype
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 3 and {Tensor}.issuperset(map(type, args)) and kwargs.get("attn_mask") is None:
+        if len(args) == 3 and _PLAIN.issuperset(map(type, args)) and kwargs.get("attn_mask") is None:
             dtype = args[0].dtype if listed is None else listed
             if args[0].dtype is dtype and args[1].dtype is dtype and args[2].dtype is dtype:
                 return op(*args, **kwargs)
+            if all(a.dtype in casting.CASTABLE and a.layout is torch.strided for a in args):
+                return op(*(a if a.dtype is dtype else caster(a, dtype) for a in args), **kwargs)
         values = _bind(order, args, kwargs)
         mask = values.get("attn_mask")
         if type(mask).__module__ == ATTENTION_BIASES:

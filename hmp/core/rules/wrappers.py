@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ _dtype = torch.dtype
 _MKLDNN = casting.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
 _SEQUENCES = frozenset({tuple, list})
+_BASIC = frozenset({int, slice, type(None), type(Ellipsis)})  # what an index of a view is made of
 _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
@@ -232,7 +233,32 @@ def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...
 def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return the wrapper of an op that writes into its first input (R5), and that runs in float32 without a kernel for that (R11)."""
     ruled = RuledOp(op, rule, caster)
-    return ruled.wrapper() if ruled.kernels.may_lack or ruled.fills or rule.facts.users else _usual_wrapper(ruled)
+    if rule.op == "setitem":
+        return _setitem_wrapper(op, ruled.wrapper())
+    return ruled.wrapper() if ruled.kernels.may_lack or ruled.fills or rule.facts.users else _fast_wrapper(ruled)
+
+
+def _setitem_wrapper(op: Op, any_call: Op) -> Op:
+    """Return the wrapper of `x[index] = value`: torch converts a plain value that fits the range of `x`, others become finite (R12)."""
+
+    def set_item(x: Any, index: Any, value: Any) -> Any:
+        kind = type(value)
+        if type(x) is Tensor:
+            dtype = x.dtype
+            if kind is Tensor:
+                if value.dtype is dtype:
+                    return op(x, index, value)
+                if (
+                    dtype is torch.float32
+                    and value.dtype in _CASTABLE
+                    and _BASIC.issuperset(map(type, index if type(index) is tuple else (index,)))
+                ):
+                    return op(x, index, value)  # tensors as indices take no mixture
+            elif (kind is float or kind is int) and dtype in _CASTABLE and -FINITE_MAX[dtype] <= value <= FINITE_MAX[dtype]:
+                return op(x, index, value)
+        return any_call(x, index, value)
+
+    return set_item
 
 
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
@@ -265,34 +291,103 @@ def composite_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def one_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return the wrapper of an op whose castable inputs get the list's dtype (R1, R2), or the one that they have among them (R3, R7).
-
-    It has little to do for a call with positional arguments and plain tensors, and leaves any other call to a RuledOp.
-    """
+    """Return the wrapper of an op whose castable inputs get the list's dtype (R1, R2), or the one that they have among them (R3, R7)."""
     ruled, facts = RuledOp(op, rule, caster), rule.facts
     if ruled.is_sum:
         return saturation.sum_wrapper(op, rule, ruled.wrapper())
     needs_care = ruled.is_arithmetic or ruled.fills if rule.dtype is None else facts.users
-    if ruled.kernels.may_lack or needs_care:
-        return ruled.wrapper()
+    return ruled.wrapper() if ruled.kernels.may_lack or needs_care else _fast_wrapper(ruled)
+
+
+# --- usual calls: plain tensors, positional or by keyword -----------------------------------------------------------------
+
+Retry = Callable[[RuntimeError, tuple[Any, ...]], Any]
+_MOST_SPELLINGS = 16  # of calls with keywords: those of a program are few, and one that makes up keywords must not fill the memory
+
+
+def _fast_wrapper(ruled: RuledOp) -> Op:
+    """Return the wrapper for usual calls; any other call is left to the RuledOp."""
+    facts = ruled.facts
     takes_all = not facts.keep and facts.inplace_at is None and facts.out_at is None
-    is_cached = caster is copies.low and rule.dtype is not None
-    return _product_wrapper(ruled) if is_cached and takes_all else _usual_wrapper(ruled)
+    has_copies = ruled.caster is copies.low and ruled.rule.dtype is not None
+    make = _product if has_copies and takes_all else _one_dtype
+    return make(ruled, ruled.op, ruled.wrapper(), lambda error, args: ruled.retry(error, args, {}))
 
 
-def _product_wrapper(ruled: RuledOp) -> Op:
+def _by_keyword(
+    make: Callable[[RuledOp, Op, Op, Retry], Op], ruled: RuledOp, op: Op, call: Op, retry: Retry
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """Return what takes a call with keywords, and one that `make`'s wrapper does not take.
+
+    For each spelling it has a wrapper of its own, of the op with the keywords' values as positional arguments.
+    """
+    spellings: dict[tuple[Any, ...], Op] = {}
+
+    def spelled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not kwargs or ruled.kernels.failed or kwargs.get("dtype") is not None or kwargs.get("inplace"):
+            return call(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            return _into_out(ruled, args, kwargs) if _is_plain_into(ruled, args, kwargs) else call(*args, **kwargs)
+        spelling = len(args), *kwargs
+        found = spellings.get(spelling)
+        if found is None:
+            if len(spellings) == _MOST_SPELLINGS or _tracing() is not None:
+                return call(*args, **kwargs)
+            found = spellings[spelling] = _of_spelling(len(args), tuple(kwargs))
+        return found(*args, *kwargs.values())
+
+    def _of_spelling(at: int, names: tuple[str, ...]) -> Op:
+        def retry_it(error: RuntimeError, values: tuple[Any, ...]) -> Any:
+            return ruled.retry(error, values[:at], dict(zip(names, values[at:], strict=True)))
+
+        return make(ruled, _positional(op, at, names), _positional(call, at, names), retry_it)
+
+    return spelled
+
+
+def _positional(function: Op, at: int, names: tuple[str, ...]) -> Op:
+    """Return `function`, called with positional arguments, those after the first `at` under these names."""
+
+    def called(*values: Any) -> Any:
+        return function(*values[:at], **dict(zip(names, values[at:], strict=True)))
+
+    return called
+
+
+def _is_plain_into(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for a listed op of plain tensors alone that writes its result into another plain tensor (R6)."""
+    if ruled.rule.dtype is None or ruled.facts.keep or len(kwargs) > 1 or not args:
+        return False
+    tensors = kwargs["out"], *args
+    is_plain = all(type(a) is Tensor and a.dtype in _CASTABLE and a.layout is _strided and not a.requires_grad for a in tensors)
+    return is_plain and all(a is not tensors[0] for a in args)
+
+
+def _into_out(ruled: RuledOp, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+    op, dtype, caster, out = ruled.op, ruled.rule.dtype, ruled.caster, kwargs["out"]
+    assert dtype is not None
+    cast_args = [a if a.dtype is dtype else caster(a, dtype) for a in args]
+    try:
+        return op(*cast_args, out=out) if out.dtype is dtype else deliver(op(*cast_args), out)
+    except RuntimeError as error:
+        if not refusals.is_torchs_own(error):
+            raise
+        return ruled.wrapper()(*args, **kwargs)
+
+
+def _product(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
     """Return the wrapper of a listed matrix product or convolution, whose inputs may have copies (R18).
 
     A small activation, and a weight that is used once, is cast without asking for a copy: to ask takes as long as a small cast. In a trace
     a copy is asked for always: torch.jit compares the lines of a trace that was made with gradients with those of one made without.
     """
-    op, target, call, retry, failed = ruled.op, ruled.rule.dtype, ruled.wrapper(), ruled.retry, ruled.kernels.failed
+    target, failed, by_keyword = ruled.rule.dtype, ruled.kernels.failed, _by_keyword(_product, ruled, op, call, retry)
     assert target is not None
     to, limit = casting.widened if target is torch.float32 else casting.TO[target], FINITE_MAX[target]
 
     def product(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or _tracing() is not None:
-            return call(*args, **kwargs)
+            return by_keyword(args, kwargs)
         grad = _grad_enabled()
         cast_args = []
         for a in args:
@@ -301,7 +396,7 @@ def _product_wrapper(ruled: RuledOp) -> Op:
                 dtype = a.dtype
                 if dtype is not target and dtype in _HEEDED:
                     if dtype not in _CASTABLE or a.layout is not _strided:
-                        return call(*args, **kwargs)
+                        return call(*args)
                     if kind is Tensor:
                         is_small = a.nbytes < (_LEAST if grad and a.requires_grad else _LEAST_WITHOUT_GRAPH)
                     else:
@@ -312,22 +407,22 @@ def _product_wrapper(ruled: RuledOp) -> Op:
                 if kind is int or kind is float
                 else kind in SCALARS or (kind in _SEQUENCES and _NUMBERS.issuperset(map(type, a)))
             ):
-                return call(*args, **kwargs)
+                return call(*args)
             cast_args.append(a)
         try:
             return op(*cast_args)
         except RuntimeError as error:
-            if (result := retry(error, args, kwargs)) is GIVEN_UP:
+            if (result := retry(error, args)) is GIVEN_UP:
                 raise
             return result
 
     return product
 
 
-def _usual_wrapper(ruled: RuledOp) -> Op:
-    """Return the wrapper for usual calls: it casts where the list says the dtype, else checks that all tensors have the same dtype."""
+def _one_dtype(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
+    """Return the wrapper that casts where the list says the dtype, else checks that all tensors have the same dtype."""
     # local variables: a call reads them faster than attributes
-    op, rule, caster, call, retry, failed = ruled.op, ruled.rule, ruled.caster, ruled.wrapper(), ruled.retry, ruled.kernels.failed
+    rule, caster, failed, by_keyword = ruled.rule, ruled.caster, ruled.kernels.failed, _by_keyword(_one_dtype, ruled, op, call, retry)
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
     listed: Any = rule.dtype
     is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
@@ -337,7 +432,7 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
 
     def one_dtype(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed or (may_write and writes(args, kwargs, rule)):
-            return call(*args, **kwargs)
+            return by_keyword(args, kwargs)
         cast_args: Any = args
         target = listed
         i = -1  # enumerate() would take longer
@@ -365,11 +460,11 @@ def _usual_wrapper(ruled: RuledOp) -> Op:
                 else kind in SCALARS
             ):
                 continue
-            return call(*args, **kwargs)
+            return call(*args)
         try:
             return op(*cast_args)
         except RuntimeError as error:
-            result = retry(error, args, kwargs)
+            result = retry(error, args)
             if result is GIVEN_UP:
                 raise
             return result
