@@ -367,12 +367,7 @@ def _into_out(ruled: RuledOp, args: tuple[Tensor, ...], kwargs: dict[str, Any]) 
     op, dtype, caster, out = ruled.op, ruled.rule.dtype, ruled.caster, kwargs["out"]
     assert dtype is not None
     cast_args = [a if a.dtype is dtype else caster(a, dtype) for a in args]
-    try:
-        return op(*cast_args, out=out) if out.dtype is dtype else deliver(op(*cast_args), out)
-    except RuntimeError as error:
-        if not refusals.is_torchs_own(error):
-            raise
-        return ruled.wrapper()(*args, **kwargs)
+    return op(*cast_args, out=out) if out.dtype is dtype else deliver(op(*cast_args), out)
 
 
 def _product(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
