@@ -32,7 +32,6 @@ LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
 # After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN.
 _SEEN_ENOUGH, _LOOK_AGAIN, _MOST_ORIGINS = 32, 31, 4096
 _PERIOD = 32  # of so many calls in each of which a weight was used once, the wrappers of products cast it without asking here
-_WORTH_A_NODE = 2**14  # elements from which a weight's copy in float32 is found again where it trains
 
 used_once: set[int] = set()  # by id(): weights that their last call used once
 _used_again: set[int] = set()  # and those that it used twice or more, without a write between
@@ -75,7 +74,7 @@ class _Copy:
         source: A weak reference to it. None: the copy keeps the tensor and its memory, so that no other one gets their addresses.
     """
 
-    __slots__ = ("_address", "_identity", "_source", "_stream", "_version", "_writes", "kept", "low", "uses", "wide")
+    __slots__ = ("_address", "_identity", "_source", "_stream", "_version", "_writes", "kept", "low", "uses")
     low: Any  # a tensor; of an activation a weak reference to one
 
     def __init__(self, tensor: Tensor, source: Callable[[], Tensor | None] | None = None) -> None:
@@ -84,7 +83,6 @@ class _Copy:
         self._version, self._address, self._identity = tensor._version, _address(tensor), tensor._cdata
         self._writes, self._stream = _writes, stream_of(tensor)
         self.uses = 1
-        self.wide: Tensor | None = None
 
     def is_of(self, tensor: Tensor) -> bool:
         """Return True if the copy has the values of `tensor`."""
@@ -101,12 +99,11 @@ class _Copy:
 class Copies:
     """The copies of one call: of weights by id, dtype and mode, and of activations by id, which a graph holds, or `last`."""
 
-    __slots__ = ("activations", "last", "lows", "saved", "uses", "weights")
+    __slots__ = ("activations", "last", "saved", "uses", "weights")
 
     def __init__(self) -> None:
         self.weights: dict[tuple[int, torch.dtype, int], _Copy] = {}
         self.activations: dict[tuple[int, torch.dtype], _Copy] = {}
-        self.lows: dict[int, _Copy] = {}  # the copies of weights by the id of what was given out
         self.last: Tensor | None = None  # the last copy that no graph holds
         self.uses: dict[int, tuple[int, object]] = {}  # weights that were cast once: their version, and `_writes` then
         self.saved = 0  # casts that a copy saved
@@ -183,7 +180,7 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
         copies.saved += 1
         return found
     if found is not None:  # it was written since
-        del copies.weights[key], copies.lows[id(found.low)]
+        del copies.weights[key]
         if found.uses == 1:
             _used_again.discard(number)
     written = weight._version, _writes
@@ -195,7 +192,6 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
     found.low = _node_of(weight, made) if trains else made
     copies.weights[key] = found
     found.uses += copies.uses.pop(number, None) is not None
-    copies.lows[id(found.low)] = found
     _used_again.add(number)
     return found
 
@@ -218,23 +214,6 @@ def _of_activation(copies: Copies, tensor: Tensor, dtype: torch.dtype, trains: b
     if trains:
         return _node_of(tensor, _detach(made))
     return _detach(made) if made.requires_grad else made  # it needed a gradient when the copy was made
-
-
-def wide(low: Tensor, *, is_used_once: bool = True) -> Tensor:
-    """Return `low` in float32, for a processor without instructions (R11); the copy of a weight is widened once in a call.
-
-    Where it trains, the node that is made for it rounds the gradient of each use: for an op that uses it several times it is widened anew.
-    """
-    trains = _grad_enabled() and low.requires_grad
-    if _compiling() or trace_here() is not None or (trains and (low.numel() < _WORTH_A_NODE or not is_used_once)):
-        return cast(low, torch.float32)
-    copies = _here()
-    found = None if copies is None else copies.lows.get(id(low))
-    if found is None or found.low is not low:
-        return cast(low, torch.float32)
-    if found.wide is None:
-        found.wide = cast(_detach(low), torch.float32)
-    return _node_of(low, found.wide) if trains else found.wide
 
 
 # --- several uses of one copy, whose gradients are summed in the dtype of what was cast (R21) -------------------------------

@@ -168,8 +168,6 @@ dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_di
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
-# The `__torch_function__` of a class that intercepts no call.
-no_torch_function: Any = _required("torch._C._disabled_torch_function_impl")
 if not TYPE_CHECKING:
     TorchDispatchMode = _required("torch.utils._python_dispatch.TorchDispatchMode")
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
@@ -182,8 +180,6 @@ decorated_by_torch: Any = _required("torch.utils._contextlib._DecoratorContextMa
 
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
-tree_unflatten: Callable[[list[Any], Any], Any] = _required("torch.utils._pytree.tree_unflatten")
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 
@@ -240,11 +236,6 @@ _x86_flags: tuple[Any, ...] = tuple(_optional(f"torch.cpu._is_{name}_supported",
 _mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
 # The processor's flags by name, as cpuinfo has them; empty where this torch does not say.
 cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)
-# Of each switch by which a program chooses among kernels of the CPU: a function that asks for it, and one that sets it.
-kernel_switches: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = tuple(
-    (_required(f"torch._C._get_{name}_enabled"), _required(f"torch._C._set_{put}"))
-    for name, put in (("mkldnn", "mkldnn_enabled"), ("flash_sdp", "sdp_use_flash"), ("math_sdp", "sdp_use_math"))
-)
 
 # --- autograd --------------------------------------------------------------------------------------------------------------
 

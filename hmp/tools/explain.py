@@ -162,7 +162,7 @@ def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
 
 
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
-    if op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
+    if sites.writes_first(op) or op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
         return ""
     wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))

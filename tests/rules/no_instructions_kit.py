@@ -65,7 +65,7 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# --- calls that keep something for backward besides their inputs, or views of them, and are large enough that it matters
+# --- calls that keep something for backward besides their inputs, or views of them
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float = 0.0) -> torch.Tensor:
@@ -103,7 +103,6 @@ def weights_of(gates: int, width: int, layers: int, dtype: torch.dtype) -> list[
     return [random(*shape, dtype=dtype, seed=i, scale=0.2) for i, shape in enumerate(each * layers)]
 
 
-# Each keeps something besides its inputs, large enough that backward computes it again.
 AGAIN: dict[str, tuple[Call, Callable[[torch.dtype], list[torch.Tensor]]]] = {
     "attention": (attention, lambda dtype: [random(1, 2, 80, 32, dtype=dtype, seed=i) for i in range(3)]),
     "attention with dropout": (dropped, lambda dtype: [random(1, 2, 80, 32, dtype=dtype, seed=i) for i in range(3)]),

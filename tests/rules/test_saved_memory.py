@@ -94,6 +94,7 @@ def test_r22_a_graph_that_is_used_again_keeps_the_pack_and_not_its_numbers() -> 
         assert bytes_of(run)[0] == FLOATS + ROWS
 
 
+@pytest.mark.native_kernels  # computed in float32, the op saves a copy of the weight
 def test_r22_of_a_weights_low_precision_copy_nothing_is_kept_and_backward_has_its_bits() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(WIDTH, 2 * WIDTH, bias=False), torch.randn(ROWS, WIDTH, requires_grad=True)
@@ -119,6 +120,7 @@ def test_r22_of_an_attention_of_several_kernels_all_but_its_statistics_is_packed
     assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, exact, strict=True))
 
 
+@pytest.mark.native_kernels  # computed in float32, the op saves a copy of the weight
 def test_r22_of_a_batch_nothing_is_packed_but_its_low_precision_copy() -> None:
     batch, layer = torch.randn(ROWS, WIDTH), nn.Linear(WIDTH, WIDTH)
     with hmp.casts(PACKED):

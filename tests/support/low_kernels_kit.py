@@ -71,18 +71,15 @@ class _AsComputed(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         tensors = list(_tensors((args, kwargs)))
-        is_one = name.strip("_") in _OPS and len(tensors) > (name == "einsum") and len({t.dtype for t in tensors}) == 1
+        writes = kwargs.get("out") is not None or (name.endswith("_") and not name.startswith("_"))
+        is_one = name.strip("_") in _OPS and not writes and len(tensors) > (name == "einsum") and len({t.dtype for t in tensors}) == 1
         if not is_one or not tensors[0].is_cpu or not computes_in_float32(tensors[0].dtype) or tensors[0].dtype is torch.float32:
             if func is not torch.nn.functional.multi_head_attention_forward:
                 return func(*args, **kwargs)
             with self:  # what it calls computes so, and it does not ask again whether somebody takes it over
                 names = {**func.__globals__, "has_torch_function": lambda tensors: False}
                 return types_.FunctionType(func.__code__, names, None, func.__defaults__)(*args, **kwargs)
-        out = kwargs.pop("out", None)
-        if name.endswith("_") and not name.startswith("_"):
-            out, args = args[0], (args[0].clone(), *args[1:])
-        found = in_float32(func)(*args, **kwargs)
-        return found if out is None else out.copy_(found)
+        return in_float32(func)(*args, **kwargs)
 
 
 @contextlib.contextmanager

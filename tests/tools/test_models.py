@@ -258,6 +258,7 @@ def test_what_is_packed_counts_as_it_is_left(preset: str) -> None:
 
 @needs_saved
 @pytest.mark.parametrize("preset", ["habana", "torch-cpu"])
+@pytest.mark.native_kernels  # computed in float32, products save float32
 def test_under_a_checkpoint_all_tools_count_the_same_bytes(preset: str) -> None:
     net, x = Checkpointed(), torch.randn(32, 16)
     with hmp.casts(preset), hmp.record() as report:

@@ -57,6 +57,7 @@ def plainly(model: nn.Module, x: torch.Tensor) -> Plain:
         return seen_by_hooks(model, lambda model: model(x))
 
 
+@pytest.mark.native_kernels  # computed in float32, products save float32
 def test_layers_are_those_that_hooks_of_plain_torch_see_under_autocast(net: Net) -> None:
     plain = plainly(net, X)
     torch.manual_seed(3)

@@ -33,6 +33,7 @@ def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another()
     assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
 
 
+@pytest.mark.native_kernels  # computed in float32, products save float32
 def test_a_gain_below_a_floor_is_no_gain() -> None:
     """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low-precision dtype saves about half."""
     torch.manual_seed(0)

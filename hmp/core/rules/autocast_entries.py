@@ -56,7 +56,7 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
         try:
             return autocast.call_enabled(device, rule.low_dtype, cached, inside, *given, **named)
         except RuntimeError as error:
-            if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
+            if unlisted is op or not refusals.may_run_again(error, tensors):
                 raise
         return unlisted(*args, **kwargs)
 

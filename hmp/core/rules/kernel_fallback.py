@@ -1,4 +1,4 @@
-"""R11: an op runs in float32 if the device has no low-precision kernel for it, by torch's known lacks or after a failed call."""
+"""An op runs in float32 if the device has no low-precision kernel for it, by torch's known lacks or after a failed call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import locks
+from .. import casting, locks
 from ..casting import Tensor
 from ..formatting import dtype_name
 from ..log import log, should_log
@@ -107,33 +107,31 @@ class Kernels:
         error: RuntimeError,
         tensors: list[Tensor] | None,
         dtype: torch.dtype,
-        mixed_dtype: torch.dtype,
+        mixed_dtype: torch.dtype | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         run: Callable[[torch.dtype], Any],
     ) -> Any:
         """Return the result of `run(torch.float32)` after the op raised `error` in `dtype`.
 
-        GIVEN_UP if `error` isn't the refusal of a dtype, or float32 raises as well. An error about a mixture says nothing of kernels: what
-        `run(mixed_dtype)` returns comes first (R7). In forward-mode differentiation a tensor and its tangent may be such a mixture.
+        If its inputs may have been a mixture of dtypes, as a tensor and its tangent in forward-mode differentiation, and `error` is about
+        one: that of `run(mixed_dtype)`. GIVEN_UP if the op may not run again, or raises again: random ops, ops that write into their
+        inputs, and where the user's Python saw the call.
 
         After a success in float32, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype
         again. In a function transform or forward-mode differentiation nothing is remembered.
-        Random ops and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have
-        already run.
         """
-        if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
+        if not tensors or not self._retries or dtype not in LOW or not refusals.may_run_again(error, tensors):
             return GIVEN_UP
-        if refusals.hooks_see(tensors) and refusals.saves_before_raising(functools.partial(run, dtype)):
+        is_mixture = mixed_dtype is not None and refusals.is_mixture(error)
+        try:
+            result = run(mixed_dtype if mixed_dtype is not None and is_mixture else torch.float32)
+        except RuntimeError as second:
+            if not refusals.is_torchs_own(second):
+                raise
             return GIVEN_UP
-        is_plain = in_no_transform()
-        if refusals.is_mixture(error) and not (is_plain and all(t.dtype is mixed_dtype for t in tensors)):
-            result = _try(run, mixed_dtype)
-            if result is not GIVEN_UP:
-                return result
-        result = _try(run, torch.float32)
-        if result is not GIVEN_UP:
-            if is_plain:
+        if not is_mixture:
+            if in_no_transform():
                 self._remember(_signature(tensors, dtype, args, kwargs))
             self._note(tensors[0].device.type, dtype)
         return result
@@ -151,16 +149,6 @@ class Kernels:
                 "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,
             )  # fmt: skip
-
-
-def _try(run: Callable[[torch.dtype], Any], dtype: torch.dtype) -> Any:
-    """Return what `run(dtype)` returns, GIVEN_UP if torch refuses that too."""
-    try:
-        return run(dtype)
-    except RuntimeError as error:
-        if not refusals.is_torchs_own(error):
-            raise
-        return GIVEN_UP
 
 
 @functools.cache
@@ -189,18 +177,5 @@ def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...],
     These are device types, layouts, dimensions (`linalg.norm` of a matrix is another kernel than that of a vector), the low-precision dtype
     and all non-tensor arguments.
     """
-    places = tuple((t.device.type, t.layout, t.dim()) for t in tensors)
-    return places, dtype, tuple(map(_hashable, args)), tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
-
-
-def _hashable(value: Any) -> Any:
-    """Return a hashable value for an argument; the same one for every tensor."""
-    if isinstance(value, Tensor):
-        return Tensor
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_hashable, value))
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return (type(value), value)
+    others = casting.map_tensors((args, dict(kwargs)), lambda tensor: None)  # type: ignore[arg-type, return-value]
+    return dtype, repr(others), *((t.device.type, t.layout, t.dim()) for t in tensors)

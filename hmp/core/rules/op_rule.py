@@ -205,7 +205,7 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
         composite=is_python,
         # somebody else's patch of torch is the user's Python, which must not run twice
         takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
-        needs_instructions=not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
+        needs_instructions=not in_place and not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
         retries=not in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
     )
 

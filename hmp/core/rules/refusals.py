@@ -1,7 +1,7 @@
-"""Whether an error is torch's refusal of a dtype, after which R7 and R11 try another dtype; the user's errors are raised unchanged.
+"""Whether an error is torch's refusal of a dtype, after which an op may run once more in another dtype.
 
 An op may call the user's Python: saved-tensor hooks, modes, a tensor's class, a custom op, a callable among its arguments. That must not
-run twice.
+run twice: torch's own error is raised then.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import casting, torch_private
+from .. import casting
 from ..casting import Tensor
+from ..torch_private import is_in_trace, saved_tensors_hooks
 
 # Words in the errors by which torch 2.7 to 2.15 refuses inputs of different dtypes; found by running op_db with them.
 _MIXTURE = re.compile(
@@ -36,11 +37,6 @@ _WORDS = re.compile(
 )
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _OWN = frozenset({"torch", "hmp"})
-_hooks = torch_private.saved_tensors_hooks
-_function = torch.Tensor.__torch_function__
-_disabled = torch_private.no_torch_function
-_function_modes = torch_private.function_modes
-_dispatch_modes = torch_private.dispatch_modes
 
 
 def is_dtype_refusal(error: Exception) -> bool:
@@ -60,7 +56,7 @@ def is_torchs_own(error: Exception) -> bool:
     """
     if not isinstance(error, RuntimeError) or _root(type(error).__module__) not in ("builtins", "torch"):
         return False
-    if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY) or torch_private.is_in_trace():
+    if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY) or is_in_trace():
         return False
     step = error.__traceback__  # begins where the error was caught
     while step is not None:
@@ -108,70 +104,18 @@ def is_torchs_function(function: Callable[..., Any]) -> bool:
     return _root(getattr(function, "__module__", None) or "torch") in ("torch", "hmp")
 
 
-def hooks_see(tensors: Iterable[Tensor]) -> bool:
-    """Return True if an op of `tensors` would call saved-tensor hooks of the user's."""
-    if not torch.is_grad_enabled() or (_hooks is not None and _hooks(True) is None):
-        return False
-    return any(t.requires_grad and casting.has_values(t) for t in tensors)
+def may_run_again(error: Exception, tensors: Iterable[Tensor]) -> bool:
+    """Return True if the op that raised `error` may be called with `tensors` in another dtype: torch refused theirs, and no user saw it.
 
-
-def saves_before_raising(run: Callable[[], Any]) -> bool:
-    """Return True if `run()` saves tensors for backward before it raises: the user's hooks were called, and must not be called again."""
-    saved: list[Tensor] = []
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda nothing: nothing):
-            run()
-    except RuntimeError:
-        return bool(saved)
-    return True  # it did not raise this time, so that nothing is known of the first
-
-
-def users_python_sees(tensors: Iterable[Tensor]) -> bool:
-    """Return True if an op of `tensors` would call the user's Python: saved-tensor hooks, modes active or a tensor's class."""
-    tensors = list(tensors)
-    return hooks_see(tensors) or any(map(_is_users, _modes())) or any(_is_users(t) for t in tensors if _answers(t))
-
-
-def may_run_again(tensors: Iterable[Tensor]) -> bool:
-    """Return True if an op of `tensors` may be called a second time: neither a mode of the user's nor a tensor's class handles it."""
-    return not any(map(_is_users, _modes())) and not any(map(_answers, tensors))
-
-
-def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
-    """Return True if torch accepts the call, found by making it without the user's hooks, modes and `__torch_function__`.
-
-    False where a tensor has no values of its own for torch's kernels, or its class would see them in `__torch_dispatch__`.
+    The user's Python is in the error's traceback, but for hooks that have packed what the op saved before it raised.
     """
-    if not all(map(casting.has_values, tensors)):
-        return False
-    try:
-        with torch.no_grad(), torch_private.without_torch_function(), torch_private.without_dispatch_modes():
-            op(*args, **kwargs)
-    except RuntimeError:
-        if torch_private.is_in_trace():
-            raise
-        return False
-    return True
+    return is_dtype_refusal(error) and not (_hooks_are_users() and torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
-def _modes() -> list[Any]:
-    """Return the torch function and torch dispatch modes active in this thread."""
-    found: list[Any] = []
-    if _function_modes():
-        found += torch_private.function_mode_stack()
-    if _dispatch_modes():
-        found += torch_private.dispatch_mode_stack()
-    return found
-
-
-def _answers(tensor: Tensor) -> bool:
-    """Return True if the tensor's class handles ops itself, by `__torch_function__` or `__torch_dispatch__`."""
-    kind = type(tensor)
-    return kind is not Tensor and (kind.__torch_function__ not in (_function, _disabled) or not casting.has_values(tensor))
-
-
-def _is_users(found: object) -> bool:
-    return _root(type(found).__module__) not in ("torch", "hmp")
+def _hooks_are_users() -> bool:
+    """Return True if the saved-tensor hooks that an op would call are not hmp's; False where torch does not say whose they are (2.7)."""
+    hooks = None if saved_tensors_hooks is None else saved_tensors_hooks(True)
+    return hooks is not None and _root(getattr(hooks[1], "__module__", None) or "") != "hmp"
 
 
 def _root(module: str) -> str:

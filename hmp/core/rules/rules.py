@@ -46,16 +46,24 @@ def _low_among_them(rule: OpRule) -> Choose:
 
 
 def _own(op: Op, rule: OpRule) -> Op:
-    return without_casts(op) if rule.facts.composite else with_one_buffer(op, rule.op)
+    return with_added(without_casts(op) if rule.facts.composite else with_one_buffer(op, rule.op), rule)
+
+
+def with_added(op: Op, rule: OpRule) -> Op:
+    """Return `op`, a function that computes the rule's op, with what the lists do around it that add to the rule."""
+    for kind in rule.added:
+        if kind.around is not None:
+            op = _with_attributes(kind.around(op, rule), op)
+    return op
 
 
 def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype (R11)."""
+    """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype."""
     return (_saturating(NO_INSTRUCTIONS.make(_own(op, rule), rule), rule),)
 
 
 def _saturating(op: Op, rule: OpRule) -> Op:
-    """Return `op`, with masks that stay finite in it (R12) if it takes them as torch's own function does."""
+    """Return `op`, with masks that stay finite in it if it takes them as torch's own function does."""
     make = None if rule.facts.composite else saturation.SATURATING.get(sites.base_of(rule.op))
     return op if make is None else _with_attributes(make(op), op)
 
@@ -345,8 +353,6 @@ def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Ca
     caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
     calls = (rule.kind.calls or torchs)(op, rule)
     for kind in rule.added:
-        if kind.around is not None:
-            calls = tuple(_with_attributes(kind.around(each, rule), each) for each in calls)
         if kind.around_cast is not None:
             caster = kind.around_cast(caster)
     clock = clock_of(told) if told else None

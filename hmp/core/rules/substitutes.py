@@ -14,7 +14,7 @@ from ..casting import Caster
 from ..log import log
 from .kernel_fallback import count
 from .op_rule import Op, OpRule
-from .rules import torchs
+from .rules import torchs, with_added
 from .wrappers import one_dtype_wrapper
 
 _compiling = torch.compiler.is_dynamo_compiling
@@ -40,7 +40,7 @@ def calls_of(
         run = without_casts(compute) if inlined is None else functools.partial(inlined, compute)
         made = functools.partial(run, rule.op, rule.low_dtype, rule.words)
         made.computes, made.notes = computes(rule), notes  # type: ignore[attr-defined]
-        return *torchs(op, rule), made
+        return *torchs(op, rule), with_added(made, rule)
 
     return calls
 

@@ -11,6 +11,7 @@ import torch
 from .. import casting, copies
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
 from ..torch_ops import op_facts, sites
+from ..torch_private import in_no_transform
 from ..torch_private import trace_here as _tracing
 from . import lost_writes, refusals, saturation
 from .kernel_fallback import GIVEN_UP, Kernels
@@ -61,7 +62,7 @@ class RuledOp:
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
         if kwargs.get("out") is not None and not self.facts.users:
-            return self._call_with_out(args, kwargs)
+            return self._into_out(args, kwargs)
         if self.facts.inplace_at is not None and flag(args, kwargs, self.facts.inplace_at):
             return self.in_place(*args, **kwargs)
         return self._or_in_float32(args, kwargs)
@@ -98,9 +99,10 @@ class RuledOp:
                 cast_args, cast_kwargs = cast_call(tuple(cast_args), cast_kwargs, dtype, self.caster, self.facts.keep)
             return self.op(*cast_args, **cast_kwargs)
 
-        dtype = self._dtype_of(tensors)
-        mixed_dtype = tensors[0].dtype if self.rule.kind.leaves_dtypes else dtype
-        return self.kernels.retry(error, tensors, dtype, mixed_dtype, args, kwargs, run)
+        dtype, leaves_dtypes = self._dtype_of(tensors), self.rule.kind.leaves_dtypes
+        first = tensors[0].dtype if leaves_dtypes else dtype
+        may_be_mixed = not in_no_transform() or (leaves_dtypes and any(t.dtype is not first for t in tensors))
+        return self.kernels.retry(error, tensors, dtype, first if may_be_mixed else None, args, kwargs, run)
 
     # --- a call that writes into no argument ------------------------------------------------------------------------------
 
@@ -115,37 +117,23 @@ class RuledOp:
         target = self._target(tensors, args, kwargs)
         if target is None:
             return op(*args, **kwargs)
-        if self.is_sum and target is not torch.float32:
-            return saturation.finite_sum(op, rule, self.caster, args, kwargs, target)
-        if self.is_arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
+        if self._overflows(args, kwargs, target):
             return saturation.saturated(op, rule, args, kwargs, target)
         if self.fills:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
-        # `target` is another dtype where the first input's is known to have no kernel (R11)
-        if self._asks_torch_first and target is tensors[0].dtype:
-            result = self._by_torch(tensors, args, kwargs)
-            if result is not GIVEN_UP:
-                return result
+        # `target` is another dtype where the first input's is known to have no kernel
+        if self._asks_torch_first and target is tensors[0].dtype and _check_is_reliable(tensors, rule, args, kwargs):
+            try:
+                return op(*args, **kwargs)
+            except RuntimeError as error:
+                if not refusals.may_run_again(error, tensors):
+                    raise
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, facts.keep)
         if facts.users:
             return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), facts.order)
         return op(*cast_args, **cast_kwargs)
-
-    def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what torch itself returns for inputs of different dtypes (R7); GIVEN_UP if it raises, or if that cannot be known."""
-        if not _check_is_reliable(tensors, self.rule, args, kwargs):
-            return GIVEN_UP
-        if not refusals.users_python_sees(tensors):
-            try:
-                return self.op(*args, **kwargs)
-            except RuntimeError as error:
-                if not refusals.is_dtype_refusal(error):
-                    raise
-        elif self.facts.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
-            return self.op(*args, **kwargs)
-        return GIVEN_UP
 
     # --- a call that writes into its first input --------------------------------------------------------------------------
 
@@ -179,36 +167,21 @@ class RuledOp:
             # an index isn't a value: x[70000] = s
             index = args[1:2] if self.rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
-            values = tuple(saturation.scalar(saturation.written_value(a, first.dtype), first.dtype) for a in values)
+            values = tuple(saturation.written_value(a, first.dtype) for a in values)
             args = (first, *index, *values) if args else args
         return cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
 
     # --- a call with `out=` -----------------------------------------------------------------------------------------------
 
-    def _call_with_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result in `kwargs["out"]` (R6). Where torch raises, a call without `out` finds whether a kernel is missing (R11)."""
-        try:
-            return self._into_out(args, kwargs)
-        except RuntimeError as error:
-            failed_before = len(self.kernels.failed)
-            if self.facts.retries and refusals.is_dtype_refusal(error):
-                try:
-                    self._or_in_float32(args, _without_out(kwargs))
-                except RuntimeError as second:
-                    if not refusals.is_torchs_own(second):
-                        raise
-            if len(self.kernels.failed) == failed_before:
-                raise
-            return self._into_out(args, kwargs)
-
     def _into_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result in `kwargs["out"]`, which keeps its dtype."""
         op, rule = self.op, self.rule
         out, rest = kwargs["out"], _without_out(kwargs)
         tensors = survey(args, rest, rule)
         if not tensors:
             return op(*args, **kwargs)
         first = args[0] if args else None
-        if out is first and not (self.is_arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
+        if out is first and not (castable(first) and self._overflows(args, rest, first.dtype)):
             # it writes into its first input: R5
             return op(*args, **kwargs) if self._mixes_in_place else self.in_place(*args, **kwargs)
         target = self._target(tensors, args, rest)
@@ -393,12 +366,7 @@ def _into_out(ruled: RuledOp, args: tuple[Tensor, ...], kwargs: dict[str, Any]) 
     op, dtype, caster, out = ruled.op, ruled.rule.dtype, ruled.caster, kwargs["out"]
     assert dtype is not None
     cast_args = [a if a.dtype is dtype else caster(a, dtype) for a in args]
-    try:
-        return op(*cast_args, out=out) if out.dtype is dtype else deliver(op(*cast_args), out)
-    except RuntimeError as error:
-        if not refusals.is_torchs_own(error):
-            raise
-        return ruled.wrapper()(*args, **kwargs)
+    return op(*cast_args, out=out) if out.dtype is dtype else deliver(op(*cast_args), out)
 
 
 def _product(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:

@@ -314,9 +314,10 @@ WITHOUT_KERNEL = frozenset().union(*(names for _, _, names in (*NO_KERNEL, *NO_B
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
 )
-# Ops whose low-precision CPU kernel is slow where the processor has no instructions for the dtype: they compute in float32 there (R11),
-# and so does what follows one of them (addmm_, linalg.matmul, sparse.mm). benchmarks/results/LOW_KERNELS.md has the times of all ops on the
-# presets' low lists. Those that are not here, but for pow in float16, take less time by their own kernel than by casts around float32's.
+# Ops whose low-precision CPU kernel is slow where the processor has no instructions for the dtype: they compute in float32 there,
+# and so does what follows one of them and writes into no input (linalg.matmul, sparse.mm). benchmarks/results/LOW_KERNELS.md has the times
+# of all ops on the presets' low lists. Those that are not here, but for pow in float16, take less time by their own kernel than by casts
+# around float32's.
 SLOW_WITHOUT_INSTRUCTIONS = _names(
     """
     linear matmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul linalg.multi_dot matrix_power cov corrcoef
@@ -325,16 +326,8 @@ SLOW_WITHOUT_INSTRUCTIONS = _names(
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     """
 )
-# Of those, the ones that keep more for backward than their inputs: attention its result, recurrent layers what every step computes.
-KEEPS_MORE_THAN_INPUTS = _names(
-    "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu chain_matmul linalg.multi_dot linear_cross_entropy"
-)
-# Those that use an input several times, such as a recurrent layer its weights at each step.
-USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef linear_cross_entropy")
-# Of the slow ones those that torch.autocast computes in low precision in part: their result, and a recurrent op's state, is float32.
-WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
-# And the one whose products torch.autocast leaves in float32.
-FLOAT32_UNDER_AUTOCAST = _names("bilinear")
+# Of the slow ones those that torch.autocast computes in low precision in part: their result and their state are float32.
+WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell")
 # Ops that give other values, some in another dtype, while a dispatch mode looks on: torch.autocast does not reach what their kernels call
 # then, or torch takes another routine of LAPACK.
 CHANGED_BY_LISTENING = _names(
