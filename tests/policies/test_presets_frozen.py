@@ -78,10 +78,9 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     low = torch.bfloat16 if natively or device == "cpu" else torch.float16
     lists = hmp.Policy.load(f"torch-{device}").replace(dtype=low)
     with caplog.at_level(logging.INFO, logger="hmp"):
-        model = hmp.apply(given, verbose=True)
+        hmp.apply(given, verbose=True)
     said = next(each for each in caplog.messages if each.startswith("policy "))
     assert said == str(lists) and f"'torch-{device}@" in said and f"low-precision dtype {str(low).removeprefix('torch.')}" in said
-    assert f"policy {lists.name!r}" in repr(model)
     on_cuda = hmp.Policy.load("torch-cuda").replace(dtype=torch.bfloat16 if natively else torch.float16)
     assert hmp.Policy.load("autocast") == on_cuda  # without a model: the accelerator's
     assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
