@@ -81,8 +81,13 @@ class Site:
 
     @property
     def is_private(self) -> bool:
-        """Return True if only torch's own code, and code that torch.fx made, calls the op by this name: `torch._C._linalg.linalg_inv`."""
-        return self.where.startswith("torch._C.")
+        """Return True if only torch's own code, and code that torch.fx made, calls the op by this name: `torch._C._linalg.linalg_inv`.
+
+        Not what torch.nn.functional has too: attention's biases ask if they are handed just that, and torch hands out what is here.
+        """
+        if self.owner is torch_private.nn_builtins:
+            return self.original != vars(F).get(self.attribute)
+        return any(self.owner is owner for _, owner, _ in BUILTIN_NAMESPACES)
 
     @property
     def python(self) -> bool:
