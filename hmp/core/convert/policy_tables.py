@@ -170,7 +170,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         placement.install(sites_to_patch)
         if is_first:
             bridge.put_in_place()
-        references.follow()
+        references.replace_references()
         if is_first:
             for call in when_patched:
                 call()

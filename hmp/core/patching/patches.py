@@ -141,15 +141,14 @@ def replaces(new: Any, function: Any) -> None:
     _originals[id(new)] = new, function
 
 
-def replacing() -> tuple[list[Any], list[Any]]:
-    """Return what replaces functions, and in the same order the functions."""
-    pairs = _replacements.values()
-    return [new for _, new in pairs], [function for function, _ in pairs]
-
-
 def replacements() -> dict[int, Any]:
     """Return what replaces functions in all places, by the id of the function."""
     return {number: new for number, (_, new) in _replacements.items()}
+
+
+def originals() -> dict[int, Any]:
+    """Return the functions that are replaced in all places, by the id of what replaces them."""
+    return {number: function for number, (_, function) in _originals.items()}
 
 
 def original(function: Any) -> Any:

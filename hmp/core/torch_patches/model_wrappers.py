@@ -8,6 +8,7 @@ torch's answer.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import types
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..patching import holders
 from ..policy import unwrapped
 from . import module_calls
 
@@ -147,5 +147,7 @@ def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
         if id(each) in targets:
             return True
         if len(looked_at) <= _MOST_LOOKED_AT and not isinstance(each, (type, types.ModuleType, torch.nn.Module)):
-            looked_at += [inner for inner in holders.inside(each) if callable(inner) or type(inner) in (types.CellType, dict)]
+            left_out = getattr(each, "__globals__", None), getattr(each, "__builtins__", None)
+            held = [inner for inner in gc.get_referents(each) if not any(inner is one for one in left_out)]
+            looked_at += [inner for inner in held if callable(inner) or type(inner) in (types.CellType, tuple, dict)]
     return False
