@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import layered_patches, torch_private
+from .. import torch_private
 from ..active import Region, regions, state, suspensions, without_casts
 from ..dispatch import placement, user_functions
 from ..patching import PatchedOp
@@ -99,7 +99,7 @@ def variables() -> types.SimpleNamespace:
 
 def innermost(value: Any) -> Any:
     """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return placement.own(layered_patches.inside(value))
+    return placement.own(value)
 
 
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}
