@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .core.active import casts_enabled, disable_casts, enable_casts
     from .core.convert import (
         Handle,
-        Unreachable,
         apply,
         casts,
         convert,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
         remove,
         revert,
         set_low_kernels,
-        unreachable,
     )  # fmt: skip
     from .core.copies import clear_cache
     from .core.dispatch import bf16_function, fp32_function, promote_function
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from .tools.traces.compare import compare_captures
     from .tools.traces.trace import Capture
     from .tools.tune import tune
+    from .tools.unreachable import Unreachable, unreachable
     from .tools.verify import verify
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -105,7 +104,7 @@ _lists.provide("hmp.core.rules", "hmp.fp8.listed", "hmp.fp32_result.listed", "hm
 _NAMES = {
     ".core.active": "casts_enabled disable_casts enable_casts",
     ".core.copies": "clear_cache",
-    ".core.convert": "Unreachable unreachable Handle apply casts convert is_converted register remove revert set_low_kernels",
+    ".core.convert": "Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",
     ".core.rules": "fallbacks",
@@ -123,6 +122,7 @@ _NAMES = {
     ".tools.traces.compare": "compare_captures",
     ".tools.traces.trace": "Capture",
     ".tools.tune": "tune",
+    ".tools.unreachable": "Unreachable unreachable",
     ".tools.verify": "verify",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -31,8 +31,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp doctor\nhmp doctor --json -",
         help="check your setup, and print what prevents hmp from running",
         description="Prints versions, devices, the low-precision dtypes that they have kernels for, the processor's instructions for them, "
-        "the installed extras, whether the process is converted, and other packages called hmp. "
-        "Exit status 0 if hmp can run, 1 if not, 2 for wrong use.",
+        "the installed extras, whether the process is converted, which references to torch's functions hmp then can't replace, and other "
+        "packages called hmp. Exit status 0 if hmp can run, 1 if not, 2 for wrong use.",
     )
     add_json(parser)
 
@@ -112,6 +112,7 @@ def _of_torch() -> dict[str, Any]:
         "patched": dict(patched.most_common()),
         "autocast": hmp.Policy.load("autocast").name,
         "converted": hmp.is_converted(),
+        "unreachable": list(map(str, hmp.unreachable())),
     }
 
 

@@ -32,7 +32,11 @@ POLICIES = {
     "star": (hmp.Policy("star", bf16={"*"}, fp32={"softmax"}), (BF16, BF16, F32)),
     "none": (hmp.Policy("none"), (F32, F32, F32)),
 }
-taken_matmul, taken_in_a_list, taken_in_a_dict = torch.matmul, [torch.tanh], {"softmax": F.softmax}
+taken_matmul, taken_tanh, taken_softmax = torch.matmul, torch.tanh, F.softmax
+
+
+taken_theirs: Any = None
+taken_own: Any = None
 
 
 class Taken:
@@ -47,7 +51,7 @@ def dtypes() -> tuple[torch.dtype, ...]:
 
 
 def dtypes_by_taken_names() -> tuple[torch.dtype, ...]:
-    found = taken_matmul(X, X).dtype, taken_in_a_list[0](X).dtype, taken_in_a_dict["softmax"](X, -1).dtype
+    found = taken_matmul(X, X).dtype, taken_tanh(X).dtype, taken_softmax(X, -1).dtype
     assert Taken.matmul(X, X).dtype is found[0]
     return found
 
@@ -122,7 +126,7 @@ def test_p5_whatever_came_torch_is_as_it_was_found(steps: list[tuple[str, str]],
         hmp.remove(model)
     hmp.revert()
     assert torch_differences() == []
-    now = taken_matmul, taken_in_a_list[0], taken_in_a_dict["softmax"]
+    now = taken_matmul, taken_tanh, taken_softmax
     assert all(one is other for one, (other,) in zip(now, ORIGINALS, strict=True)) and Taken.matmul is torch.matmul
     assert dtypes() == (F32, F32, F32)
 
@@ -188,14 +192,14 @@ def test_p5_a_wrapper_at_one_of_a_functions_names_is_called_there_alone(name: st
         assert theirs == own
     monkeypatch.setattr(F, name, theirs)
     args = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 1)) if name == "conv2d" else (torch.ones(2, 2), torch.ones(2, 2))
-    taken = {"theirs": theirs, "own": own}
-    monkeypatch.setitem(globals(), "TAKEN", taken)
+    monkeypatch.setitem(globals(), "taken_theirs", theirs)
+    monkeypatch.setitem(globals(), "taken_own", own)
     with hmp.convert(policy=hmp.Policy("one op", bf16=frozenset({name}))):
-        for call, wanted in ((getattr(F, name), [BF16]), (taken["theirs"], [BF16]), (taken["own"], [])):
+        for call, wanted in ((getattr(F, name), [BF16]), (taken_theirs, [BF16]), (taken_own, [])):
             seen.clear()
             assert call(*args).dtype is BF16 and seen == wanted
     seen.clear()
-    assert taken == {"theirs": theirs, "own": own} and taken["theirs"] is getattr(F, name) is theirs
+    assert taken_theirs is getattr(F, name) is theirs and taken_own is own
     assert theirs(*args).dtype is F32 and seen == [F32]
 
 

@@ -130,7 +130,7 @@ def test_r10_a_write_that_goes_another_way_arrives(cls: type) -> None:
         "torch.ops": lambda v: torch.ops.aten.fill_.Scalar(v, 1),
         "foreach": lambda v: torch._foreach_add_([v], 1.0),
         "inplace=": lambda v: F.hardtanh(v, 1.0, 1.0, inplace=True),
-        "nn.init": torch.nn.init.ones_,
+        "nn.init": lambda v: torch.nn.init.ones_(v),
     }
     if cls is not TwoTensor:
         writes |= {

@@ -375,7 +375,7 @@ SUM_LISTS = {
 SUMS = {
     "s + m": operator.add,
     "m + s": lambda s, m: m + s,
-    "torch.add": torch.add,
+    "torch.add": lambda s, m: torch.add(s, m),
     "add(other=)": lambda s, m: torch.add(input=s, other=m),
     "s - -m": lambda s, m: s - (-m),
     "torch.sub": lambda s, m: torch.sub(s, -m),

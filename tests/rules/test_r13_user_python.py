@@ -410,7 +410,8 @@ def test_r13_threads_that_run_backward_at_once_keep_their_own_casts() -> None:
 
 LOW_MATRIX, WIDE_MATRIX = torch.ones(3, 3, dtype=BF16), torch.ones(3, 3)
 REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "mm": torch.mm, "@": lambda a, b: a @ b, "linear": F.linear, "mv": lambda a, b: torch.mv(a, b[0]),
+    "mm": lambda a, b: torch.mm(a, b), "@": lambda a, b: a @ b, "linear": lambda a, b: F.linear(a, b),
+    "mv": lambda a, b: torch.mv(a, b[0]),
     "addmm": lambda a, b: torch.addmm(a, a, b),
     "bmm": lambda a, b: torch.bmm(a[None], b[None]), "conv1d": lambda a, b: F.conv1d(a[None], b[None]), "dot": lambda a, b: a[0].dot(b[0]),
     "index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1, 2]), b), "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),

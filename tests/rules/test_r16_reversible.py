@@ -230,15 +230,16 @@ def test_r16_a_module_that_torch_imports_during_revert_changes_nothing():
 
 
 @pytest.mark.slow
-def test_r16_a_default_argument_of_a_module_that_torch_imports_late_is_torchs_own():
-    """Inductor, which the first compilation imports, has `op=torch.stack`."""
+def test_r16_a_module_that_torch_imports_late_has_torchs_own_functions():
+    """torch._numpy, which the first compilation imports, has `from torch import add`."""
     run_in_another_process(
         """
-        own = (torch.stack,)  # a tuple, which is not followed
-        with hmp.convert(policy=hmp.Policy("low", bf16={"stack"})):
-            assert torch.stack is not own[0]
-            from torch._inductor.fx_passes import group_batch_fusion
-        assert group_batch_fusion.update_stack_example_value.__defaults__[-1] is own[0]
+        own = (torch.add,)  # a tuple, which is not followed
+        with hmp.convert(policy=hmp.Policy("low", bf16={"add"})):
+            assert torch.add is not own[0]
+            from torch._numpy import _binary_ufuncs_impl as late
+            assert late.add is own[0]
+        assert late.add is own[0]
         """
     )
 

@@ -17,25 +17,25 @@ Tensor = torch.Tensor
 # --- the numbers --------------------------------------------------------------------------------------------------------------------------
 
 ASK_FOR_SIGNS: dict[str, Callable[[Tensor], Tensor]] = {
-    "abs": torch.abs,
-    "relu": F.relu,
+    "abs": lambda x: torch.abs(x),
+    "relu": lambda x: F.relu(x),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "leaky_relu in place": lambda x: F.leaky_relu_(x + 0, 0.1),
     "elu": lambda x: F.elu(x, 2.0),
-    "selu": F.selu,
+    "selu": lambda x: F.selu(x),
     "celu": lambda x: F.celu(x, 3.0),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.25], dtype=x.dtype)),
     "max_pool": lambda x: F.max_pool1d(x, 4),
 }
 # whose numbers are compared with others than zero, or with each other
 COMPARE = {
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "hardtanh": F.hardtanh,
-    "relu6": F.relu6,
+    "hardswish": lambda x: F.hardswish(x),
+    "hardsigmoid": lambda x: F.hardsigmoid(x),
+    "hardtanh": lambda x: F.hardtanh(x),
+    "relu6": lambda x: F.relu6(x),
     "threshold": lambda x: F.threshold(x, 0.5, 0.0),
-    "hardshrink": F.hardshrink,
-    "softshrink": F.softshrink,
+    "hardshrink": lambda x: F.hardshrink(x),
+    "softshrink": lambda x: F.softshrink(x),
     "clamp": lambda x: x.clamp(-1, 1),
     "maximum": lambda x: torch.maximum(x, x.roll(1, 0)),
     "amax": lambda x: x.round().amax(1),

@@ -46,7 +46,6 @@ def test_a_module_that_a_policy_is_applied_to_tells_of_its_own_calls(caplog: pyt
     assert decisions(caplog) == [said]
 
 
-@pytest.mark.slow  # a verbose convert() lists what is unreachable, which takes seconds among all that the other tests hold
 def test_verbose_says_a_decision_once_and_another_anew_as_long_as_it_is_asked_to(caplog: pytest.LogCaptureFixture) -> None:
     a = torch.randn(2, 2)
     with hmp.convert(isVerbose=True):

@@ -61,17 +61,14 @@ def active_rows() -> tuple[Wide, ...]:
 def install(replaced: AttributeReplacements) -> None:
     """Accept int32 until `replaced.undo()`."""
     replaced.on_undo(_forget_compiled)  # first, so that it is undone last
-    wrappers: dict[int, Any] = {}
     for wide in active_rows():
         for op in wide.ops:
             # a function of torch.nn.functional calls a builtin, but linear_cross_entropy checks the dtype itself
             sites = sites_of(op)
             for site in [site for site in sites if not site.python] or sites:
-                # one for all bindings of a function: torch.compile may look it up by any of them
-                if id(site.original) not in wrappers:
-                    there = vars(site.owner).get(site.attribute, site.original)
-                    wrappers[id(site.original)] = scripted_as(site.original, _widening(site, wide, there), replaced)
-                replaced.put_around(site.owner, site.attribute, wrappers[id(site.original)])
+                there = vars(site.owner).get(site.attribute, site.original)
+                wrapper = scripted_as(site.original, _widening(site, wide, there), replaced)
+                replaced.put_around(site.owner, site.attribute, wrapper)
 
 
 def _forget_compiled() -> None:

@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ...core import layered_patches
-from ...core.layered_patches import MISSING
+from ...core.patching import patches
+
+_MISSING = object()
 
 
 class AttributeReplacements:
@@ -21,11 +22,11 @@ class AttributeReplacements:
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name` until `undo()`."""
         # from the owner's own __dict__: an inherited attribute is restored by deleting
-        old = vars(owner).get(name, MISSING)
+        old = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
 
         def put_back() -> None:
-            if old is MISSING:
+            if old is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, old)
@@ -33,15 +34,15 @@ class AttributeReplacements:
         self._on_undo_where(owner, name, value, put_back)
 
     def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
-        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of later ones (see layered_patches.py)."""
-        layered_patches.put(owner, name, function)
-        self._on_undo_where(owner, name, function, functools.partial(layered_patches.take_out, owner, name))
+        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of later ones."""
+        patches.put_outermost(owner, name, function)
+        self._on_undo_where(owner, name, function, functools.partial(patches.take_out, owner, name))
 
     def _on_undo_where(self, owner: Any, name: str, value: Any, put_back: Callable[[], None]) -> None:
         """Have `undo()` call `put_back`, unless `owner.name` is no longer `value` then."""
 
         def undo() -> None:
-            if vars(owner).get(name, MISSING) is value:
+            if vars(owner).get(name, _MISSING) is value:
                 put_back()
                 return
             where = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import layered_patches, lists, torch_private
+from .. import lists, torch_private
 from ..active import Region, autocast, regions, state, without_casts
 from ..dispatch import placement, user_functions
 from ..lists import ListKind
@@ -100,7 +100,7 @@ def variables() -> types.SimpleNamespace:
 
 def innermost(value: Any) -> Any:
     """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return placement.unpatched(layered_patches.inside(value))
+    return placement.unpatched(value)
 
 
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}

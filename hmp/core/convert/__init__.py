@@ -7,13 +7,11 @@ from .applied_models import apply, keep_float32, remove
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, register, revert, set_low_kernels
 from .policy_tables import any_policy_used
 from .script_models import convert_script
-from .unreachable_names import Unreachable, unreachable
 
 __all__ = [
     "Handle",
     "Op",
     "OpRule",
-    "Unreachable",
     "any_applied",
     "any_policy_used",
     "applied_policy",
@@ -33,5 +31,4 @@ __all__ = [
     "remove",
     "revert",
     "set_low_kernels",
-    "unreachable",
 ]

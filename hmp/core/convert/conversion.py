@@ -17,7 +17,7 @@ from ..active import PROCESS, PolicyTable, Region, autocast, state
 from ..compile import bridge
 from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
-from ..patching import patches, references
+from ..patching import patches
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
 from ..torch_ops import sites
 from ..torch_patches import late_imports, module_calls
@@ -25,7 +25,6 @@ from ..torch_private import dynamo
 from . import policy_tables
 from .policy_tables import announce
 from .policy_tables import lock as _lock
-from .unreachable_names import tell_unreachable
 
 
 class Handle:
@@ -88,7 +87,7 @@ def convert(  # noqa: PLR0913
             float32, whatever BF16 and FP32 lists are passed.
         bf16_file_path: The list of ops that run in the low-precision dtype. "" and None are Habana's default list.
         fp32_file_path: The list of ops that run in float32. "" and None are Habana's default list.
-        isVerbose: Log the policy, the references that `hmp.unreachable()` returns, and each distinct cast once.
+        isVerbose: Log the policy, and each distinct cast once.
         promote_file_path: The list of ops that run in the widest dtype of their inputs. "" and None are Habana's default list.
         policy: A policy, a preset's name or a folder of lists, instead of list files and "O2".
         dtype: The low-precision dtype, torch.bfloat16 or torch.float16; None takes that of the policy, else torch.bfloat16.
@@ -146,7 +145,6 @@ def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: 
     autocast.log_if_enabled()
     if is_verbose:
         announce(chosen)
-        tell_unreachable()
     return handle
 
 
@@ -218,9 +216,7 @@ def _restore() -> None:
             return
         policy_tables.empty_all()
         module_calls.detach_all()
-        taken, originals = patches.replacing()
         patches.restore()
-        references.give_back(taken, originals)
 
 
 def _is_used() -> bool:

@@ -68,7 +68,7 @@ def patch_around_calls() -> None:
         if not module_construction.is_in_classes():
             module_construction.install_in_classes()
             uncast_functions.install_around_calls()
-            references.follow()
+            references.replace_references()
 
 
 def any_policy_used() -> bool:
@@ -172,7 +172,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
         placement.install(sites_to_patch)
         if is_first:
             bridge.put_in_place()
-        references.follow()
+        references.replace_references()
         if is_first:
             for call in when_patched:
                 call()

@@ -24,7 +24,7 @@ _ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 def install(sites: Iterable[Site]) -> None:
     """Put PatchedOps at the `sites` that have none, until patches.restore()."""
     if not _ops:
-        late_imports.install(unpatched)
+        late_imports.install()
         reset_dynamo()
         patches.wrap(*BUILTIN_FINDER, _finding_patched)
         for place in SCRIPT_COMPILERS:
@@ -66,8 +66,8 @@ def patched(function: Any) -> Any:
 
 
 def originals() -> dict[int, Any]:
-    """Return the functions of torch's that are replaced, by id."""
-    return {id(op.original): op.original for op in _ops.values()}
+    """Return the functions that are replaced wherever they are found, by id: ops, and functions that are never cast."""
+    return {id(function): function for function in patches.originals().values()}
 
 
 def patched_ops() -> list[PatchedOp]:

@@ -1,6 +1,6 @@
 """Reversible patches of torch: functions are put in the places of torch's own, and torch's own put back. Knows nothing of casts."""
 
-from . import holders, patches, references
+from . import patches, references
 from .patched_op import PatchedMethod, PatchedOp, unpatched_op
 from .references import SKIPPED, subclasses, unfrozen
 
@@ -8,7 +8,6 @@ __all__ = [
     "SKIPPED",
     "PatchedMethod",
     "PatchedOp",
-    "holders",
     "patches",
     "references",
     "subclasses",

@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,12 @@ class _Module:
         return importlib.import_module, (self._name,)
 
 
+# The functions that `patches.put_outermost` puts in their places, each with the cell that holds what is inside.
+outermost: weakref.WeakKeyDictionary[types.FunctionType, types.CellType] = weakref.WeakKeyDictionary()
+
+
 def unpatched_op(function: Any) -> Any:
-    """Return torch's own function for a PatchedOp, and any other object as it is."""
+    """Return torch's own function for a PatchedOp, also for one inside an outermost function, and any other object as it is."""
+    if type(function) is types.FunctionType and function in outermost:
+        function = outermost[function].cell_contents
     return function.original if isinstance(function, PatchedOp) else function

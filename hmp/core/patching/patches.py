@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..layered_patches import read, write
 from ..log import caller
+from .patched_op import outermost
 
 # By the owner's id and the name, latest last: returns the owner, what was there and what is; None once the owner, a class, is gone.
 _rebound: dict[tuple[int, str], Callable[[], tuple[Any, Any, Any] | None]] = {}
@@ -26,6 +26,7 @@ _undo: list[Callable[[], None]] = []
 _replacements: dict[int, tuple[Any, Any]] = {}
 _originals: dict[int, tuple[Any, Any]] = {}
 _installation = object()
+_MISSING: Any = object()
 
 
 def installed() -> bool:
@@ -45,16 +46,16 @@ def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
     """
     place = (id(owner), name)
     # the owner's own: restore() deletes a name that the owner inherited
-    old = read(owner, name)
+    old = _read(owner, name)
     before = _rebound.get(place)
     if before is not None and (over is None or old is not over):
         return
     _rebound.pop(place, None)
     _rebound[place] = _record_of_class(owner, name, old, value) if isinstance(owner, type) else lambda: (owner, old, value)
     try:
-        write(owner, name, value)
+        _write(owner, name, value)
     except BaseException:
-        if read(owner, name) is not value:  # an interrupt may come right after it was set
+        if _read(owner, name) is not value:  # an interrupt may come right after it was set
             _forget(place)
             if before is not None:
                 _rebound[place] = before
@@ -84,6 +85,54 @@ def _forget(place: tuple[int, str]) -> None:
             delattr(record[0], _OF_CLASS)
 
 
+def put_outermost(owner: Any, name: str, function: types.FunctionType) -> None:
+    """Set `owner.name` to `function`, which closes over `inside`, what is there, and calls it. What is put there later goes inside of it.
+
+    So it and a PatchedOp come and go in any order. Each place takes a function of its own.
+    """
+    outermost[function] = (function.__closure__ or ())[function.__code__.co_freevars.index("inside")]
+    setattr(owner, name, function)
+
+
+def take_out(owner: Any, name: str) -> None:
+    """Set `owner.name` to what is inside the outermost function there."""
+    _set(owner, name, _read(owner, name))
+
+
+def _inside(owner: Any, name: str) -> types.CellType | None:
+    """Return the cell of the outermost function at `owner.name`, or None."""
+    found = vars(owner).get(name)
+    return outermost.get(found) if type(found) is types.FunctionType else None
+
+
+def _inherited(owner: Any, name: str) -> Any:
+    return next((vars(base)[name] for base in getattr(owner, "__mro__", ())[1:] if name in vars(base)), _MISSING)
+
+
+def _read(owner: Any, name: str) -> Any:
+    """Return what `owner` itself has under that name, inside of what is outermost; _MISSING for nothing."""
+    cell = _inside(owner, name)
+    if cell is None:
+        return vars(owner).get(name, _MISSING)
+    return _MISSING if cell.cell_contents is _inherited(owner, name) else cell.cell_contents
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    """Set `owner.name`, inside of what is outermost; _MISSING deletes it."""
+    cell = _inside(owner, name)
+    if cell is None:
+        _set(owner, name, value)
+    else:
+        cell.cell_contents = _inherited(owner, name) if value is _MISSING else value
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
 def rebound(owner: Any, name: str) -> bool:
     """Return True if `owner.name` is rebound."""
     return (id(owner), name) in _rebound
@@ -97,7 +146,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     After `restore()` what was put there calls the function alone: somebody may have kept it.
     """
     owner = next((each for each in getattr(owner, "__mro__", ()) if name in vars(each)), owner)
-    found = read(owner, name)
+    found = _read(owner, name)
     function = getattr(found, "__func__", found)  # of a static or class method
     if type(function) is not types.FunctionType or rebound(owner, name):
         return
@@ -141,15 +190,14 @@ def replaces(new: Any, function: Any) -> None:
     _originals[id(new)] = new, function
 
 
-def replacing() -> tuple[list[Any], list[Any]]:
-    """Return what replaces functions, and in the same order the functions."""
-    pairs = _replacements.values()
-    return [new for _, new in pairs], [function for function, _ in pairs]
-
-
 def replacements() -> dict[int, Any]:
     """Return what replaces functions in all places, by the id of the function."""
     return {number: new for number, (_, new) in _replacements.items()}
+
+
+def originals() -> dict[int, Any]:
+    """Return the functions that are replaced in all places, by the id of what replaces them."""
+    return {number: function for number, (_, function) in _originals.items()}
 
 
 def original(function: Any) -> Any:
@@ -181,9 +229,9 @@ def restore() -> None:
             _rebound.pop(place, None)
             continue
         owner, old, value = record
-        found = read(owner, name)
+        found = _read(owner, name)
         if found is value:
-            write(owner, name, old)
+            _write(owner, name, old)
         elif found is not old and not _taken_out(value, old, found):  # else other code has put it back
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         _forget(place)

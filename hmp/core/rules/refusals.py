@@ -107,7 +107,7 @@ def is_torchs_function(function: Callable[..., Any]) -> bool:
 def may_run_again(error: Exception, tensors: Iterable[Tensor]) -> bool:
     """Return True if the op that raised `error` may be called with `tensors` in another dtype: torch refused theirs, and no user saw it.
 
-    The user's Python is in the error's traceback, but for hooks that have packed what the op saved before it raised.
+    The user's Python is in the error's traceback, but for hooks that have run before the op raised.
     """
     return is_dtype_refusal(error) and not (_hooks_are_users() and torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 

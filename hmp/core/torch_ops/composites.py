@@ -8,7 +8,6 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from .. import layered_patches
 from ..patching import unpatched_op
 from ..torch_private import OF_ONE_OP
 from . import op_facts, sites
@@ -43,7 +42,7 @@ def _python_ops() -> tuple[Site, ...]:
             if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
                 continue
             here = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
-            function = unpatched_op(layered_patches.inside(here))
+            function = unpatched_op(here)
             if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)

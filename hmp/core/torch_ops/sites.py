@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from .. import layered_patches, torch_private
+from .. import torch_private
 from ..patching import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
@@ -195,7 +195,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
         return found
     if found is None or not callable(found) or isinstance(found, type):
         return None
-    return _told_apart(unpatched_op(layered_patches.inside(found)))
+    return _told_apart(unpatched_op(found))
 
 
 def _told_apart(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +287,7 @@ def look_again() -> bool:
     """Add the Python functions that other code has put in the places of ops since hmp looked there. Return True if there are any."""
     before = dict(_by_others)
     for site in _found:
-        found = layered_patches.inside(vars(site.owner).get(site.attribute))
+        found = vars(site.owner).get(site.attribute)
         place = id(site.owner), site.attribute
         known = site.original if place not in _by_others else _by_others[place].original
         if type(found) is types.FunctionType and found is not known and found is not site.original and not _is_hmps(found):

@@ -1,4 +1,4 @@
-"""References to torch's original functions, taken before convert(), that hmp cannot replace: calls through them are not cast."""
+"""Lists references to functions, taken before hmp patched torch, that hmp can't replace: it doesn't see calls through them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dispatch import placement
-from ..log import log
-from ..patching import SKIPPED, holders, unfrozen
+from ..core.dispatch import placement
+from ..core.patching import SKIPPED, unfrozen
 
 
 class Unreachable(NamedTuple):
-    """A reference to an original function of torch. Calls through it are not cast.
+    """A reference to an original function of torch. hmp doesn't see calls through it: an op is not cast.
 
     Attributes:
         module: The module of the reference.
@@ -44,11 +43,12 @@ class Unreachable(NamedTuple):
 
 
 def unreachable() -> list[Unreachable]:
-    """Find references to torch's original functions that were taken before the conversion: calls through them are not cast.
+    """Find references to torch's original functions that were taken before the conversion.
 
-    They are in tuples, sets, keys of dicts, default arguments, closures, and attributes of objects other than nn.Module. Local variables of
-    running functions, references in C code and torch's own are not found. The search looks at every object: a few tenths of a second, up to
-    seconds in a large program.
+    hmp doesn't see calls through them: an op is not cast, and what a function does that is never cast, such as `clip_grad_norm_`, is cast.
+    The references are in dicts, lists, tuples, sets, partials, default arguments, closures, and attributes of objects other than nn.Module.
+    Local variables of running functions, references in C code and torch's own are not found. The search looks at every object: a few tenths
+    of a second, up to seconds in a large program.
 
     Returns:
         The references, sorted by module and line; [] while torch is not patched.
@@ -119,16 +119,6 @@ def _reference(owner: Any, name: str, op: str, line_of_global: Callable[..., Any
     return Unreachable(owner.__module__, f"{owner.__qualname__}.{name}", line_of_class(owner), op)
 
 
-def tell_unreachable() -> None:
-    """Log a warning for each of the first 20 references that `unreachable()` returns, and how many more there are."""
-    found = unreachable()
-    for each in found[:_TOLD]:
-        log.warning("%s; it is not cast", each)
-    if found[_TOLD:]:
-        log.warning("... and %d more such references; hmp.unreachable() lists them", len(found) - _TOLD)
-
-
-_TOLD = 20
 _NOTHING = (None, None, None)
 _LEVELS = 3  # of nested containers that are looked into
 
@@ -150,7 +140,7 @@ def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int],
     key = (id(value), level)
     if key not in known:
         known[key] = _NO_NAMES  # ends the recursion where a container contains itself
-        referents = [each for each in holders.inside(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
+        referents = [each for each in gc.get_referents(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
         known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
     return known[key]
 
@@ -162,7 +152,7 @@ _CONTAINERS = frozenset(
         id,
         (
             dict, list, tuple, set, frozenset, staticmethod, collections.OrderedDict, collections.defaultdict, collections.deque,
-            types.CellType, types.MappingProxyType, types.SimpleNamespace,
+            functools.partial, types.CellType, types.MappingProxyType, types.SimpleNamespace,
         ),
     )
 )  # fmt: skip
