@@ -78,7 +78,8 @@ class ListKind:
         around: For a list that `adds`: gets the function that computes the op, and the op under its rule, whose `words` are those of the
             policy; returns the function to call in its place.
         around_cast: For a list that `adds`: gets the function that casts, and returns the one to call in its place.
-        columns: What a call adds to its row of a report, by the column's name: each function gets the finished call, returns a number.
+        columns: What a call adds to its row of a report, and to a policy's of hmp.benchmark(), by the column's name: each function gets the
+            finished call and returns a number.
         report: Makes the part of a report that is the list's own; see `hmp.tools.record.parts.ReportPart`.
         level: What hmp.tune() asks where the list is one of the levels that it tries.
     """
@@ -231,6 +232,11 @@ def missing(name: str) -> str:
         f"no kind of list {name!r} is installed, expected one of {', '.join(names())}; import the module that adds it with "
         f"hmp.core.lists.add(), or, which hmp's commands need, install a package with an entry point for it in the group {GROUP!r}"
     )
+
+
+def columns() -> dict[str, Callable[[Call], float]]:
+    """Return the columns that the kinds of lists bring, by name: what a call adds."""
+    return {name: of for kind in kinds() for name, of in kind.columns.items()}
 
 
 def words() -> Iterator[WordFile]:

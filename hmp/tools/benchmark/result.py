@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...core.formatting import NOTHING, count, duration, json_values, size, versioned
@@ -18,7 +18,8 @@ class BenchmarkRow:
     `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in
     seconds. `ratio` is the median, over the rounds, of a sample divided by the baseline's sample of the same round. `memory` is in
     bytes; `first_loss` and `last_loss` are those of the first and the last step of the first sample; `loss_change` is how far the
-    last loss moved between the rounds, which all did the same. `error` is what the step raised, if it did.
+    last loss moved between the rounds, which all did the same. `error` is what the step raised, if it did. `more` has
+    the columns of plug-ins' lists, added up over one step, by name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class BenchmarkRow:
     loss_change: float | None = None
     error: str | None = None
     samples: tuple[float, ...] = ()
+    more: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepError(HmpError):
@@ -91,7 +93,17 @@ class Benchmark(Result):
         names = ["policy", ">step time", ">spread", f">vs {self.baseline}", f">{self.memory_kind}"]
         if self.losses_compare:
             names += [">loss, step 1", f">step {self.untimed_steps + self.steps}"]
-        rows = [[op(row.name), *_numbers(row, self.losses_compare)] for row in self.rows if row.error is None]
+        more = list(dict.fromkeys(name for row in self.rows for name in row.more))
+        names += [f">{name}" for name in more]
+        rows = [
+            [
+                op(row.name),
+                *_numbers(row, self.losses_compare),
+                *(number(row.more.get(name, 0), f"{row.more.get(name, 0):,.6g}") for name in more),
+            ]
+            for row in self.rows
+            if row.error is None
+        ]
         failed = [f"{row.name}: {row.error}" for row in self.rows if row.error is not None]
         threads = f", {count(self.threads, 'thread')}" if self.device == "cpu" else ""
         return Page(

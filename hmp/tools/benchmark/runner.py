@@ -219,6 +219,7 @@ def _row(samples: Samples, baseline: Samples) -> BenchmarkRow:
         loss_change=max(lasts) - min(lasts) if lasts else None,
         error=error,
         samples=tuple(seconds),
+        more=samples.more,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import numbers
@@ -14,7 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...core import lists
 from ...core.convert import is_in_place, revert
+from ...core.observe import Call, Listener, listen
 from ..model_state import Snapshot, seed_all
 from .memory import Meter, enters_autocast
 from .variants import FLOAT32, Variant
@@ -85,6 +88,19 @@ class Samples:
     memory: int | None = None
     failure: Exception | None = None
     notes: list[str] = field(default_factory=list)
+    more: dict[str, float] = field(default_factory=dict)  # of one step, the columns of plug-ins' lists
+
+
+class _Columns(Listener):
+    """Adds up the columns that kinds of lists bring."""
+
+    def __init__(self, sums: dict[str, float]) -> None:
+        self._sums, self._columns = sums, lists.columns()
+
+    def end(self, call: Call) -> None:
+        for name, of in self._columns.items():
+            if call.error is None and (value := of(call)):
+                self._sums[name] = self._sums.get(name, 0) + value
 
 
 @dataclass
@@ -145,7 +161,8 @@ class Sampler:
         """Run one or two more steps, watched; a step that fails when watched counts as without memory."""
         watched = Samples(samples.variant)
         with self._from_the_start(watched):
-            self._once(samples.variant)
+            with listen(_Columns(samples.more)) if lists.columns() else contextlib.nullcontext():
+                self._once(samples.variant)
             samples.memory = self.measure(lambda: self._once(samples.variant))
             if samples.variant.name == FLOAT32:
                 culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None

@@ -41,8 +41,3 @@ def report_parts() -> dict[str, ReportPart]:
     """Return the parts that the kinds of lists bring, by name."""
     made = (kind.report() for kind in lists.kinds() if kind.report is not None)
     return {part.name: part for part in made}
-
-
-def columns() -> dict[str, Callable[[Any], float]]:
-    """Return the columns that the kinds of lists bring, by name: what a call adds."""
-    return {name: of for kind in lists.kinds() for name, of in kind.columns.items()}

@@ -21,7 +21,7 @@ from ...core.torch_ops import sites
 from ...core.torch_private import without_torch_function
 from .models import RunningModels
 from .overrides import OverrideRecorder
-from .parts import columns, report_parts
+from .parts import report_parts
 from .report import Report
 from .rows import BYPASSED, ELSEWHERE, UNLISTED, BoundedPlaces, Row, grouped
 
@@ -48,7 +48,7 @@ class Recorder(Listener):
         self.unplaced = 0  # calls in later places than are kept
         self.places = BoundedPlaces()
         self.parts = {name: part.recording(self.places.bounded) for name, part in report_parts().items()}
-        self._columns = columns()
+        self._columns = lists.columns()
         self.last_word = OverrideRecorder(self.places)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = locks.RLock()
