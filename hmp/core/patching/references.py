@@ -79,7 +79,7 @@ def _replace_in(owner: Any, others: Mapping[int, Any]) -> None:
     for name, value in list(vars(owner).items()):
         is_static = type(value) is staticmethod
         found = others.get(id(value.__func__ if is_static else value))
-        if found is None:
+        if found is None or patches.rebound(owner, name):  # what is rebound patches.restore() restores
             continue
         new = staticmethod(found) if is_static else found
         if isinstance(owner, type):
