@@ -78,6 +78,7 @@ def kept(policy: hmp.Policy) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.native_kernels  # else a product saves its inputs in float32, and linear stays there
 def test_from_a_policy_that_gives_nan_it_reaches_working_lists_and_names_the_op() -> None:
     habana = hmp.Policy.load("habana")
     start = habana.replace(dtype="float16", bf16=habana.bf16 | {"exp", "log"}, fp32=habana.fp32 - {"log"}, name="broken")

@@ -16,7 +16,7 @@ from torch import nn
 
 import hmp
 import tune_result_kit
-from hmp.tools.tune import levels
+from hmp.core import lists
 from hmp.tools.tune.decisions import Key
 from hmp.tools.tune.levels import greedy_order, search_level
 from hmp.tools.tune.search import Progress
@@ -109,7 +109,7 @@ def test_what_changes_least_for_its_gain_comes_first_and_what_gains_nothing_not_
 
 @pytest.mark.slow
 def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "is_real", lambda *_: True)
+    monkeypatch.setattr(type(lists.kind_of("fp8").level), "has_kernels", lambda *_: True)
     torch.manual_seed(0)
     model, batches = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 3)), [torch.randn(16, 32) for _ in range(2)]
     given = {"loss": lambda m, x: m(x).square().mean(), "optimizer": sgd, "steps": 12, "tolerance": 0.1}

@@ -220,7 +220,7 @@ def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
             dtype = args[0].dtype if listed is None else listed
             if args[0].dtype is dtype and args[1].dtype is dtype and args[2].dtype is dtype:
                 return op(*args, **kwargs)
-            if all(a.dtype in casting.CASTABLE and a.layout is torch.strided for a in args):
+            if listed is not None and all(a.dtype in casting.CASTABLE and a.layout is torch.strided for a in args):
                 return op(*(a if a.dtype is dtype else caster(a, dtype) for a in args), **kwargs)
         values = _bind(order, args, kwargs)
         mask = values.get("attn_mask")
