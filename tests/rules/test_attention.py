@@ -136,3 +136,12 @@ def test_r12_a_causal_bias_is_no_mask_of_numbers() -> None:
     query, key, value = heads(F32, F32, F32)
     with hmp.casts("torch-cpu"), hmp.record():
         assert F.scaled_dot_product_attention(query[:, :, :4], key, value, attn_mask=mask).dtype is BF16
+
+
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32])
+def test_r3_attention_on_a_promote_list_gets_the_widest_dtype(first: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 2, 4, 8).to(first), torch.randn(1, 2, 4, 8).to(torch.bfloat16 if first is torch.float32 else torch.float32)
+    wanted = F.scaled_dot_product_attention(query.float(), key.float(), key.float())
+    with hmp.casts(hmp.Policy("promote", promote={"scaled_dot_product_attention"})):
+        assert torch.equal(F.scaled_dot_product_attention(query, key, key), wanted)
