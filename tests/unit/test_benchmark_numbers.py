@@ -176,7 +176,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert values == RESULT.to_dict()
     assert values["rows"][0] == {
         "name": "float32", "description": "torch without casts", "seconds": 0.25, "spread": 0.025, "ratio": 1.0, "memory": 3 * 2**20,
-        "first_loss": 2.0, "last_loss": 1.25, "loss_change": 0.0, "error": None, "samples": [0.25, 0.5],
+        "first_loss": 2.0, "last_loss": 1.25, "loss_change": 0.0, "error": None, "samples": [0.25, 0.5], "more": {},
     }  # fmt: skip
     assert values["rows"][2]["last_loss"] == "nan"
 
