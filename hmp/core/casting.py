@@ -14,6 +14,7 @@ import torch
 from .torch_private import MKLDNN as MKLDNN
 from .torch_private import dispatch_modes as _dispatch_modes
 from .torch_private import has_storage, in_plain_autograd
+from .torch_private import unsafe_view as _unsafe_view
 
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
@@ -65,6 +66,7 @@ _where, _detach, _dispatch, _alias_copy = torch.where, Tensor.detach, Tensor.__t
 _add, _bitwise_and, _frexp, _full_like, _gt, _ldexp = torch.add, torch.bitwise_and, torch.frexp, torch.full_like, torch.gt, torch.ldexp
 _shift_left, _shift_right, _sub = torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
 _to, _view = Tensor.to, Tensor.view
+_mul, _expand, _reshape = torch.mul, Tensor.expand, torch.reshape
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
@@ -277,6 +279,27 @@ def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors
     return functools.reduce(torch.promote_types, (t.dtype for t in counted))
+
+
+# --- what is made of a product's result ---------------------------------------------------------------------------------
+
+
+def scaled_sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
+    """Return `beta * input + alpha * result` in the dtype and the shape of `result`.
+
+    As torch has it, a beta of 0 keeps NaN in `input` out.
+    """
+    if beta == 0:
+        return result if alpha == 1 else _mul(result, alpha)
+    added = _expand(cast(input, result.dtype), result.shape)
+    return _add(added if beta == 1 else _mul(added, beta), result, alpha=alpha)
+
+
+def in_shape(result: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a new result in that shape: no view of itself, which in-place code would meet."""
+    if result.dim() == len(shape):
+        return result
+    return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
 
 
 # --- into `out=` (R6) -----------------------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, cast, deliver
+from ..core.casting import Tensor, cast, deliver, in_shape, scaled_sum
 from ..core.torch_private import in_plain_autograd, is_any_autocast_enabled, is_autocast_available, is_traced
-from ..core.torch_private import unsafe_view as _unsafe_view
 from .autograd import product
 from .einsum import Contraction, contraction
 
 # torch's own, taken before anything is patched
-_add, _mul, _permute, _reshape, _expand = torch.add, torch.mul, torch.permute, torch.reshape, Tensor.expand
+_permute, _reshape, _expand = torch.permute, torch.reshape, Tensor.expand
 _linear, _matmul, _mm, _bmm = torch.nn.functional.linear, torch.matmul, torch.mm, torch.bmm
 _addmm, _baddbmm, _einsum = torch.addmm, torch.baddbmm, torch.einsum
 _compiling, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
@@ -153,12 +152,12 @@ def _as_one_product(op: str, call: RoundedCall, low_dtype: torch.dtype) -> Tenso
     columns = right.shape[-2 if is_linear else -1]
     if right.dim() == 2:
         rows = left if left.dim() == 2 else _reshape(left, (-1, left.shape[-1]))
-        result = _shaped(product(rows, right, low_dtype, is_linear), (*left.shape[:-1], columns))
+        result = in_shape(product(rows, right, low_dtype, is_linear), (*left.shape[:-1], columns))
     else:
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         lefts, rights = (_batches(each, batch) for each in (left, right))
-        result = _shaped(product(lefts, rights, low_dtype, False), (*batch, left.shape[-2], columns))
-    return result if call.added is None else _sum(call.added, call.beta, result, call.alpha)
+        result = in_shape(product(lefts, rights, low_dtype, False), (*batch, left.shape[-2], columns))
+    return result if call.added is None else scaled_sum(call.added, call.beta, result, call.alpha)
 
 
 # How many dimensions an op's operands have, where it takes no other number.
@@ -191,20 +190,7 @@ def _contracted(left: Tensor, right: Tensor, how: Contraction | None, low_dtype:
         return None
     lefts = _reshape(_permute(left, how.left_order), how.left_shape)
     rights = _reshape(_permute(right, how.right_order), how.right_shape)
-    return _permute(_shaped(product(lefts, rights, low_dtype, False), tuple(how.shape)), how.order)
-
-
-def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
-    """Return `beta * input + alpha * result` in float32 and in the shape of `result`."""
-    added = _expand(cast(input, torch.float32), result.shape)
-    return _add(added if beta == 1 else _mul(added, beta), result, alpha=alpha)
-
-
-def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a new result in that shape: no view of itself, which in-place code would meet."""
-    if result.dim() == len(shape):
-        return result
-    return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
+    return _permute(in_shape(product(lefts, rights, low_dtype, False), tuple(how.shape)), how.order)
 
 
 # --- torch's own ops in float32: for transforms, exported graphs, tensor subclasses, and calls that aren't one product -------------------

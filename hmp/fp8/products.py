@@ -12,16 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, cast, deliver
-from ..core.torch_private import unsafe_view as _unsafe_view
+from ..core.casting import Tensor, deliver, in_shape, scaled_sum
 from .autograd import Settings, product
 from .kernels import is_real
 from .quantization import Observer, Recipe
 
 # torch's own, taken before anything is patched
-_add, _mul, _permute, _reshape = torch.add, torch.mul, torch.permute, torch.reshape
+_permute, _reshape = torch.permute, torch.reshape
 _expand = Tensor.expand
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 class ProductCall(NamedTuple):
@@ -110,7 +108,7 @@ def _computed(
     settings = Settings(op, recipe, low_dtype, is_real(kernel, left.device, recipe), observer, right_is_transposed=op == "linear")
     if op == "linear":
         rows = _reshape(left, (-1, left.shape[-1]))
-        result = _shaped(product(rows, right, settings), (*left.shape[:-1], right.shape[0]))
+        result = in_shape(product(rows, right, settings), (*left.shape[:-1], right.shape[0]))
     elif op in BROADCAST:
         result = _broadcast(left, right, settings)
     elif op == "addbmm":  # a sum over the batch is a longer sum over the inner dimension
@@ -119,7 +117,7 @@ def _computed(
     else:
         result = product(left, right, settings)
     if call.added is not None:
-        result = _sum(call.added, call.beta, result, call.alpha)
+        result = scaled_sum(call.added, call.beta, result, call.alpha)
     if call.out is None:
         return result
     deliver(result, call.out)
@@ -134,25 +132,7 @@ def _broadcast(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
     """Return the product of matrices and batches of them, as torch.matmul broadcasts them."""
     if right.dim() == 2:
         rows = _reshape(left, (-1, left.shape[-1]))
-        return _shaped(product(rows, right, settings), (*left.shape[:-1], right.shape[1]))
+        return in_shape(product(rows, right, settings), (*left.shape[:-1], right.shape[1]))
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     lefts, rights = (_reshape(_expand(each, (*batch, *each.shape[-2:])), (-1, *each.shape[-2:])) for each in (left, right))
-    return _shaped(product(lefts, rights, settings), (*batch, left.shape[-2], right.shape[-1]))
-
-
-def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
-    """Return `beta * input + alpha * result` in the dtype and the shape of `result`.
-
-    As torch has it, a beta of 0 keeps NaN in `input` out.
-    """
-    if beta == 0:
-        return result if alpha == 1 else _mul(result, alpha)
-    added = _expand(cast(input, result.dtype), result.shape)
-    return _add(added if beta == 1 else _mul(added, beta), result, alpha=alpha)
-
-
-def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a new result in that shape: no view of itself, which in-place code would meet."""
-    if result.dim() == len(shape):
-        return result
-    return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
+    return in_shape(product(lefts, rights, settings), (*batch, left.shape[-2], right.shape[-1]))
