@@ -82,7 +82,8 @@ def _nearly(name: str) -> str | None:
             # one letter wrong, missing, more or swapped with the next
             if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
                 best, nearest = near, right
-    return nearest or next((f"{cast}.txt" for cast in lists.names() if cast in lists_named(name)), None)
+    shown = lists_named(name)
+    return nearest or next((kind.file for kind in lists.kinds() if kind.name in shown), None)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -93,7 +94,7 @@ def files_in(folder: Path) -> dict[str, Path]:
 
 def misnamed(folder: Path) -> dict[Path, str]:
     """Return each file in the folder whose name is nearly that of a policy's file, with the right name."""
-    others = [folder / name for name in sorted(_names_in(folder)) if name not in file_names()]
+    others = [folder / name for name in sorted(_names_in(folder).difference(file_names()))]
     found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder is another policy
     return {file: right for file, right in found.items() if right is not None}
 

@@ -314,7 +314,7 @@ def _fast_wrapper(ruled: RuledOp) -> Op:
 
 
 def _by_keyword(
-    make: Callable[[RuledOp, Op, Op, Retry], Op], ruled: RuledOp, op: Op, call: Op, retry: Retry
+    make: Callable[[RuledOp, Op, Op, Retry], Op], ruled: RuledOp, op: Op, call: Op
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """Return what takes a call with keywords, and one that `make`'s wrapper does not take.
 
@@ -375,7 +375,7 @@ def _product(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
     A small activation, and a weight that is used once, is cast without asking for a copy: to ask takes as long as a small cast. In a trace
     a copy is asked for always: torch.jit compares the lines of a trace that was made with gradients with those of one made without.
     """
-    target, failed, by_keyword = ruled.rule.dtype, ruled.kernels.failed, _by_keyword(_product, ruled, op, call, retry)
+    target, failed, by_keyword = ruled.rule.dtype, ruled.kernels.failed, _by_keyword(_product, ruled, op, call)
     assert target is not None
     to, limit = casting.widened if target is torch.float32 else casting.TO[target], FINITE_MAX[target]
 
@@ -416,7 +416,7 @@ def _product(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
 def _one_dtype(ruled: RuledOp, op: Op, call: Op, retry: Retry) -> Op:
     """Return the wrapper that casts where the list says the dtype, else checks that all tensors have the same dtype."""
     # local variables: a call reads them faster than attributes
-    rule, caster, failed, by_keyword = ruled.rule, ruled.caster, ruled.kernels.failed, _by_keyword(_one_dtype, ruled, op, call, retry)
+    rule, caster, failed, by_keyword = ruled.rule, ruled.caster, ruled.kernels.failed, _by_keyword(_one_dtype, ruled, op, call)
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
     listed: Any = rule.dtype
     is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
