@@ -9,7 +9,7 @@ A weight that is used once is cast and forgotten: of which weights a copy pays i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -80,7 +80,8 @@ class _Copy:
     def __init__(self, tensor: Tensor, source: Callable[[], Tensor | None] | None = None) -> None:
         self._source = source
         self.kept = (tensor, _detach(tensor)) if source is None else None
-        self._version, self._address, self._identity = tensor._version, _address(tensor), tensor._cdata
+        self._version, self._identity = tensor._version, tensor._cdata
+        self._address = None if tensor.device.type == "xla" else tensor.data_ptr()  # XLA has no addresses
         self._writes, self._stream = _writes, stream_of(tensor)
         self.uses = 1
 
@@ -90,9 +91,9 @@ class _Copy:
             (self._source is None or self._source() is tensor)
             and self._identity == tensor._cdata  # torch.utils.swap_tensors exchanges it
             and self._version == tensor._version
-            and self._address == _address(tensor)
+            and (self._address is None or self._address == tensor.data_ptr())
             and self._writes is _writes
-            and self._stream == stream_of(tensor)
+            and (self._stream is None or self._stream == stream_of(tensor))
         )
 
 
@@ -170,6 +171,31 @@ def low(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
     return cast(tensor, dtype)
 
 
+def low_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a cast of `tensor`, for an op whose result may share memory with all but its weights."""
+    return (low if type(tensor) is _Parameter else cast)(tensor, dtype)
+
+
+def low_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return what `low_weight` returns for each of the weights of a call.
+
+    Where the call is, is asked once for all of them: a cell has four, and its op takes as long as a few casts.
+    """
+    copies = None if _compiling() else _here()
+    grad, inference = _grad_enabled(), 2 * _inference_mode()
+    lows = []
+    for weight in weights:
+        if copies is not None and type(weight) is _Parameter:
+            found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
+            if found is not None and found.is_of(weight):
+                found.uses += 1
+                copies.saved += 1
+                lows.append(found.low)
+                continue
+        lows.append(low_weight(weight, dtype))
+    return lows
+
+
 def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:
     """Return the copy of a weight; None where this is its first use and the calls before used it once."""
     number = id(weight)
@@ -239,7 +265,3 @@ def _node_of(source: Tensor, copy: Tensor) -> Tensor:
 def _as_given(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
     """Return a node's gradient as it came in: the node itself gives a view of it, made under no_grad, which may not be written in place."""
     return grad_outputs
-
-
-def _address(tensor: Tensor) -> int:
-    return 0 if tensor.device.type == "xla" else tensor.data_ptr()  # XLA has no addresses

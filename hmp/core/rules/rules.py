@@ -367,11 +367,6 @@ def _with_attributes(wrapper: Op, op: Op) -> Op:
     return wrapper
 
 
-def _low_weight(tensor: casting.Tensor, dtype: torch.dtype) -> casting.Tensor:
-    """Return a cast of `tensor`, for an op whose result may share memory with all but its weights."""
-    return (copies.low if type(tensor) is torch.nn.Parameter else casting.cast)(tensor, dtype)
-
-
 def _caster(rule: OpRule) -> Caster:
     """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
     if rule.facts.users:
@@ -379,7 +374,7 @@ def _caster(rule: OpRule) -> Caster:
     if rule.op in op_facts.PRODUCTS:
         return copies.low
     if rule.op in op_facts.CELLS:
-        return _low_weight
+        return copies.low_weight
     if rule.op in op_facts.RECURRENT:
         return functools.partial(copies.low, by_step=True)
     return saturation.caster(rule)
