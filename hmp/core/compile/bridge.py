@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
+from .. import dispatching_ops, tables
 from ..active import Region, state, without_casts
 from ..compiler_stance import run_compiled, run_uncompiled
-from ..dispatch import dispatching_ops, placement
 from ..patching import PatchedOp, patches
 from ..torch_patches import late_imports, module_calls, module_construction
 from ..torch_private import reset_dynamo, without_dispatch_modes
@@ -41,6 +41,10 @@ def forget_wrappers() -> None:
 def put_in_place() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
     late_imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
+
+
+tables.when_decided_anew.append(forget_wrappers)
+tables.when_patched.append(put_in_place)
 
 
 def _reach_dynamo() -> None:
@@ -179,7 +183,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo take the functions that replace torch's for torch's own."""
-    return lambda self, value, **named: original(self, placement.unpatched(value), **named)
+    return lambda self, value, **named: original(self, dispatching_ops.unpatched(value), **named)
 
 
 def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .. import user_ops
 from ..active import InBackward, Off, PolicyTable, autocast, state
-from ..dispatch import user_functions
 from ..policy import Policy
 from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
@@ -60,7 +60,7 @@ class _Around:
         policy = here.on.policy
         if kind == 2 and not here.replacements.functions:
             kind = 4
-        parts = kind, id(policy), here.scope_id, user_functions.changes(), module_calls.changes()
+        parts = kind, id(policy), here.scope_id, user_ops.changes(), module_calls.changes()
         known = _keys.get(parts)
         if known is None:
             if len(_keys) >= _MOST_KEYS:
