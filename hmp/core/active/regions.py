@@ -12,16 +12,14 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
-from .autocast import suspend
+from .autocast import suspended
 from .state import (
     EnteredRegion,
     Off,
     PolicyTable,
+    Running,
     active_state,
-    begin_block,
-    begin_outermost,
     current_state,
-    end_running,
     entered_here,
     get,
     is_traced_unpatched,
@@ -56,8 +54,7 @@ class Region:
     def __enter__(self) -> Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
-            begin_block(entered)
-            entered.suspension, entered.outermost = suspend(), begin_outermost()
+            entered.during = [Running(is_call=False), *suspended()]
         entered.begin()
         self._entered.append(entered)
         return self
@@ -69,7 +66,6 @@ class Region:
         if ended is not None:
             self._entered.remove(ended)
             ended.end()
-            end_running(ended)
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""
