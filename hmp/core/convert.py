@@ -354,30 +354,29 @@ def module_of(model: Any, where: str) -> torch.nn.Module:
     return model
 
 
-def unscripted(model: Any, where: str) -> torch.nn.Module:
-    """Return `model`; raise HmpError if it isn't a module, or is a scripted one."""
-    module = module_of(model, where)
-    if isinstance(module, torch.jit.ScriptModule):
+def unscripted(model: torch.nn.Module, where: str) -> torch.nn.Module:
+    """Return `model`; raise HmpError if it is a scripted one."""
+    if isinstance(model, torch.jit.ScriptModule):
         raise HmpError(f"{where} got a scripted module, whose ops are compiled; pass the module that it was made of")
-    return module
+    return model
 
 
-def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> PolicyTable:
+def resolved(policy: Policy, model: torch.nn.Module, others: Policy | None, is_verbose: bool = False) -> PolicyTable:
     """Return the table for code outside the modules that scoped entries match, and give those modules tables of their own.
 
-    The policy of that code is `outside`, by default the one that applies in `model` itself.
+    The policy of that code is `others`, by default the one that applies in `model` itself.
     """
     policies = scopes.resolve(policy, model)
-    outside = outside or policies[module_calls.inside_compiled(model)]
+    others = others or policies[module_calls.inside_compiled(model)]
     scope_id = module_calls.new_scope_id()
     by_policy: dict[int, PolicyTable] = {}
-    for each in (outside, *policies.values()):
+    for each in (others, *policies.values()):
         if id(each) not in by_policy:
             by_policy[id(each)] = tables.scoped_table(policy, each, scope_id, is_verbose)
-    for module, own in scopes.differing(policies, model, outside).items():
+    for module, own in scopes.differing(policies, model, others).items():
         module_calls.attach_scoped(module, by_policy[id(own)])
-    module_calls.keep_parts(by_policy[id(outside)], by_policy.values())
-    return by_policy[id(outside)]
+    module_calls.keep_parts(by_policy[id(others)], by_policy.values())
+    return by_policy[id(others)]
 
 
 def set_low_kernels(choice: str) -> str:
@@ -474,7 +473,7 @@ def convert_script(opt_level: str, policy: Policy | str | Path | None, files: Ma
     with _lock:
         was_patched = patches.installed()
         found = CalledModules(chosen, is_verbose)
-        _activate(chosen, found.outside, was_patched, is_verbose)
+        _activate(chosen, found.table, was_patched, is_verbose)
     module_calls.look_at_calls(found.look_at)
     return found
 
@@ -490,7 +489,7 @@ class CalledModules:
         self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
         self._by_policy: dict[Policy, PolicyTable] = {}
-        self.outside = tables.scoped_table(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
+        self.table = tables.scoped_table(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
 
     @property
     def unmatched(self) -> tuple[ListEntry, ...]:
@@ -499,7 +498,7 @@ class CalledModules:
 
     def look_at(self, module: torch.nn.Module, is_traced: bool) -> bool:
         """Resolve the entries for `module`; return False where there is nothing to do."""
-        if id(module) in self._outermost or PROCESS.scope_id != self.outside.scope_id:  # the script has converted, or reverted, itself
+        if id(module) in self._outermost or PROCESS.scope_id != self.table.scope_id:  # the script has converted, or reverted, itself
             return False
         if is_traced and id(module) in self._inside:  # the call around it is in no frame
             return False
@@ -523,7 +522,7 @@ class CalledModules:
 
     def _table(self, own: Policy) -> PolicyTable:
         if own not in self._by_policy:
-            self._by_policy[own] = tables.scoped_table(self._policy, own, self.outside.scope_id, self._verbose)
+            self._by_policy[own] = tables.scoped_table(self._policy, own, self.table.scope_id, self._verbose)
         return self._by_policy[own]
 
 

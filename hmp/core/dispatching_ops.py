@@ -168,8 +168,6 @@ def install(sites: Iterable[Site]) -> None:
         late_imports.install()
         torch_private.reset_dynamo()
         patches.wrap(*torch_private.BUILTIN_FINDER, _finding_patched)
-        for place in torch_private.SCRIPT_COMPILERS:
-            patches.wrap(*place, _compiling_own)
         patches.on_restore(_forget)
     for site in sites:
         op = _ops.get(id(site.original))
@@ -219,11 +217,6 @@ def patched_ops() -> list[PatchedOp]:
 def _finding_patched(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     """Return a `_find_builtin` of torch.jit.script's that finds the op of a PatchedOp, too: scripted code runs without casts."""
     return lambda function: original(function) or original(unpatched(function))
-
-
-def _compiling_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiler of torch.jit.script's that compiles torch's own function for one that replaces it."""
-    return lambda *args, **kwargs: original(*map(unpatched, args), **{name: unpatched(each) for name, each in kwargs.items()})
 
 
 def follow_graphs() -> None:

@@ -363,7 +363,6 @@ class VerboseLog(Listener):
 
     def __init__(self) -> None:
         self._said: set[tuple[Any, ...]] = set()
-        self._lock = locks.RLock()
 
     def end(self, call: Call) -> None:
         """Log the decision where it is a new one."""
@@ -373,10 +372,7 @@ class VerboseLog(Listener):
             return
         place = "{}:{}".format(*caller())
         decision = (rule.op, place, inputs, tuple(call.cast_dtypes))
-        with self._lock:
-            if decision in self._said:
-                return
+        if decision not in self._said and should_log():
             self._said.add(decision)
-        if should_log():
             casts = ", ".join(dict.fromkeys(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in call.cast_dtypes)) or "nothing to cast"
             log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(dtype_name, inputs)), casts)

@@ -112,7 +112,7 @@ def call_op(op: UserOp, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the BF16 list: while a policy is active, its inputs are cast to the low-precision dtype (R1).
+    """Make a function one op on the BF16 list: while a policy is active, its inputs are cast to the low-precision dtype.
 
     Ops inside the function are not cast again.
 
@@ -137,7 +137,7 @@ def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the FP32 list: while a policy is active, its inputs are cast to float32 (R2).
+    """Make a function one op on the FP32 list: while a policy is active, its inputs are cast to float32.
 
     Ops inside the function are not cast again.
 
@@ -162,7 +162,7 @@ def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def promote_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the promote list: while a policy is active, its inputs become the widest dtype among them (R3).
+    """Make a function one op on the promote list: while a policy is active, its inputs become the widest dtype among them.
 
     Ops inside the function are not cast again.
 

@@ -163,8 +163,8 @@ def _checking_torchs(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo see where a function of torch's comes from, of a method too, in whose place hmp has put another."""
 
     def check(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        inside = patches.inside(getattr(obj, "__func__", obj))
-        return original(inside.__get__(obj.__self__) if hasattr(obj, "__func__") else inside, *args, **kwargs)
+        wrapped = patches.wrapped(getattr(obj, "__func__", obj))
+        return original(wrapped.__get__(obj.__self__) if hasattr(obj, "__func__") else wrapped, *args, **kwargs)
 
     return check
 

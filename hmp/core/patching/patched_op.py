@@ -14,7 +14,7 @@ from typing import Any
 class PatchedOp:
     """Replaces one function of torch, in C or in Python, and passes for it.
 
-    It equals and hashes as that function (R19), so that tables keyed by either find both, has its attributes, and is an instance of its
+    It equals and hashes as that function, so that tables keyed by either find both, has its attributes, and is an instance of its
     class to all but `type()`: `inspect.isfunction(F.softmax)` holds, and torch.jit compiles what it stands for.
 
     Args:

@@ -1,6 +1,6 @@
 """Puts functions in the places of others, of torch's as a rule, and the old ones back in reverse order.
 
-A place is an attribute of a module or a class. Under what other names a function is known is found by `references`.
+A place is an attribute of a module or a class. Under what other names a function is known is found by `names`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def take_out(owner: Any, name: str) -> None:
     _set(owner, name, _read(owner, name))
 
 
-def _inside(owner: Any, name: str) -> types.CellType | None:
+def _cell_of(owner: Any, name: str) -> types.CellType | None:
     """Return the cell of the outermost function at `owner.name`, or None."""
     found = vars(owner).get(name)
     return outermost.get(found) if type(found) is types.FunctionType else None
@@ -91,7 +91,7 @@ def _inherited(owner: Any, name: str) -> Any:
 
 def _read(owner: Any, name: str) -> Any:
     """Return what `owner` itself has under that name, inside of what is outermost; _MISSING for nothing."""
-    cell = _inside(owner, name)
+    cell = _cell_of(owner, name)
     if cell is None:
         return vars(owner).get(name, _MISSING)
     return _MISSING if cell.cell_contents is _inherited(owner, name) else cell.cell_contents
@@ -99,7 +99,7 @@ def _read(owner: Any, name: str) -> Any:
 
 def _write(owner: Any, name: str, value: Any) -> None:
     """Set `owner.name`, inside of what is outermost; _MISSING deletes it."""
-    cell = _inside(owner, name)
+    cell = _cell_of(owner, name)
     if cell is None:
         _set(owner, name, value)
     else:
@@ -145,18 +145,18 @@ def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any
     installation = _installation
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return (target if installation is _installation else function)(*args, **kwargs)
 
-    return wrapped
+    return call
 
 
-def inside(function: Any) -> Any:
+def wrapped(function: Any) -> Any:
     """Return the function inside what `wrap` put in its place; any other object itself."""
     return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
 
 
-_CODE = _inert_after_restore(installed, inside).__code__
+_CODE = _inert_after_restore(installed, wrapped).__code__
 
 
 def replaces(new: Any, function: Any) -> None:
