@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import HmpError
-from . import lists, low_kernels, observe, tables
+from . import lists, low_kernels, tables
 from .active import PROCESS, PolicyTable, Region, autocast, state
 from .compile import bridge
 from .compiler_stance import untraced
@@ -405,22 +405,9 @@ def set_low_kernels(choice: str) -> str:
     with _lock:
         computed_before = low_kernels.computed_in_float32()
         before = low_kernels.choose(choice)
-        if low_kernels.computed_in_float32() != computed_before and patches.installed():
+        if low_kernels.computed_in_float32() != computed_before:
             tables.decide_anew()
-            _rebuild_all()
         return before
-
-
-def _rebuild_all() -> None:
-    """Build every policy in use again, after a change of the registered functions or of those that listen."""
-    with _lock:
-        if patches.installed():
-            with tables.gc_paused():
-                tables.rebuild_all()
-                _activate_latest()
-
-
-observe.rebuild = _rebuild_all
 
 
 def follow_others() -> None:
@@ -428,29 +415,24 @@ def follow_others() -> None:
     with _lock:
         if patches.installed() and sites.look_again():
             tables.decide_anew()
-            _rebuild_all()
 
 
-# The code of a library that replaces a function of torch's at a time of its own: module, class, method. ZeRO-3 replaces F.linear.
-_REPLACES = ("deepspeed.runtime.zero.partition_parameters", "InsertPostInitMethodToModuleSubClasses", "_enable_mem_efficient_linear")
+def _followed(replace: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `replace`, a library's method that replaces a function of torch's at a time of its own, and has hmp look after it."""
 
-
-def _follow_library() -> None:
-    module, name, method = _REPLACES
-    cls = getattr(sys.modules[module], name, None)
-    replace = getattr(cls, method, None)
-    if replace is None:
-        return
-
-    @functools.wraps(replace)
     def replacing(self: Any) -> None:
         replace(self)
         follow_others()
 
-    patches.rebind(cls, method, replacing)
+    return replacing
 
 
-tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
+# ZeRO-3 replaces F.linear.
+_ZERO = "deepspeed.runtime.zero.partition_parameters"
+_follow_zero = functools.partial(
+    patches.wrap_by_name, _ZERO, "InsertPostInitMethodToModuleSubClasses._enable_mem_efficient_linear", _followed
+)
+tables.when_patched.append(lambda: late_imports.after({_ZERO: _follow_zero}))
 
 
 def _activate_latest() -> None:

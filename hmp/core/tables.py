@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import copies, dispatching_ops, lists, locks, low_kernels, observe, user_ops
-from .active import PolicyTable, Replacements, state
+from .active import PROCESS, PolicyTable, Replacements, state
 from .casting import each_tensor
 from .formatting import dtype_name
 from .lists import ListKind
@@ -239,23 +239,32 @@ def patch_around_calls() -> None:
 
 def rebuild_all() -> None:
     """Build all policies again, in the same objects, after a change of the registered functions or of those that listen."""
-    fresh: dict[tuple[Policy, bool], PolicyTable] = {}
-    for table, is_verbose in list(_alive.items()):
-        if table.policy is not None:
-            made = fresh.get((table.policy, is_verbose))
-            if made is None:
-                made = fresh[table.policy, is_verbose] = _built(table.policy, is_verbose)
-            table.replacements = made.replacements
+    with lock, gc_paused():
+        if not patches.installed():
+            return
+        fresh: dict[tuple[Policy, bool], PolicyTable] = {}
+        for table, is_verbose in list(_alive.items()):
+            if table.policy is not None:
+                key = table.policy, is_verbose
+                if key not in fresh:
+                    fresh[key] = _built(*key)
+                table.replacements = fresh[key].replacements
+        PROCESS.replacements = state.process_table.replacements
+
+
+observe.rebuild = rebuild_all
 
 
 def decide_anew() -> None:
-    """Forget what was decided: ops have been replaced by functions since, or their wrappers are to compute in another way."""
+    """Decide and build all again: ops have been replaced by functions since, or their wrappers are to compute in another way."""
     caches: tuple[Any, ...] = (_of_torch, _of_ops, _wrapper)
     for each in caches:
         each.cache_clear()
-    state.DTYPE_REPAIRS = _dtype_repairs()
-    for call in when_decided_anew:
-        call()
+    if patches.installed():
+        state.DTYPE_REPAIRS = _dtype_repairs()
+        rebuild_all()
+        for call in when_decided_anew:
+            call()
 
 
 def empty_all() -> None:
