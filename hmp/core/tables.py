@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import copies, dispatching_ops, lists, locks, low_kernels, observe, user_ops
-from .active import PROCESS, PolicyTable, Replacements, state
+from .active import PROCESS, PolicyTable, state
 from .casting import each_tensor
 from .formatting import dtype_name
 from .lists import ListKind
@@ -168,14 +168,14 @@ def _wrapper(original: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
     return op_wrap(original, rule)
 
 
-def _replacements(decisions: Mapping[Any, Decision], listeners: Sequence[Listener] = ()) -> Replacements:
+def _replacements(decisions: Mapping[Any, Decision], listeners: Sequence[Listener] = ()) -> state.Replacements:
     """Torch's function → its wrapper, for these decisions. With listeners, the wrappers are new."""
 
     def make(original: Any) -> Callable[..., Any]:
         rule = decisions[original].rule
         return op_wrap(original, rule, listeners) if listeners else _wrapper(original, rule)
 
-    return Replacements(decisions.keys(), make)
+    return state.Replacements(decisions.keys(), make)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def _patch_around_ops() -> None:
     patches.on_restore(sites.forget)
 
 
-def _dtype_repairs() -> Replacements:
+def _dtype_repairs() -> state.Replacements:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others."""
     return _replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind.repairs})
 

@@ -13,18 +13,7 @@ import torch
 from ...errors import HmpError
 from .. import torch_private
 from .autocast import suspended
-from .state import (
-    EnteredRegion,
-    Off,
-    PolicyTable,
-    Running,
-    active_state,
-    current_state,
-    entered_here,
-    get,
-    is_traced_unpatched,
-    put,
-)
+from .state import EnteredRegion, Off, PolicyTable, Running, active_state, current_state, entered_here, get, is_traced_unpatched, put
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -139,13 +139,7 @@ class PolicyTable:
     __slots__ = ("__weakref__", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
-    def __init__(
-        self,
-        replacements: Replacements,
-        policy: Any,
-        user_policy: Any = None,
-        scope_id: int = 0,
-    ) -> None:
+    def __init__(self, replacements: Replacements, policy: Any, user_policy: Any = None, scope_id: int = 0) -> None:
         self.replacements = replacements
         self.policy = policy
         self.user_policy = policy if user_policy is None else user_policy
