@@ -117,7 +117,6 @@ def convert(  # noqa: PLR0913
 
 
 def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
-    was_patched = patches.installed()
     follow_others()
     # whatever fails, fails before anything is active
     _check_model(model, chosen, "convert(model=...)")
@@ -125,18 +124,13 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
         table = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
         table = tables.table_of(chosen, is_verbose)
-    return _activate(chosen, table, was_patched, is_verbose)
+    return _activate(chosen, table, is_verbose)
 
 
-def _activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: bool) -> Handle:
+def _activate(chosen: Policy, table: PolicyTable, is_verbose: bool) -> Handle:
     """Make `table` active for the process, as the latest conversion."""
-    try:
-        tables.patch_around_calls()
-        module_calls.begin_outermost_calls()
-    except BaseException:
-        if not was_patched:
-            revert()
-        raise
+    tables.patch_around_calls()
+    module_calls.begin_outermost_calls()
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()
@@ -453,9 +447,8 @@ def convert_script(opt_level: str, policy: Policy | str | Path | None, files: Ma
         convert(policy=chosen, verbose=is_verbose)
         return None
     with _lock:
-        was_patched = patches.installed()
         found = CalledModules(chosen, is_verbose)
-        _activate(chosen, found.table, was_patched, is_verbose)
+        _activate(chosen, found.table, is_verbose)
     module_calls.look_at_calls(found.look_at)
     return found
 
@@ -465,13 +458,14 @@ class CalledModules:
 
     def __init__(self, policy: Policy, is_verbose: bool) -> None:
         self.classes: set[str] = set()  # of the modules that were found
-        self._policy, self._verbose = policy, is_verbose
+        self._policy = policy
         self._unmatched = dict.fromkeys(scopes.of_user(policy))
         # by id: what a WeakSet does for a look is Python code, which torch.compile would compile
         self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
-        self._by_policy: dict[Policy, PolicyTable] = {}
-        self.table = tables.scoped_table(policy, policy.unscoped, module_calls.new_scope_id(), is_verbose)
+        scope_id = module_calls.new_scope_id()
+        self._table_of = functools.cache(lambda own: tables.scoped_table(policy, own, scope_id, is_verbose))
+        self.table: PolicyTable = self._table_of(policy.unscoped)
 
     @property
     def unmatched(self) -> tuple[ListEntry, ...]:
@@ -497,20 +491,12 @@ class CalledModules:
                 self._unmatched.pop(entry, None)
             policies = scopes.resolve(self._policy, module, may_match_nothing=True)
             for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
-                module_calls.attach_scoped(each, self._table(own))
+                module_calls.attach_scoped(each, self._table_of(own))
             for each in module.modules():
                 _remember(self._inside, each)
             _remember(self._outermost, module)
 
-    def _table(self, own: Policy) -> PolicyTable:
-        if own not in self._by_policy:
-            self._by_policy[own] = tables.scoped_table(self._policy, own, self.table.scope_id, self._verbose)
-        return self._by_policy[own]
-
 
 def _remember(numbers: dict[int, weakref.ref[torch.nn.Module]], module: torch.nn.Module) -> None:
-    def forget(reference: object, number: int = id(module)) -> None:
-        if numbers.get(number) is reference:
-            del numbers[number]
-
-    numbers[id(module)] = weakref.ref(module, forget)
+    number = id(module)
+    numbers[number] = weakref.ref(module, lambda _: numbers.pop(number, None))
