@@ -58,7 +58,7 @@ class ActiveOp(PatchedOp):
             is_users = not _is_hmps(type(mode))
         else:
             torch_private.pop_function_mode()
-            try:  # an interrupt may come right after the call
+            try:
                 if modes > 1 or _asks_users(args, kwargs):
                     return self.call_handlers(wrapper, args, kwargs)
             finally:
