@@ -1,6 +1,6 @@
 """torch.autocast next to hmp's policies: the inner one takes precedence. Its state is read, set and restored here.
 
-- A policy that becomes active inside contexts of torch.autocast turns them off until it ends: `suspend()`.
+- A policy that becomes active inside contexts of torch.autocast turns them off until it ends: `Suspension`.
 - A disabled context of torch.autocast turns hmp's casts off: `Paused`.
 - Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low-precision dtype, because
   libraries ask before they build their float32 autocast-disabled blocks. Code in the torch package gets torch's own answer: it asks in
