@@ -16,7 +16,7 @@ from statistics import fmean
 import torch
 
 import hmp
-from hmp.core.formatting import dtype_name
+from hmp.core.casting import dtype_name
 
 from ..harness import verify
 from ..harness.sides import LOW, Side, autocast, plain, policy_of, under_hmp

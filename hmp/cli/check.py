@@ -30,8 +30,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the lists can be used, 1 if they cannot, 2 if it is not clear which lists they are."""
-    from ..core.formatting import count
     from ..tools import check_lists
+    from ..tools.formatting import count
 
     paths = [_folder(each) for each in options.files]
     files = [each for path in paths for each in check_lists.files_of(path, options.list)]

@@ -71,7 +71,7 @@ def _of_captures(options: argparse.Namespace) -> int:
 
 
 def _of_policies(options: argparse.Namespace) -> int:
-    from ..core.formatting import count
+    from ..tools.formatting import count
 
     one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
@@ -88,7 +88,7 @@ def _of_policies(options: argparse.Namespace) -> int:
 
 
 def _of_reports(options: argparse.Namespace) -> int:
-    from ..core.formatting import count
+    from ..tools.formatting import count
 
     changes = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
     if not give_json(options.json, {"changes": changes}):

@@ -72,7 +72,7 @@ def _of_torch() -> dict[str, Any]:
     from torch.utils.benchmark import Timer
 
     from ..core import low_kernels, tables
-    from ..core.formatting import dtype_name
+    from ..core.casting import dtype_name
     from ..core.torch_private import scaled_mm
 
     def runs(device: torch.device, dtype: torch.dtype) -> bool:

@@ -24,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0."""
-    from ..core.formatting import dtype_name
+    from ..core.casting import dtype_name
     from ..core.lists import kinds
 
     names = hmp.policies()

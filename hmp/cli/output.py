@@ -75,7 +75,7 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
     """Write `values` as --json asks for. Whether the text is left to print."""
     if file is None:
         return True
-    from ..core.formatting import json_text, json_written
+    from ..tools.formatting import json_text, json_written
 
     if file == "-":
         print(json_text(values))

@@ -14,11 +14,11 @@ import torch
 import hmp
 from hmp import HmpError, Policy
 
-from ..core.formatting import versioned
 from ..core.log import log
 from ..core.policy import DEFAULT, as_policy
 from ..core.torch_patches import in_dtype
 from ..tools.extras import needed
+from ..tools.formatting import versioned
 from ..tools.record.recorder import record
 from ..tools.record.violations import check_allowed
 

@@ -17,9 +17,9 @@ import torch.fx
 from ..errors import HmpError
 from . import tables
 from .active import PolicyTable, without_casts
+from .casting import dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .formatting import dtype_name
 from .log import caller, log, should_log
 from .patching import patches
 from .policy import DEFAULT, Policy, as_policy

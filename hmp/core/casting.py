@@ -69,6 +69,11 @@ _to, _view = Tensor.to, Tensor.view
 _mul, _expand, _reshape = torch.mul, Tensor.expand, torch.reshape
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch.": "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def castable(value: object) -> TypeGuard[Tensor]:
     """Return True if `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
     return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN

@@ -20,8 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import locks, saved_tensors
 from .active import Off, PolicyTable, state
-from .casting import castable, each_castable
-from .formatting import dtype_name
+from .casting import castable, dtype_name, each_castable
 from .log import PACKAGES as PACKAGES
 from .log import caller as caller
 from .log import log as log

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from . import copies, dispatching_ops, lists, locks, low_kernels, observe, user_ops
 from .active import PROCESS, PolicyTable, state
-from .casting import each_tensor
-from .formatting import dtype_name
+from .casting import dtype_name, each_tensor
 from .lists import ListKind
 from .log import caller, log, should_log
 from .observe import Call, Listener

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..core.casting import Tensor, cast, has_float32_gradient
-from ..core.formatting import dtype_name
+from ..core.casting import Tensor, cast, dtype_name, has_float32_gradient
 from ..core.torch_private import TORCH, is_any_autocast_enabled, is_autocast_available
 from ..errors import HmpError
 

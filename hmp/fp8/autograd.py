@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, cast
-from ..core.formatting import dtype_name
+from ..core.casting import Tensor, cast, dtype_name
 from ..core.torch_private import in_plain_autograd
 from ..errors import HmpError
 from .kernels import matmul_as_given, multiply

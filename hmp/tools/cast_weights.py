@@ -15,10 +15,9 @@ import torch
 from ..core import lists
 from ..core.active import disable_casts
 from ..core.apply import keep_float32
-from ..core.casting import each_tensor
+from ..core.casting import dtype_name, each_tensor
 from ..core.compiler_stance import running_uncompiled
 from ..core.copies import clear_cache
-from ..core.formatting import dtype_name, share, size, some, versioned
 from ..core.observe import Listener, listen
 from ..core.policy import Policy
 from ..core.policy.scopes import hint
@@ -27,6 +26,7 @@ from ..core.torch_private import memory_of, storage_of
 from ..errors import HmpError
 from . import model_call
 from .aten import Facts, argument, facts
+from .formatting import share, size, some, versioned
 from .model_state import preserve_state, same_bytes
 from .module_inputs import Alone
 from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes

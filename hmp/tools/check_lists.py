@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import lists, tables
-from ..core.formatting import Word
 from ..core.policy import (
     EVERY_OP,
     Listed,
@@ -27,6 +26,7 @@ from ..core.rules import rules
 from ..core.torch_ops import op_facts, sites
 from ..errors import HmpError, OpListError
 from .explain import explain
+from .formatting import Word
 
 
 class Level(Word):

@@ -10,9 +10,9 @@ import torch
 
 from ..core import lists, low_kernels, tables
 from ..core.active import state
+from ..core.casting import dtype_name
 from ..core.compiler_stance import untraced
-from ..core.formatting import dtype_name, in_notebook
-from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
+from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, spelling
 from ..core.rules import CastRule, kernel_fallback, rules
 from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..core.active import current_state
+from ..core.casting import dtype_name
 from ..core.convert import casts
-from ..core.formatting import dtype_name
 from ..core.policy import DEFAULT, Policy, as_policy
 from ..core.torch_patches import applied_policy
 from ..errors import HmpError

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.active import current_state
-from ..core.formatting import Word
 from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
 from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number
+from .formatting import Word
 
 # It is between the line that calls backward() and the user's Python code that backward calls.
 _ENGINE = RUN_BACKWARD.attribute

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..core.casting import each_tensor
-from ..core.formatting import NOTHING, size, versioned
 from ..core.observe import listen
 from ..core.policy import Policy
+from .formatting import NOTHING, size, versioned
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import Snapshot, random_state_kept
 from .pages.page import Cell, Page, Result, Section, Table, nbytes, number

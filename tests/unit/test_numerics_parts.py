@@ -10,10 +10,10 @@ import math
 import pytest
 import torch
 
-from hmp.core.formatting import aligned, duration, share
 from hmp.tools.compare import distance as distances
 from hmp.tools.compare import tokens
 from hmp.tools.compare.tokens import token_distance
+from hmp.tools.formatting import aligned, duration, share
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min

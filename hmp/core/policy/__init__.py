@@ -2,7 +2,7 @@
 
 from . import policy_files, precedence, scopes, spelling
 from .entries import AUTOCAST, EVERY_OP, ListEntry, ListName, names_lists, parse_list, read_list
-from .policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
+from .policy import DEFAULT, HABANA, Policy, as_policy, in_dtype, in_notebook
 from .policy_files import optional_files, word_files
 from .precedence import Listed
 from .presets import device_preset, home, policies
@@ -24,6 +24,7 @@ __all__ = [
     "exactness",
     "home",
     "in_dtype",
+    "in_notebook",
     "names_lists",
     "optional_files",
     "parse_list",

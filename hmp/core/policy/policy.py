@@ -9,6 +9,7 @@ import os
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
+from ..casting import dtype_name
 from ..compiler_stance import untraced_class
-from ..formatting import dtype_name, in_notebook
 from ..log import log
 from ..torch_ops import sites
 from . import policy_files, precedence, presets, spelling
@@ -607,6 +608,11 @@ class Policy:
     def _repr_html_(self) -> str:
         lines = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
         return in_notebook("\n".join([str(self), *lines]))
+
+
+def in_notebook(text: str) -> str:
+    """Return the text, as print() shows it, as HTML: wide tables scroll."""
+    return f'<pre style="white-space:pre;overflow-x:auto">{escape(text)}</pre>'
 
 
 def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from .. import casting, locks
-from ..casting import Tensor
-from ..formatting import dtype_name
+from ..casting import Tensor, dtype_name
 from ..log import log, should_log
 from ..patching import patches
 from ..torch_ops import op_facts, sites

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from ..casting import Tensor, cast
-from ..formatting import dtype_name
+from ..casting import Tensor, cast, dtype_name
 
 _Call = tuple[Sequence[Any], Mapping[str, Any]]  # its positional arguments and its keywords
 _Copy = tuple[str, Any, Any, Any]  # the argument, what was given, its copy, and what that was before the call

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ..casting import Caster, Tensor, castable, each_castable
+from ..casting import Caster, Tensor, castable, dtype_name, each_castable
 from ..copies import saved_here
-from ..formatting import dtype_name
 from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
 from ..torch_ops import op_facts
 from ..torch_private import (

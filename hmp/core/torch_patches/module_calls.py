@@ -21,8 +21,7 @@ import torch
 
 from ...errors import HmpError
 from ..active import Off, PolicyTable, autocast, state
-from ..casting import castable, map_tensors
-from ..formatting import dtype_name
+from ..casting import castable, dtype_name, map_tensors
 from ..patching import patches
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import late_imports

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...core.formatting import NOTHING, count, duration, json_values, size, versioned
 from ...errors import HmpError
+from ..formatting import NOTHING, count, duration, json_values, size, versioned
 from ..pages.page import Cell, Items, Page, Result, Section, Table, number, op
 
 

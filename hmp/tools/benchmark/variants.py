@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ...core.active import PROCESS, Region
+from ...core.casting import dtype_name
 from ...core.convert import convert
-from ...core.formatting import dtype_name
 from ...core.policy import Policy, as_policy, device_preset, scopes
 from ...errors import HmpError, OpListError
 

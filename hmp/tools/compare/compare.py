@@ -15,10 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import lists
 from ...core.active import disable_casts
-from ...core.casting import each_tensor
+from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.copies import clear_cache
-from ...core.formatting import dtype_name, provenance, two_digits
 from ...core.observe import here, listen
 from ...core.policy import Policy, can_be_listed
 from ...core.rules import rules
@@ -26,6 +25,7 @@ from ...core.torch_private import without_torch_dispatch, without_torch_function
 from ...errors import HmpError
 from .. import model_call
 from ..aten import local, refuse_xla, storage_address
+from ..formatting import provenance, two_digits
 from ..model_state import changed_since, preserve_state
 from ..op_owners import AtenCall
 from .comparison import Comparison, ErrorSums

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...core import lists
-from ...core.formatting import versioned
+from ..formatting import versioned
 from ..op_owners import Direction
 from ..pages.page import Page, Result
 from ..record.rows import group_rows

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ...core.formatting import NOTHING, share
+from ..formatting import NOTHING, share
 from ..op_owners import Direction
 from ..pages.page import (
     Cell,

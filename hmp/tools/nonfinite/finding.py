@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ...core import lists
-from ...core.formatting import Word, dtype_name
+from ...core.casting import dtype_name
 from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
 from ...core.rules import rules
 from ...core.torch_ops import op_facts, sites
@@ -19,6 +19,7 @@ from ...errors import OpListError
 from ..aten import Facts
 from ..compare.distance import widened
 from ..explain import Rule, explain
+from ..formatting import Word
 from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)

@@ -11,7 +11,7 @@ with needed("a report's page needs", "report", "jinja2"):
     import jinja2
     import markupsafe
 
-from ...core.formatting import short_entry, size, typeset_duration
+from ..formatting import short_entry, size, typeset_duration
 from . import charts
 from .page import Page, colour_class, place_text
 

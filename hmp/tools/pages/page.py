@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...core.formatting import in_notebook, json_written, share, size, two_digits, typeset_duration, written
+from ...core.policy import in_notebook
+from ..formatting import json_written, share, size, two_digits, typeset_duration, written
 
 COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ...core.formatting import NOTHING, aligned
+from ..formatting import NOTHING, aligned
 from .page import Cell, Heading, Items, Names, Page, Part, Table, Text
 
 _NAMES, _BAR = 25, 24

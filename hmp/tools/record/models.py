@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ...core.casting import Tensor
-from ...core.formatting import dtype_name
+from ...core.casting import Tensor, dtype_name
 from ...core.observe import Listener, modules
 from ...core.saved_tensors import can_count, counting
 from ...core.torch_private import graph_task

@@ -15,8 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
 from ...core.active import InBackward, Off, PolicyTable, autocast, state
-from ...core.casting import castable, each_castable, each_tensor
-from ...core.formatting import dtype_name
+from ...core.casting import castable, dtype_name, each_castable, each_tensor
 from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core import lists
-from ...core.formatting import count, share, short_entry, size, some, typeset_duration
 from ...core.rules import rules
+from ..formatting import count, share, short_entry, size, some, typeset_duration
 from ..pages.page import (
     Cell,
     Heading,

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from ...core import lists, locks, low_kernels
-from ...core.casting import each_tensor
+from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
-from ...core.formatting import dtype_name, provenance
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, spelling
 from ...core.rules import CastRule, rules
 from ...core.torch_ops import sites
 from ...core.torch_private import without_torch_function
+from ..formatting import provenance
 from .models import RunningModels
 from .overrides import OverrideRecorder
 from .parts import report_parts

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...core import lists
-from ...core.formatting import count, dtype_name, of_json, some, versioned
+from ...core.casting import dtype_name
 from ...errors import HmpError, ViolationError
+from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result
 from ..pages.text import table
 from . import rows as rows_

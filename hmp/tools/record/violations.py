@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
-from ...core.formatting import Word
 from ...errors import HmpError
+from ..formatting import Word
 from .rows import group_rows
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.formatting import count
 from ...errors import HmpError
+from ..formatting import count
 from .trace import MASK, TOKENS, Capture
 
 Tensor = torch.Tensor

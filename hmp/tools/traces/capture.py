@@ -14,11 +14,11 @@ import torch
 
 from ...core import locks
 from ...core.active import current_state
-from ...core.casting import has_values
-from ...core.formatting import count, dtype_name, provenance, size, some
+from ...core.casting import dtype_name, has_values
 from ...core.observe import Listener, listen, modules
 from ...core.torch_private import graph_task, in_plain_autograd, trace_here
 from ...errors import HmpError
+from ..formatting import count, provenance, size, some
 from ..model_call import check_module, named_arguments
 from ..model_state import untracked
 from . import file

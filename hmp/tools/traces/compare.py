@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from ...core.active import disable_casts
-from ...core.formatting import count, some
 from ...errors import HmpError
 from ..compare.distance import distance
+from ..formatting import count, some
 from .batch_alignment import MASKS, Alignment, align_batches
 from .comparison import OTHER_BITS, CaptureComparison, Computed, Gap, side_of
 from .module_names import renamer

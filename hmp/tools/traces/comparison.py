@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...core.formatting import count, two_digits, versioned
+from ..formatting import count, two_digits, versioned
 from ..pages.page import Page, Result
 from ..record.models import pattern
 from .trace import INPUTS, Capture

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ...core.formatting import some
 from ...errors import HmpError
+from ..formatting import some
 from ..model_call import compiled_in
 from .trace import INPUTS
 

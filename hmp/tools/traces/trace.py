@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...core.formatting import count, of_json, versioned
 from ...errors import HmpError
+from ..formatting import count, of_json, versioned
 from ..pages.page import Cell, Items, Page, Result, Section, Table, chips, error, made_of, module
 from . import file
 

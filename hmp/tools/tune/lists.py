@@ -10,9 +10,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from ...core.formatting import NOTHING, count, dtype_name, duration, size
+from ...core.casting import dtype_name
 from ...core.policy import EVERY_OP, ListEntry, ListName, exactness, optional_files, word_files
 from ...errors import HmpError
+from ..formatting import NOTHING, count, duration, size
 from .result import LEAST_GAIN, Objective, Stopped, TuneResult, Unit, least_gain
 
 # How a search ended.

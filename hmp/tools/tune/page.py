@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ...core.formatting import NOTHING, count, dtype_name, size, typeset_duration
+from ...core.casting import dtype_name
+from ..formatting import NOTHING, count, size, typeset_duration
 from ..pages.page import (
     Cell,
     Code,

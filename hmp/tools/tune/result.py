@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.formatting import Word, json_values, of_json, versioned
 from ...core.policy import Policy
 from ...errors import HmpError
+from ..formatting import Word, json_values, of_json, versioned
 from ..pages.page import Page, Result
 from .decisions import Key
 

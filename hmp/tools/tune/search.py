@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ...core import lists as kinds
-from ...core.formatting import provenance
 from ...core.policy import Policy, as_policy, scopes
 from ...errors import HmpError, NonFiniteError
 from ..benchmark.variants import policy_active
 from ..extras import lacking
+from ..formatting import provenance
 from ..nonfinite.detect import detect_nonfinite
 from . import lists
 from .decisions import Decisions, Key

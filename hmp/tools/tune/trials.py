@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ...core.casting import each_tensor
-from ...core.formatting import of_json
 from ...core.policy import Policy
 from ...errors import HmpError, OpListError
 from ..benchmark.sampling import ratios, rotated
+from ..formatting import of_json
 from .decisions import Key
 from .lists import JSON_FILE
 from .result import Objective, Stopped, Tolerance, Trial, TuneResult, Unit, least_gain, result_of, trial_of

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,11 +83,6 @@ def short_entry(source: str) -> str:
     return f"{name} ({'/'.join(where.rstrip(')').split('/')[-2:])})" if where else name
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without "torch.": "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
-
-
 # --- tables ---
 
 
@@ -108,11 +102,6 @@ def aligned(rows: Sequence[Sequence[str]], to_the_left: Collection[int] = (0,), 
     if ruled:
         lines.insert(1, "-" * len(lines[0]))
     return lines
-
-
-def in_notebook(text: str) -> str:
-    """Return the text, as print() shows it, as HTML: wide tables scroll."""
-    return f'<pre style="white-space:pre;overflow-x:auto">{escape(text)}</pre>'
 
 
 # --- files: JSON that any reader takes, and when and with what it was made ---
