@@ -6,6 +6,7 @@ A kind of list is a `ListKind`, and `add()` is all that brings one in: its file 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,6 @@ class WordFile(NamedTuple):
     file: str
     allowed: tuple[str, ...]
     title: str
-
-
-def _takes_any(entry: ListEntry, ops: tuple[str, ...]) -> str:
-    return ""
 
 
 def _nothing(*_: Any) -> str:
@@ -99,7 +96,7 @@ class ListKind:
     aliases: tuple[str, ...] = ()
     is_optional: bool = True
     takes_functions: bool = False
-    refusal: Callable[[ListEntry, tuple[str, ...]], str] = _takes_any
+    refusal: Callable[[ListEntry, tuple[str, ...]], str] = _nothing
     every_op: Callable[[], Collection[str]] | None = None
     needs: Callable[[], object] = _nothing
     described: Callable[[Policy], str] = _nothing
@@ -122,9 +119,15 @@ class ListKind:
         return f"{self.name}_file_path"
 
 
+def _load_installed() -> None:
+    from importlib.metadata import entry_points  # here, since it takes longer to import than all of this module
+
+    for point in entry_points(group=GROUP):
+        point.load()
+
+
 _kinds: tuple[ListKind, ...] = ()  # those that decide first, each before what it comes over; then those that add
-_providers: list[str] = []
-_provided = False
+_providers: list[Callable[[], object]] = [_load_installed]  # what is called when somebody first asks for the kinds
 _lock = locks.RLock()
 
 
@@ -174,22 +177,15 @@ def remove(name: str) -> None:
 
 def provide(*modules: str) -> None:
     """Name modules that add kinds of lists when they are imported, which is when somebody first asks for the kinds."""
-    _providers.extend(modules)
+    _providers[:0] = [functools.partial(importlib.import_module, module) for module in modules]
 
 
 def kinds() -> tuple[ListKind, ...]:
     """Return all kinds of lists: those that decide what an op computes in, by precedence, then those that add to that."""
-    global _provided
-    if not _provided:
+    if _providers:
         with _lock:
             while _providers:
-                importlib.import_module(_providers.pop(0))
-            if not _provided:
-                _provided = True
-                from importlib.metadata import entry_points  # here, since it takes longer to import than all of this module
-
-                for point in entry_points(group=GROUP):
-                    point.load()
+                _providers.pop(0)()
     return _kinds
 
 
