@@ -12,7 +12,7 @@ import torch
 import hmp
 
 from .. import Handle, HmpError, Policy
-from ..core.policy.policy_files import read_gaudi_config
+from ..core.policy.folders import read_gaudi_config
 from .habana.kernels import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 

@@ -21,7 +21,7 @@ from .lists import ListKind
 from .log import caller, log, should_log
 from .observe import Call, Listener
 from .patching import names, patches
-from .policy import EVERY_OP, Listed, ListEntry, Policy, spelling
+from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
 from .rules import OpRule, op_wrap, rules
 from .torch_ops import Site, calling, op_facts, sites
 from .torch_patches import (
@@ -68,8 +68,8 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     found = _of_ops(policy).copy()
     for name, source in dotted:
         # one op: what a user's function calls inside is not cast again. Not cached: the name may be bound to another function later
-        site = spelling.user_site(name)
-        _add(found, site, rules.user_rule(site.original, name, source.cast, policy.dtype), source)
+        site = user_site(name)
+        _add(found, site, rules.user_rule(site.original, name, source.list_name, policy.dtype), source)
     for site, cast in registered:
         if site.original not in found:
             _add(found, site, rules.user_rule(site.original, site.op, cast, policy.dtype))
@@ -112,8 +112,8 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             if site.is_private and source is None and op not in op_facts.FORWARDERS:
                 continue  # left to torch, which raises
             ruled = rules.op_rule(site, rule, policy.dtype)
-            if source is not None and lists.kind_of(source.cast).rule is rule:
-                ruled = _with_words(ruled, lists.kind_of(source.cast), policy)
+            if source is not None and lists.kind_of(source.list_name).rule is rule:
+                ruled = _with_words(ruled, lists.kind_of(source.list_name), policy)
             _add(found, site, ruled, source if rule.is_list else None)
     for added in lists.adding():
         if listed.by_cast[added.name]:

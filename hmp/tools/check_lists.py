@@ -15,12 +15,14 @@ from ..core.policy import (
     ListEntry,
     ListName,
     Policy,
+    ops_of,
     parse_list,
-    policy_files,
     precedence,
     read_list,
     scopes,
-    spelling,
+)
+from ..core.policy import (
+    folders as list_folders,
 )
 from ..core.rules import rules
 from ..core.torch_ops import op_facts, sites
@@ -64,15 +66,15 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     if file.is_dir():
         if cast is not None:
             raise OpListError("is a folder, in which each file's name shows which list it is; leave --list out", file)
-        files = policy_files.files_in(file) if policy_files.misnamed(file) else policy_files.contents(file)
-        return [(path, each) for each, path in policy_files.list_files(files).items()]
+        files = list_folders.files_in(file) if list_folders.misnamed(file) else list_folders.contents(file)
+        return [(path, each) for each, path in list_folders.list_files(files).items()]
     if cast is None:
-        said = policy_files.lists_named(file.name)
+        said = list_folders.lists_named(file.name)
         if len(said) != 1 and not file.exists():
             raise (
                 OpListError("no such file; give a list file or a policy's folder", file)
                 if file.suffix == ".txt"
-                else policy_files.is_no_folder(str(path))
+                else list_folders.is_no_folder(str(path))
             )
         if len(said) != 1:
             *others, last = lists.names()
@@ -141,38 +143,38 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
     found: list[EntryFinding] = []
 
     def say(entry: ListEntry, level: Level, message: str) -> None:
-        found.append(EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message))
+        found.append(EntryFinding(entry.path or "", entry.line, entry.text, entry.list_name, level, message))
 
     for entry in entries:
         try:
-            ops = spelling.resolve(entry)
+            ops = ops_of(entry)
         except OpListError as error:
             say(entry, Level.ERROR, _bare(error))
             continue
         if not ops:
             say(entry, Level.NOTE, "not an op of this torch release; skipped, because other releases or compilers have it")
             continue
-        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.cast))
+        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.list_name))
         other = next(filter(None, rivals), None)
         if other is not None:
             say(
                 entry,
                 Level.ERROR,
-                f"is also on the {other.cast} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
+                f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
             )
             continue
-        before = precedence.same_op(ops, taken[entry.cast, entry.scope])
+        before = precedence.same_op(ops, taken[entry.list_name, entry.scope])
         if before is not None:
             say(entry, Level.NOTE, f"the same op as {before.text!r} in line {before.line}")
             continue
         for op in ops:
-            taken[entry.cast, entry.scope].setdefault(op, entry)
+            taken[entry.list_name, entry.scope].setdefault(op, entry)
         usable.append(entry)
     return usable, found
 
 
 def _policy(usable: Iterable[ListEntry]) -> Policy:
-    named: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in lists.names()}
+    named: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.list_name == cast and e.scope is None) for cast in lists.names()}
     return Policy("checked", **named)
 
 
@@ -194,7 +196,7 @@ def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFind
             inside = scopes.effective(policy, ((entry,),))
             level, message = _meaning(entry, inside, Listed(inside), _decisions(inside))
             message = f"inside modules whose path {entry.scope!r} matches: {message}"
-        yield EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
+        yield EntryFinding(entry.path or "", entry.line, entry.text, entry.list_name, level, message)
 
 
 def _decisions(policy: Policy) -> list[tables.Decision]:
@@ -203,24 +205,24 @@ def _decisions(policy: Policy) -> list[tables.Decision]:
 
 def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tables.Decision]) -> tuple[Level, str]:
     """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
-    kind = lists.kind_of(entry.cast)
+    kind = lists.kind_of(entry.list_name)
     if kind.adds:
         return _added(entry, policy, listed, kind)
     if entry.name == EVERY_OP:
-        if listed.star is not None and listed.star.cast != entry.cast:
-            return Level.NOTE, f"also on the {listed.star.cast} list, which wins (R4)"
+        if listed.star is not None and listed.star.list_name != entry.list_name:
+            return Level.NOTE, f"also on the {listed.star.list_name} list, which wins (R4)"
         return Level.OK, f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
-    ops = spelling.resolve(entry)
+    ops = ops_of(entry)
     if "." in entry.name and not sites.sites_of(ops[0]):
         return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
     told = explain(entry.name, policy)
     if ops[0] in op_facts.DTYPE_OPS or sites.is_view(ops[0]):
         return Level.NOTE, told.why
     sources = [each for each in map(listed.source, ops) if each is not None]
-    if entry.cast not in {each.cast for each in sources}:
-        return Level.NOTE, f"also on the {sources[0].cast} list, as {sources[0].text!r}, which wins (R4)"
-    own = {(entry.cast, entry.name)}
-    places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
+    if entry.list_name not in {each.list_name for each in sources}:
+        return Level.NOTE, f"also on the {sources[0].list_name} list, as {sources[0].text!r}, which wins (R4)"
+    own = {(entry.list_name, entry.name)}
+    places = [s for d in decided if d.source is not None and (d.source.list_name, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
         return Level.NOTE, rules.IN_PLACE.sentence
     return Level.OK, f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
@@ -231,7 +233,7 @@ def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKin
     every_op = frozenset(sites.starred() if kind.every_op is None else kind.every_op())
     if entry.name == EVERY_OP:
         return Level.OK, f"every op for which it is possible ({sum(listed.added(kind.name, op) is not None for op in every_op)})"
-    ops = spelling.resolve(entry)
+    ops = ops_of(entry)
     if all(every_op.isdisjoint(sites.ancestry(op)) for op in ops):
         return Level.NOTE, kind.without_effect
     told = (kind.explained(op, own, policy) for op in ops if (own := listed.added(kind.name, op)) is not None)
@@ -243,9 +245,9 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
 
     An error of the policy as a whole is returned only where it has no other: an entry's error would be in it again.
     """
-    files = policy_files.files_in(folder)
-    found = [_error(OpListError(policy_files.what_is_meant(right), file)) for file, right in policy_files.misnamed(folder).items()]
-    found += map(_error, policy_files.wrong_words(files))
+    files = list_folders.files_in(folder)
+    found = [_error(OpListError(list_folders.what_is_meant(right), file)) for file, right in list_folders.misnamed(folder).items()]
+    found += map(_error, list_folders.wrong_words(files))
     if not found and not has_errors:
         try:
             Policy.load(folder)
@@ -253,7 +255,7 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
             found.append(_error(error))
     base = ""
     with contextlib.suppress(OpListError):
-        base = policy_files.read_base(files)
+        base = list_folders.read_base(files)
     for cast in (kind.name for kind in lists.kinds() if not kind.is_optional):
         if f"{cast}.txt" not in files:
             of = f"that list of {base!r}, named in base.txt, is used" if base else f"the {cast} list is empty"

@@ -12,7 +12,7 @@ from ..core import lists, low_kernels, tables
 from ..core.active import state
 from ..core.casting import dtype_name
 from ..core.compiler_stance import untraced
-from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, spelling
+from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, ops_of
 from ..core.rules import CastRule, kernel_fallback, rules
 from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError
@@ -81,13 +81,13 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     """
     name = name if isinstance(name, str) else _name_of(name)
     chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)
-    ops = spelling.resolve(ListEntry(name, "bf16"))
+    ops = ops_of(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = Listed(chosen)
     source = listed.entry(op)
     in_star = listed.source(op) is None and op in sites.starred()  # `*` means what no entry names
     meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}
-    scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(spelling.resolve(entry))]
+    scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(ops_of(entry))]
     if op in op_facts.DTYPE_OPS:
         source, scoped = None, []
     decided = {site: d for d in tables.decide(chosen.unscoped).values() for site in d.sites}
@@ -95,7 +95,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     lines = tuple(f"{site}: {_at(site, decided.get(site))}" for site in family)
     return Rule(
         name=op,
-        cast=source.cast if source else None,
+        cast=source.list_name if source else None,
         policy=chosen.name,
         listed_as=source.text if source else None,
         path=source.path if source else None,
@@ -103,7 +103,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
         sites=lines,
         synonyms=sites.synonyms(op),
         why=_why(op, source, chosen),
-        scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
+        scoped=tuple(f"{entry.text}, on the {entry.list_name} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
         added=tuple(_added(op, listed, chosen)),
     )
 
@@ -147,8 +147,8 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
         return rules.IN_PLACE.sentence
     if rule is None or not rule.is_list:
         return "torch itself promotes its inputs to the widest dtype, so hmp does nothing (R3)"
-    described = lists.kind_of(source.cast).described(policy)
-    done = _done(op, rule) + (f" ({described})" if described and rule is lists.kind_of(source.cast).rule else "")
+    described = lists.kind_of(source.list_name).described(policy)
+    done = _done(op, rule) + (f" ({described})" if described and rule is lists.kind_of(source.list_name).rule else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
     return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import HmpError, Policy
-from ...core.policy.policy_files import read_gaudi_config
+from ...core.policy.folders import read_gaudi_config
 from .. import transformers  # noqa: F401  # raises if transformers is not installed
 
 GAUDI_CONFIG_NAME = "gaudi_config.json"

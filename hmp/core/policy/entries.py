@@ -23,12 +23,12 @@ _SCOPE = re.compile(r"[^\s@,#]+")
 class ListEntry(NamedTuple):
     """A name on a list.
 
-    `name` is as it is spelled, `cast` the list, `path` and `line` (from 1) where it was, and `scope` a glob over the paths of a model's
-    modules, None for every module.
+    `name` is as it is spelled, `path` and `line` (from 1) where it was, and `scope` a glob over the paths of a model's modules, None for
+    every module.
     """
 
     name: str
-    cast: ListName
+    list_name: ListName
     path: str | None = None
     line: int | None = None
     scope: str | None = None
@@ -41,7 +41,7 @@ class ListEntry(NamedTuple):
     @property
     def about(self) -> str:
         """Return what the list decides of an op: the dtype that it runs in, which one list does, or what the list adds to that."""
-        return self.cast if lists.kind_of(self.cast).adds else "dtype"
+        return self.list_name if lists.kind_of(self.list_name).adds else "dtype"
 
     @property
     def is_autocasts(self) -> bool:
@@ -59,7 +59,7 @@ class ListEntry(NamedTuple):
         return f"{self.text} ({self.place})" if self.path else self.text
 
 
-def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
+def parse_list(text: str, list_name: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
     """Return the entries in `text`, in order, where lines and commas separate them; `#` starts a comment.
 
     Raises OpListError with path and line for what cannot be an op's name or a scope.
@@ -69,11 +69,11 @@ def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tup
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         for word in line.split("#", 1)[0].split(","):
             if word.strip():
-                entries.append(parse_entry(word, cast, where, number))
+                entries.append(parse_entry(word, list_name, where, number))
     return tuple(entries)
 
 
-def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
+def parse_entry(text: str, list_name: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
     """Return the entry that `text`, "name" or "name @ scope", spells. Raise OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
@@ -88,35 +88,35 @@ def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | 
             path,
             line,
         )
-    return ListEntry(name, cast, path, line, scope if at else None)
+    return ListEntry(name, list_name, path, line, scope if at else None)
 
 
-def checked_names(cast: ListName, names: Any) -> Iterable[str]:
-    """Return `names`, the list `cast` as it was given. Raise OpListError for anything but a set of names."""
+def checked_names(list_name: ListName, names: Any) -> Iterable[str]:
+    """Return `names`, the list `list_name` as it was given. Raise OpListError for anything but a set of names."""
     if isinstance(names, str):
-        raise OpListError(f"{cast}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
+        raise OpListError(f"{list_name}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
     if not isinstance(names, Iterable):
-        raise OpListError(f"{cast}= expected a set of op names, got {names!r}; give such as {cast}={{'linear'}}, or leave it out")
+        raise OpListError(f"{list_name}= expected a set of op names, got {names!r}; give such as {list_name}={{'linear'}}, or leave it out")
     found = tuple(names)
     wrong = [name for name in found if not isinstance(name, str)]
     if wrong:
-        raise OpListError(f"{cast}= expected op names as list files spell them, got {wrong[0]!r}; give such as 'linear'")
+        raise OpListError(f"{list_name}= expected op names as list files spell them, got {wrong[0]!r}; give such as 'linear'")
     return found
 
 
-def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
+def read_list(path: str | Path, list_name: ListName) -> tuple[ListEntry, ...]:
     """Return the entries in the file at `path`.
 
     An empty file is an empty list. Raise OpListError if it isn't a UTF-8 text file, or isn't a list.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise OpListError(f'the path of the {cast} list: expected a string or a path, got {path!r}; give "" for the default list')
+        raise OpListError(f'the path of the {list_name} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
     inside = [each for each in lists.names() if os.path.isfile(file / f"{each}.txt")]
     if inside:
-        own = f"write {str(file / f'{cast}.txt')!r}, or " if cast in inside else ""
-        raise OpListError(f"expected the {cast} list file, got a folder of lists; {own}for all its lists policy={str(file)!r}", file)
-    return parse_list(read_text(file), cast, file)
+        own = f"write {str(file / f'{list_name}.txt')!r}, or " if list_name in inside else ""
+        raise OpListError(f"expected the {list_name} list file, got a folder of lists; {own}for all its lists policy={str(file)!r}", file)
+    return parse_list(read_text(file), list_name, file)
 
 
 # Those of each list that hmp reads, and Gaudi's autocast does: the first that is set counts.
@@ -131,16 +131,15 @@ def names_lists(environ: Mapping[str, str]) -> bool:
     return any(environ.get(each) for variables in VARIABLES.values() for each in variables)
 
 
-def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
+def list_from_env(list_name: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
     """Return the entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
-    for variable in VARIABLES[cast]:
+    for variable in VARIABLES[list_name]:
         if environ.get(variable):
             try:
-                return read_list(environ[variable], cast)
+                return read_list(environ[variable], list_name)
             except OpListError as error:
-                told = OpListError(f"{error} (from the environment variable {variable})")
-                told.path, told.line = error.path, error.line
-                raise told from None
+                error.args = (f"{error} (from the environment variable {variable})",)
+                raise
     return None
 
 

@@ -20,10 +20,10 @@ from .. import lists
 from ..casting import dtype_name
 from ..compiler_stance import untraced_class
 from ..log import log
-from ..torch_ops import sites
-from . import policy_files, precedence, presets, spelling
+from . import folders, precedence, presets
 from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, parse_entry, parse_list, read_list
-from .policy_files import BASE_FILE, check_gaudi_config, low_dtype, read_gaudi_config
+from .folders import BASE_FILE, check_gaudi_config, low_dtype, read_gaudi_config
+from .names import by_op, ops_of, with_relatives
 from .precedence import Listed
 from .presets import meaning, policies
 
@@ -85,51 +85,46 @@ class Policy:
         origin: Mapping[tuple[ListName, str], ListEntry] | None = None,
         **more: Any,
     ) -> None:
-        defaults = policy_files.default_words()
-        unknown = [given for given in more if given not in defaults and given not in lists.names()]
+        words, given = folders.words(), {"bf16": bf16, "fp32": fp32, "promote": promote, **more}
+        unknown = [each for each in more if each not in words and each not in lists.names()]
         if unknown:
             raise HmpError(f"Policy({unknown[0]}=...): {lists.missing(unknown[0])}")
-        given = {"bf16": bf16, "fp32": fp32, "promote": promote, **{cast: more.get(cast, ()) for cast in lists.names() if cast not in _OWN}}
-        all_scoped, unscoped = list(scoped), {}
-        for cast in lists.names():
-            names = checked_names(cast, given[cast])
-            all_scoped += [parse_entry(each, cast) for each in names if "@" in each]
-            unscoped[cast] = frozenset(each for each in names if "@" not in each)
-        said = {word: more[word] for word in defaults if word in more and word != "dtype"}
-        for word, value in said.items():
-            allowed = policy_files.words()[word].allowed
+        entries, unscoped = list(scoped), {}
+        for list_name in lists.names():
+            names = checked_names(list_name, given.get(list_name, ()))
+            entries += [parse_entry(each, list_name) for each in names if "@" in each]
+            unscoped[list_name] = frozenset(each for each in names if "@" not in each)
+        others: dict[str, Any] = {name: names for name, names in unscoped.items() if name not in _OWN and names}
+        for word, value in ((word, more[word]) for word in words if word in more):
+            allowed = words[word].allowed
             if value not in allowed:
                 raise HmpError(f"{word}= expected {' or '.join(map(repr, allowed))}, got {value!r}")
-        others = {cast: names for cast, names in unscoped.items() if cast not in _OWN and names}
-        others |= {word: value for word, value in said.items() if value != defaults[word]}
-        ordered = _in_order(all_scoped)
+            if value != allowed[0]:
+                others[word] = value
+        ordered = _in_order(entries)
         fields = {
-            "name": name, "dtype": low_dtype(dtype), **{cast: unscoped[cast] for cast in _OWN}, "scoped": ordered,
+            "name": name, "dtype": low_dtype(dtype), **{own: unscoped[own] for own in _OWN}, "scoped": ordered,
             "origin": {} if origin is None else origin, "_more": tuple(sorted(others.items())),
-            "_entries": frozenset((entry.cast, entry.text) for entry in ordered),
+            "_entries": frozenset((entry.list_name, entry.text) for entry in ordered),
         }  # fmt: skip
         for attribute, value in fields.items():
             object.__setattr__(self, attribute, value)
-        precedence.refuse_both({cast: self.casts_by_op(cast) for cast in lists.names()})
-        for scope in dict.fromkeys(entry.scope for entry in self.scoped):
-            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in lists.names()}
-            for entry in self.scoped:
-                if entry.scope == scope:
-                    by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
-            precedence.refuse_both(by_cast)
+        for scope in (None, *dict.fromkeys(entry.scope for entry in ordered)):
+            precedence.refuse_both({each: by_op(self._listed(each, scope)) for each in lists.names()})
 
     def __getattr__(self, name: str) -> Any:
         """Return one of the other lists, or a word: what it is by default where the policy does not say."""
-        more = dict(self.__dict__.get("_more", ()))
-        if name in more:
-            return more[name]
         if not name.startswith("_"):
-            if name in lists.names():
-                return frozenset()
-            default = policy_files.default_words().get(name)
-            if default is not None:
-                return default
+            found = {**dict.fromkeys(lists.names(), frozenset()), **folders.default_words(), **dict(self._more)}
+            if name in found:
+                return found[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _listed(self, list_name: ListName, scope: str | None = None) -> list[ListEntry]:
+        """Return the entries of the list that have the scope, or none."""
+        if scope is not None:
+            return [entry for entry in self.scoped if entry.list_name == list_name and entry.scope == scope]
+        return [self.origin.get((list_name, name)) or ListEntry(name, list_name) for name in sorted(getattr(self, list_name))]
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """Return the ops on a list, by their ids.
@@ -144,13 +139,7 @@ class Policy:
             >>> sorted(hmp.Policy("mine", bf16={"linear"}).casts_by_op("bf16"))
             ['linear']
         """
-        found: dict[str, ListEntry] = {}
-        for name in sorted(getattr(self, cast)):
-            entry = self.origin.get((cast, name)) or ListEntry(name, cast)
-            for op in spelling.resolve(entry):
-                if op not in found or name == op:  # an entry with the op's own name wins over one that means several ops
-                    found[op] = entry
-        return found
+        return by_op(self._listed(cast))
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
@@ -186,14 +175,12 @@ class Policy:
             return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not os.path.isdir(folder):
-            raise policy_files.is_no_folder(str(policy))
-        files = policy_files.contents(folder)
-        entries = [entry for cast, file in policy_files.list_files(files).items() for entry in read_list(file, cast)]
-        base = policy_files.read_base(files)
-        if not base:
-            return cls._from_entries(folder.name, entries, **policy_files.read_words(files, policy_files.default_words()))
-        under = cls._load(base, device)
-        words = policy_files.read_words(files, under._words)
+            raise folders.is_no_folder(str(policy))
+        files = folders.contents(folder)
+        entries = [entry for list_name, file in folders.list_files(files).items() for entry in read_list(file, list_name)]
+        base = folders.read_base(files)
+        under = cls._load(base, device) if base else cls()
+        words = folders.read_words(files, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
@@ -234,48 +221,40 @@ class Policy:
         """
         files = {"bf16": bf16, "fp32": fp32, "promote": promote, **more}
         given = [entry for kind in map(lists.kind_of, files) if (file := files[kind.name]) for entry in read_list(file, kind.name)]
-        replaced = [cast for cast in _OWN if files[cast]]
-        return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype)
+        replaced = [own for own in _OWN if files[own]]
+        return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype=dtype)
 
     @classmethod
     def _laid_over(
-        cls,
-        name: str,
-        given: list[ListEntry],
-        under: Iterable[ListEntry],
-        replaced: Collection[ListName],
-        dtype: Any = torch.bfloat16,
-        **words: str,
+        cls, name: str, given: list[ListEntry], under: Iterable[ListEntry], replaced: Collection[ListName], **words: Any
     ) -> Policy:
         """Make the policy of the entries `given`, and of those of `under` that name other ops and are on none of the lists `replaced`."""
         under = list(under)
         # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
-        usual = {entry.name for entry in under if entry.cast == "promote"}
+        usual = {entry.name for entry in under if entry.list_name == "promote"}
         taken: dict[tuple[str, str], ListEntry] = {}
         for entry in given:
-            if entry.scope is None and not (entry.cast == "promote" and entry.name in usual):
-                for op in spelling.resolve(entry):
-                    for relative in (op, *sites.relatives(op)):
-                        taken.setdefault((entry.about, relative), entry)
+            if entry.scope is None and not (entry.list_name == "promote" and entry.name in usual):
+                for op in with_relatives(ops_of(entry)):
+                    taken.setdefault((entry.about, op), entry)
         entries = list(given)
         for entry in under:
-            if entry.cast in replaced:
+            if entry.list_name in replaced:
                 continue
-            winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
-            if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
+            winner = next((taken[entry.about, op] for op in ops_of(entry) if (entry.about, op) in taken), None)
+            if winner is None or (entry.list_name == "promote" and not {*ops_of(winner)}.isdisjoint(ops_of(entry))):
                 entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
-            elif winner.cast != entry.cast and lists.kind_of(winner.cast).instead != entry.cast:
+            elif winner.list_name != entry.list_name and lists.kind_of(winner.list_name).instead != entry.list_name:
                 said = "%s on your %s list overrides %s on the default %s list"
-                log.info(said, winner.name, winner.cast, entry.name, entry.cast)
-        return cls._from_entries(name, entries, dtype, **words)
+                log.info(said, winner.name, winner.list_name, entry.name, entry.list_name)
+        return cls._from_entries(name, entries, **words)
 
     @classmethod
-    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **words: str) -> Policy:
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], **words: Any) -> Policy:
         entries = list(entries)
-        origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
-        named: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in lists.names()}
-        scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **named)
+        origin = {(entry.list_name, entry.name): entry for entry in reversed(entries) if entry.scope is None}
+        named: dict[str, Any] = {each: frozenset(name for on, name in origin if on == each) for each in lists.names()}
+        return cls(name, scoped=[entry for entry in entries if entry.scope is not None], origin=origin, **named, **words)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
@@ -302,11 +281,9 @@ class Policy:
         lower = list_from_env("bf16", environ)
         fp32 = list_from_env("fp32", environ)
         given: list[ListEntry] = list(lower or ())
-        low: dict[str | None, dict[str, ListEntry]] = {}
-        for entry in given:
-            low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
-        given += [entry for entry in fp32 or () if precedence.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
-        replaced = [cast for cast, entries in (("bf16", lower), ("fp32", fp32)) if entries is not None]
+        low = {scope: by_op(entry for entry in lower or () if entry.scope == scope) for scope in {entry.scope for entry in fp32 or ()}}
+        given += [entry for entry in fp32 or () if precedence.same_op(ops_of(entry), low[entry.scope]) is None]
+        replaced = [own for own, entries in (("bf16", lower), ("fp32", fp32)) if entries is not None]
         return cls._laid_over("environment" if given else HABANA, given, _habanas(), replaced)
 
     @classmethod
@@ -336,14 +313,13 @@ class Policy:
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")
         bert = cls.load("bert")
-        entries = [entry for (cast, _), entry in bert.origin.items() if cast == "promote"]
+        entries = bert._listed("promote")
         for cast, default in (("bf16", bert.bf16), ("fp32", bert.fp32)):
             names = config.get(f"{kind}_{cast}_ops")
             names = sorted(default) if names is None else names
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
                 raise OpListError(f"{kind}_{cast}_ops: expected a list of op names, got {names!r}; write such as ['linear']", path)
-            for name in names:
-                entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]
+            entries += [entry._replace(line=None) for name in names for entry in parse_list(name, cast, path)]
         return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
 
     @classmethod
@@ -367,7 +343,7 @@ class Policy:
         """
         if not isinstance(values, Mapping):
             raise HmpError(f"Policy.from_dict() expected a dict, got {type(values).__name__}; pass what Policy.to_dict() gives")
-        fields = (*lists.names(), *(word for word in policy_files.words() if word != "dtype"))
+        fields = (*lists.names(), *(word for word in folders.words() if word != "dtype"))
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
             has = f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}"
@@ -386,14 +362,14 @@ class Policy:
             ['linear']
         """
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
-        values |= {str(cast): self.entries(cast) for cast in self.lists}
-        said, defaults = self._of_optional_lists, policy_files.default_words()
+        values |= {each: self.entries(each) for each in self.lists}
+        said, defaults = self._of_optional_lists, folders.default_words()
         values |= {field: word for field, word in self._words.items() if field in said or word != defaults[field]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
     def _words(self) -> dict[str, str]:
-        return {field: dtype_name(self.dtype) if field == "dtype" else getattr(self, field) for field in policy_files.words()}
+        return {field: dtype_name(self.dtype) if field == "dtype" else getattr(self, field) for field in folders.words()}
 
     @property
     def _of_optional_lists(self) -> list[str]:
@@ -418,16 +394,12 @@ class Policy:
             >>> hmp.Policy("mine", fp32={"softmax", "log @ head"}).entries("fp32")
             ['softmax', 'log @ head']
         """
-        return [*sorted(getattr(self, cast)), *(entry.text for entry in self.scoped if entry.cast == cast)]
-
-    @property
-    def unscoped(self) -> Policy:
-        """Return the policy without its scoped entries: the one of modules that none of them matches."""
-        return self._without_scoped if self.scoped else self
+        return [*sorted(getattr(self, cast)), *(entry.text for entry in self.scoped if entry.list_name == cast)]
 
     @functools.cached_property
-    def _without_scoped(self) -> Policy:
-        return self._with(scoped=())
+    def unscoped(self) -> Policy:
+        """Return the policy without its scoped entries: the one of modules that none of them matches."""
+        return self._with(scoped=()) if self.scoped else self
 
     @functools.cached_property
     def _in_other_dtype(self) -> Policy:  # cached, as training loops run `with hmp.casts(policy, dtype=...)` at each step
@@ -504,17 +476,17 @@ class Policy:
         if not isinstance(name, str):
             raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
-        gone = {relative for op in spelling.resolve(moved) for relative in (op, *sites.relatives(op))}
-        named = {cast: set(self.entries(cast)) for cast in decide}
-        for entry in (parse_entry(text, cast) for cast in decide if cast != to for text in self.entries(cast)):
-            means = spelling.resolve(entry) if entry.scope == moved.scope else ()
+        gone = set(with_relatives(ops_of(moved)))
+        named = {each: set(self.entries(each)) for each in decide}
+        for entry in (entry for each in decide if each != to for entry in self._listed(each, moved.scope)):
+            means = ops_of(entry)
             if not gone.isdisjoint(means):
-                named[entry.cast].remove(entry.text)
+                named[entry.list_name].remove(entry.text)
                 # a name that means several ops leaves the others there
                 left = (entry._replace(name=op) for op in means if op not in gone)
-                named[entry.cast] |= {each.text for each in left if gone.isdisjoint(spelling.resolve(each))}
+                named[entry.list_name] |= {each.text for each in left if gone.isdisjoint(ops_of(each))}
         named[to].add(moved.text)
-        return self.replace(scoped=[entry for entry in self.scoped if entry.cast not in decide], **named)
+        return self.replace(scoped=[entry for entry in self.scoped if entry.list_name not in decide], **named)
 
     def save(self, folder: str | Path) -> Path:
         """Write the policy into a folder, which `Policy.load()` reads.
@@ -542,11 +514,11 @@ class Policy:
         for kind in lists.kinds():
             if kind.name in self.lists:
                 names = sorted(self.entries(kind.name), key=lambda name: ("@" in name, name == EVERY_OP))
-                (target / kind.file).write_text(policy_files.list_text(kind, names), encoding="utf-8")
+                (target / kind.file).write_text(folders.list_text(kind, names), encoding="utf-8")
             else:
                 (target / kind.file).unlink(missing_ok=True)  # what another policy may have left there
         (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
-        policy_files.write_words(target, self._words)
+        folders.write_words(target, self._words)
         return target
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
@@ -569,18 +541,16 @@ class Policy:
         """
         against = as_policy(other)
 
-        def table(policy: Policy) -> dict[str, str]:
-            # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(lists.deciding()) for name in policy.entries(cast)}
-
-        mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
+        here, there = Listed(self), Listed(against)
+        # of a name on several lists the first counts: BF16 and FP32 before promote
+        mine, theirs = ({name: each for each in reversed(lists.deciding()) for name in of.entries(each)} for of in (self, against))
         words = zip(self._words.items(), against._words.values(), strict=True)
         found: dict[str, tuple[str | None, str | None]] = {
-            policy_files.words()[field].title: (one, other) for (field, one), other in words if one != other
+            folders.words()[field].title: (one, other) for (field, one), other in words if one != other
         }
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
-            ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
+            ops = () if "@" in name or name == EVERY_OP else ops_of(ListEntry(name, "bf16"))
             decided = [(here.decides(op), there.decides(op)) for op in ops]
             differing = [(one, another) for one, another in decided if one != another]
             if pair[0] == pair[1] or (decided and not differing):
@@ -620,17 +590,17 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     found: dict[tuple[ListName, str], ListEntry] = {}
     order = lists.names()
     for entry in entries:
-        if entry.scope is None or entry.cast not in order:
+        if entry.scope is None or entry.list_name not in order:
             raise OpListError(f"expected an entry with a scope on one of {', '.join(order)}, got {entry!r}; write 'op @ module'")
-        known = found.setdefault((entry.cast, entry.text), entry)
-        if known.path is None and entry.path is not None:
-            found[entry.cast, entry.text] = entry
-    return tuple(sorted(found.values(), key=lambda entry: (order.index(entry.cast), str(entry.scope), entry.name)))
+        key = entry.list_name, entry.text
+        if key not in found or (found[key].path is None and entry.path is not None):
+            found[key] = entry
+    return tuple(sorted(found.values(), key=lambda entry: (order.index(entry.list_name), str(entry.scope), entry.name)))
 
 
 def _habanas() -> Iterator[ListEntry]:
     """Return the entries of Habana's default lists."""
-    return (entry for cast in _OWN for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
+    return (entry for own in _OWN for entry in read_list(presets.folder(HABANA) / f"{own}.txt", own))
 
 
 def _autocast(device: torch.device) -> Policy:

@@ -32,7 +32,7 @@ class Listed:
         self.star: ListEntry | None = next(filter(None, stars), None)
         self._starred: frozenset[str] = frozenset()
         if self.star is not None:
-            every_op = lists.kind_of(self.star.cast).every_op
+            every_op = lists.kind_of(self.star.list_name).every_op
             self._starred = frozenset(sites.starred() if every_op is None else every_op())
 
     def source(self, op: str) -> ListEntry | None:
@@ -61,7 +61,7 @@ class Listed:
     def decides(self, op: str) -> tuple[ListName | None, bool]:
         """Return the list that decides `op`, None for none, and whether torch.autocast decides inside it."""
         entry = self.entry(op)
-        return (None, False) if entry is None else (entry.cast, entry.is_autocasts)
+        return (None, False) if entry is None else (entry.list_name, entry.is_autocasts)
 
 
 def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | None:

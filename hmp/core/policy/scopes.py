@@ -13,9 +13,9 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
-from ..torch_ops import sites
-from . import presets, spelling
+from . import presets
 from .entries import AUTOCAST, ListEntry
+from .names import ops_of, with_relatives
 from .policy import Policy, as_policy
 from .precedence import rivals
 
@@ -95,10 +95,10 @@ def of_user(policy: Policy) -> list[ListEntry]:
 
     A preset's entries name what some models have. In a policy that has all of a preset's, as one that was saved, they are that preset's.
     """
-    texts = {(entry.cast, entry.text) for entry in policy.scoped}
-    of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
+    texts = {(entry.list_name, entry.text) for entry in policy.scoped}
+    of_presets = [{(entry.list_name, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
     theirs = set().union(*(each for each in of_presets if each <= texts))
-    return [entry for entry in policy.scoped if (entry.cast, entry.text) not in theirs and not presets.is_in_one(entry.path)]
+    return [entry for entry in policy.scoped if (entry.list_name, entry.text) not in theirs and not presets.is_in_one(entry.path)]
 
 
 def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
@@ -140,19 +140,18 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     taken: dict[tuple[str, str], ListEntry] = {}
     kept: list[ListEntry] = []
     for rank in ranks:
-        claims = [(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken]) for entry in rank]
+        claims = [(entry, [op for op in ops_of(entry) if (entry.about, op) not in taken]) for entry in rank]
         _refuse_tie(claims)
         for entry, ops in claims:
             kept += _without_taken(entry, ops) if ops else ()
-            for op in ops:
-                for relative in (op, *sites.relatives(op)):
-                    taken.setdefault((entry.about, relative), entry)
+            for op in with_relatives(ops):
+                taken.setdefault((entry.about, op), entry)
     if not taken:
         return base
-    for entry in _entries_of(base):
-        kept += _without_taken(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken])
-    origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
-    named: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in lists.names()}
+    for entry in (entry for each in lists.names() for entry in base._listed(each)):
+        kept += _without_taken(entry, [op for op in ops_of(entry) if (entry.about, op) not in taken])
+    origin = {(entry.list_name, entry.name): entry for entry in reversed(kept)}
+    named: dict[str, Any] = {each: frozenset(name for on, name in origin if on == each) for each in lists.names()}
     return base.replace(name=base.name, scoped=(), origin=origin, **named)
 
 
@@ -161,31 +160,25 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
 
     Else entries for those of `ops` that can be named without naming an op that is taken.
     """
-    every = spelling.resolve(entry)
+    every = ops_of(entry)
     if len(ops) == len(every):
         yield entry
         return
     for op in ops:
         named = entry._replace(name=op + (AUTOCAST if entry.is_autocasts else ""))
-        if set(spelling.resolve(named)) <= set(ops):
+        if set(ops_of(named)) <= set(ops):
             yield named
-
-
-def _entries_of(policy: Policy) -> Iterator[ListEntry]:
-    for cast in lists.names():
-        for name in sorted(getattr(policy, cast)):
-            yield policy.origin.get((cast, name)) or ListEntry(name, cast)
 
 
 def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
     by_op: dict[str, ListEntry] = {}
     for entry, ops in claims:
-        excluded = rivals(entry.cast)
+        excluded = rivals(entry.list_name)
         for op in ops if excluded else ():
             other = by_op.setdefault(op, entry)
-            if other.cast in excluded:
+            if other.list_name in excluded:
                 also = f" ({other.place})" if other.path else ""
-                one, another = (lists.kind_of(each.cast).title for each in (entry, other))
+                one, another = (lists.kind_of(each.list_name).title for each in (entry, other))
                 raise OpListError(
                     f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
                     "same op in one module and are equally specific; remove one, or make one pattern longer",

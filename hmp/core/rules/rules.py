@@ -308,7 +308,7 @@ def of_list(cast: str) -> CastRule:
 def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRule | None:
     """Return the rule of an op that has this entry of a list, or none; None where the op is left to torch."""
     in_place = sites.writes_first(op)
-    on_list = None if entry is None or in_place or sites.is_view(op) else "autocast" if entry.is_autocasts else entry.cast
+    on_list = None if entry is None or in_place or sites.is_view(op) else "autocast" if entry.is_autocasts else entry.list_name
     case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
     if on_list is not None and on_list != AUTOCAST.label:
         kind = lists.kind_of(on_list)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ...core.observe import listen, log
-from ...core.policy import ListEntry, resolve
+from ...core.policy import ListEntry, ops_of
 from ...errors import HmpError, NonFiniteError, OpListError
 from .finding import Finding
 from .watcher import NonfiniteFinder
@@ -107,7 +107,7 @@ def _meant(names: Collection[str]) -> Callable[[Finding], bool]:
 
 def _synonyms(name: str) -> tuple[str, ...]:
     try:
-        return resolve(ListEntry(name, "fp32"))
+        return ops_of(ListEntry(name, "fp32"))
     except OpListError:  # a module
         return ()
 

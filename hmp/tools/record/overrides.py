@@ -214,7 +214,7 @@ class OverrideRecorder:
         """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before."""
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
-        if entry is not None and entry.cast == "fp32":
+        if entry is not None and entry.list_name == "fp32":
             self._note(
                 op, entry.source, "float32", f"float32, on values already rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words)
             )
@@ -276,7 +276,7 @@ class OverrideRecorder:
         entry = self._entry(policy, op)
         if entry is None or not got:
             return None
-        kind = lists.kind_of(entry.cast)
+        kind = lists.kind_of(entry.list_name)
         wanted = None if kind.rule.dtype is None else kind.rule.dtype(policy.dtype)
         if wanted is None:
             return None

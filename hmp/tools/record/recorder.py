@@ -14,7 +14,7 @@ from ...core import lists, locks, low_kernels
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
-from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, spelling
+from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
 from ...core.rules import CastRule, rules
 from ...core.torch_ops import sites
 from ...core.torch_private import without_torch_function
@@ -144,9 +144,11 @@ class Recorder(Listener):
         """Return what was noted so far, in the order of first calls."""
         found = []
         for entry, op, rule, *rest in self._entries():
-            if rule == UNLISTED and entry is not None and entry.cast == "promote":
+            if rule == UNLISTED and entry is not None and entry.list_name == "promote":
                 rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
-            follows = entry is not None and (rule in (entry.cast, BYPASSED) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts))
+            follows = entry is not None and (
+                rule in (entry.list_name, BYPASSED) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts)
+            )
             source = entry.source if follows else ""
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
@@ -163,13 +165,13 @@ class Recorder(Listener):
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
         names = {name for policy in self.policies for cast in lists.names() for name in getattr(policy, cast) if name != EVERY_OP}
-        unused = [name for name in names if called.isdisjoint(spelling.resolve(ListEntry(name, "bf16")))]
+        unused = [name for name in names if called.isdisjoint(ops_of(ListEntry(name, "bf16")))]
         # of a line that another one took a part of, what is left has the names of its ops
-        followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
+        followed = {(entry.list_name, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
-            if lists.kind_of(rule.cast).adds:
+            if lists.kind_of(rule.list_name).adds:
                 continue  # what it adds is in a part of the report
-            if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
+            if followed.isdisjoint((rule.list_name, rule.scope, name) for name in (rule.name, *ops_of(rule))):
                 unused.append(rule.text)
         return sorted(unused)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, policies, resolve
+from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, ops_of, policies
 from ...core.torch_ops import ancestry, sites_of
 from ...errors import HmpError
 
@@ -47,7 +47,7 @@ class Decisions:
         self.in_fp8, self.packs = in_fp8, packs
         self._shared = frozenset(shared)
         self.all = ops is None
-        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(ListEntry(name, "bf16"))))
+        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in ops_of(ListEntry(name, "bf16"))))
         # what an op does that is listed by itself does not change with the ops that are decided
         self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in _CASTS}
         self._calls: Mapping[Key, int] = {}
@@ -121,7 +121,7 @@ class Decisions:
 def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, ListName | None]:
     listed = Listed(policy)
     sources = {key: listed.source(key.op) or listed.star for key in keys}
-    return {key: None if source is None else source.cast for key, source in sources.items()}
+    return {key: None if source is None else source.list_name for key, source in sources.items()}
 
 
 def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
@@ -165,10 +165,10 @@ def _without(names: Iterable[str], cast: ListName, ops: frozenset[str]) -> froze
     """Return the names less those of `ops`; a name that stands for several ops leaves the others."""
     kept: set[str] = set()
     for name in names:
-        stands_for = resolve(ListEntry(name, cast)) if name != EVERY_OP else (EVERY_OP,)
+        stands_for = ops_of(ListEntry(name, cast)) if name != EVERY_OP else (EVERY_OP,)
         if not ops.intersection(stands_for):
             kept.add(name)
         else:
             # as a name an op's id may stand for others, too, as _native_multi_head_attention does
-            kept.update(op for op in stands_for if ops.isdisjoint((op, *resolve(ListEntry(op, cast)))))
+            kept.update(op for op in stands_for if ops.isdisjoint((op, *ops_of(ListEntry(op, cast)))))
     return frozenset(kept)

@@ -210,7 +210,7 @@ def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
     found: dict[ListName, list[tuple[str, Reason]]] = {}
     for cast in _of_casts(result):
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
-        names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
+        names += [rule.text for rule in result.policy.scoped if rule.list_name == cast]
         found[cast] = [(name, _reason(cast, name, belongs.get((cast, name), []), result)) for name in names]
     if "saved" in result.policy.lists:
         found["saved"] = [(name, reason_packed(name, result)) for name in result.policy.entries("saved")]
@@ -236,8 +236,8 @@ def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
             ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
     found: dict[tuple[ListName, str], list[Unit]] = {}
     for unit in result.units:
-        rule = _scoped(unit, [rule for rule in result.policy.scoped if rule.cast != "saved"])
-        place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
+        rule = _scoped(unit, [rule for rule in result.policy.scoped if rule.list_name != "saved"])
+        place = ops.get(unit.op) if rule is None else (rule.list_name, rule.text)
         if place is not None:
             found.setdefault(place, []).append(unit)
     return found

@@ -82,7 +82,7 @@ def _names(result: TuneResult) -> list[str]:
             continue
         decided = [(sum(gain(unit, result.objective) for unit in units), name) for (on, name), units in belongs.items() if on == cast]
         names = [name for _, name in sorted(decided, key=lambda each: (-each[0], each[1]))]
-        others = len(getattr(result.policy, cast)) + sum(rule.cast == cast for rule in result.policy.scoped) - len(names)
+        others = len(getattr(result.policy, cast)) + sum(rule.list_name == cast for rule in result.policy.scoped) - len(names)
         lines.append(f"{cast}: {', '.join(names + ([f'{others} not decided'] if others else [])) or 'nothing'}")
     packed = [unit for unit in result.packed if unit.name in result.best.saved]
     if packed:

@@ -16,8 +16,9 @@ from ...errors import HmpError, OpListError
 from .. import lists
 from ..lists import WordFile
 from ..log import log
-from . import presets, spelling
+from . import presets
 from .entries import ListName, parse_list, read_text
+from .names import is_op
 
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE = WordFile("dtype", "dtype.txt", tuple(LOW_DTYPES), "(dtype)")
@@ -146,7 +147,7 @@ def _refuse_unknown_kind(file: Path) -> None:
         entries = parse_list(text, "", file)
     except OpListError:
         return  # no list
-    if entries and all(spelling.is_op(entry.name) for entry in entries):
+    if entries and all(is_op(entry.name) for entry in entries):
         raise OpListError(f"{lists.missing(file.stem)}; or move the file, which names ops alone, out of the folder", file)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +90,40 @@ def _is_op(name: str) -> bool:
     return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
 
 
-def resolve(entry: ListEntry) -> tuple[str, ...]:
+def ops_of(entry: ListEntry) -> tuple[str, ...]:
     """Return the ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
     Raises OpListError with path, line and the nearest ids for an unknown name, and for one that this kind of list can't have. For a name
     that only another release of torch, ATen or Habana's compiler has it returns () and warns once.
     """
-    ids, kind = _resolve(entry), lists.kind_of(entry.cast)
-    refusal = kind.refusal(entry, ids)
-    if not kind.takes_functions and any(op != EVERY_OP and not sites_of(op) for op in ids):
-        refusal = f"the {kind.title} list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
-    if refusal:
-        raise OpListError(refusal, entry.path, entry.line)
-    return ids
+    kind = lists.kind_of(entry.list_name)
+    if entry.is_autocasts and entry.list_name != "bf16":
+        name = entry.name.removesuffix(AUTOCAST)
+        raise _refused(entry, f"{entry.name!r} belongs on the BF16 list, got it on the {kind.title} list; for that one write {name!r}")
+    ops = (EVERY_OP,) if entry.name == EVERY_OP else _named(entry)
+    if refusal := kind.refusal(entry, ops):
+        raise _refused(entry, refusal)
+    if not kind.takes_functions and any(op != EVERY_OP and not sites_of(op) for op in ops):
+        expected = f"the {kind.title} list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
+        raise _refused(entry, expected)
+    return ops
+
+
+def by_op(entries: Iterable[ListEntry]) -> dict[str, ListEntry]:
+    """Return op id → the entry that names the op: one with the op's own name, else the first."""
+    found: dict[str, ListEntry] = {}
+    for entry in entries:
+        for op in ops_of(entry):
+            if op not in found or op == entry.name:
+                found[op] = entry
+    return found
+
+
+def with_relatives(ops: Iterable[str]) -> Iterator[str]:
+    """Yield each of the ops, and after it its synonyms and its in-place and reflected forms."""
+    for op in ops:
+        yield op
+        yield from sites.relatives(op)
 
 
 def is_op(name: str) -> bool:
@@ -125,26 +148,24 @@ def can_be_listed(op: str) -> bool:
         return "." in op and _user_site(op) is not None
 
 
-def _resolve(entry: ListEntry) -> tuple[str, ...]:
-    if entry.name == EVERY_OP:
-        return (EVERY_OP,)
-    if entry.is_autocasts and entry.cast != "bf16":
-        name = entry.name.removesuffix(AUTOCAST)
-        why = f"{entry.name!r} belongs on the BF16 list, got it on the {lists.kind_of(entry.cast).title} list; for that one write {name!r}"
-        raise OpListError(why, entry.path, entry.line)
+def _named(entry: ListEntry) -> tuple[str, ...]:
     try:
-        ids = _known(entry.name.removesuffix(AUTOCAST))
+        ops = _known(entry.name.removesuffix(AUTOCAST))
     except KeyError:
         site = _user_site(entry.name) if "." in entry.name else None
-        op = None if site is None else op_of(site.original)
-        if op is not None:
-            raise OpListError(f"expected the op's own name {op!r}, got {entry.name!r}; write {op!r}", entry.path, entry.line) from None
-        if site is not None:
-            return (entry.name,)
-        raise _unknown(entry) from None
-    if not ids:
-        _warn_skipped(entry)
-    return ids
+        if site is None:
+            raise _unknown(entry) from None
+        own = op_of(site.original)
+        if own is not None:
+            raise _refused(entry, f"expected the op's own name {own!r}, got {entry.name!r}; write {own!r}") from None
+        return (entry.name,)
+    if not ops:
+        _warn_skipped(entry.path, entry.place, entry.name)
+    return ops
+
+
+def _refused(entry: ListEntry, message: str) -> OpListError:
+    return OpListError(message, entry.path, entry.line)
 
 
 def user_site(name: str) -> Site:
@@ -160,7 +181,7 @@ def _unknown(entry: ListEntry) -> OpListError:
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "op or importable function" if "." in name else "op"
-    return OpListError(f"unknown {what} {entry.name!r}; {hint}", entry.path, entry.line)
+    return _refused(entry, f"unknown {what} {entry.name!r}; {hint}")
 
 
 def nearest(name: str) -> list[str]:
@@ -169,20 +190,14 @@ def nearest(name: str) -> list[str]:
     return difflib.get_close_matches(name, names)
 
 
-_warned: set[tuple[str | None, str]] = set()
-
-
-def _warn_skipped(entry: ListEntry) -> None:
-    if (entry.path, entry.name) in _warned:
-        return
-    _warned.add((entry.path, entry.name))
-    where = f"{entry.path}:{entry.line}: " if entry.path else ""
+@functools.cache  # once for each place
+def _warn_skipped(path: str | None, place: str, name: str) -> None:
     # hmp's own lists contain the ops of every release of torch: no warning for those
-    own = entry.path is not None and Path(entry.path).is_relative_to(home())
+    own = path is not None and Path(path).is_relative_to(home())
     log.log(
         logging.DEBUG if own else logging.WARNING,
         "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
-        where,
-        entry.name,
+        f"{place}: " if place else "",
+        name,
         torch.__version__,
     )
