@@ -107,7 +107,7 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
+    """Return `tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range. Infinities stay."""
     limit = FINITE_MAX[dtype]
     if not _may_lose(tensor, dtype):
         return tensor
@@ -155,12 +155,12 @@ def _is_known_within(tensor: Tensor, limit: float) -> bool:
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor` in `dtype`. Where it needs no gradient (a mask), finite values stay finite (R12); otherwise the plain cast."""
+    """Return `tensor` in `dtype`. Where it needs no gradient (a mask), finite values stay finite; otherwise the plain cast."""
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)
 
 
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor` in `dtype` with finite values staying finite (R12), with or without a gradient: for scores with a mask added."""
+    """Return `tensor` in `dtype` with finite values staying finite, with or without a gradient: for scores with a mask added."""
     low = cast(tensor, dtype)
     if not _may_lose(tensor, dtype) or _is_known_within(tensor, FINITE_MAX[dtype]):
         return low
@@ -170,7 +170,7 @@ def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
-    """Return a float32 sum in `dtype`, in which finite operands have finite sums (R12).
+    """Return a float32 sum in `dtype`, in which finite operands have finite sums.
 
     So have masks of the lowest float32, whose sum is infinite in float32, too.
     """
@@ -188,12 +188,12 @@ def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
 
 
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor` in `dtype`; `cast_saturating` where it is 0-dim, for `mask * value`: an infinite value times 0 would be NaN (R12)."""
+    """Return `tensor` in `dtype`; `cast_saturating` where it is 0-dim, for `mask * value`: an infinite value times 0 would be NaN."""
     return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)
 
 
 def finite_scalar(value: Any, dtype: torch.dtype) -> Any:
-    """Return `value`, or the finite extreme of `dtype` where `value` is a finite number beyond its range (R12)."""
+    """Return `value`, or the finite extreme of `dtype` where `value` is a finite number beyond its range."""
     return (FINITE_MAX[dtype] if value > 0 else -FINITE_MAX[dtype]) if overflows(value, dtype) else value
 
 
@@ -279,7 +279,7 @@ def cast_call(
 def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
     """Return the dtype that torch promotes `tensors`, at least one, to: bfloat16 with float16 gives float32.
 
-    Unless `count_0dim` is given, 0-dim tensors do not count if others have dimensions (R3, torch's own rule).
+    Unless `count_0dim` is given, 0-dim tensors do not count if others have dimensions (torch's own rule).
     """
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors
@@ -307,7 +307,7 @@ def in_shape(result: Tensor, shape: tuple[int, ...]) -> Tensor:
     return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
 
 
-# --- into `out=` (R6) -----------------------------------------------------------------------------------------------------
+# --- into `out=` ----------------------------------------------------------------------------------------------------------
 
 
 def deliver(result: Any, out: Any) -> Any:

@@ -13,7 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,10 +21,6 @@ from torch.overrides import TorchFunctionMode
 from . import locks, saved_tensors
 from .active import Off, PolicyTable, state
 from .casting import castable, dtype_name, each_castable
-from .log import PACKAGES as PACKAGES
-from .log import caller as caller
-from .log import log as log
-from .log import should_log as should_log
 from .patching import unpatched_op
 from .torch_ops import name_of
 from .torch_private import (
@@ -36,7 +32,7 @@ from .torch_private import (
 if TYPE_CHECKING:
     from .rules import Op, OpRule
 
-_MOST_NAMES = 4096  # functions whose names a mode remembers
+_MOST_NAMES = 4096  # which a mode remembers
 _compiling = torch.compiler.is_compiling
 
 
@@ -49,7 +45,7 @@ class Call:
     The others are noted for listeners that measure: the dtypes that torch's op `computed` in, seconds in the op and in casts, how many
     `casts` were made, of how many bytes, and how many a cache saved; `cast_dtypes` has the two dtypes of each, where a listener asks.
     `is_autocast`: torch.autocast decided. `in_float32`: a product that rounds its inputs to the low-precision dtype and computes in
-    float32. `lacks_kernel`: it ran in float32 for want of a kernel (R11).
+    float32. `lacks_kernel`: it ran in float32 for want of a kernel.
     """
 
     result: Any = None
@@ -169,18 +165,18 @@ def listen(*added: Listener) -> Iterator[None]:
         yield
 
 
-def begins_of(told: Sequence[Listener]) -> list[Callable[[Call], None]]:
+def begins_of(listeners: Sequence[Listener]) -> list[Callable[[Call], None]]:
     """Return the `begin` of those of the listeners that have one."""
-    return [each.begin for each in told if _has(each, "begin")]
+    return [each.begin for each in listeners if _has(each, "begin")]
 
 
-def end_all(told: Sequence[Listener], call: Call) -> None:
+def end_all(listeners: Sequence[Listener], call: Call) -> None:
     """Report the end of a call to all of the listeners; what one raises is raised when the others have heard of it."""
-    for at, each in enumerate(told):
+    for at, each in enumerate(listeners):
         try:
             each.end(call)
         except BaseException:
-            end_all(told[at + 1 :], call)
+            end_all(listeners[at + 1 :], call)
             raise
 
 
@@ -195,14 +191,14 @@ def _change(to: Callable[[tuple[Listener, ...]], tuple[Listener, ...]]) -> None:
     rebuild()
 
 
-def noting(told: Sequence[Listener], about: str, op: str, other: Callable[[Any], None] | None) -> Callable[[Any], None]:
+def noting(listeners: Sequence[Listener], about: str, op: str, other: Callable[[Any], None] | None) -> Callable[[Any], None]:
     """Return the function to which an op on the list `about` reports, in backward too; `other` gets it as well."""
     module = modules.path
 
     def tell(value: Any) -> None:
         if other is not None:
             other(value)
-        for each in told:
+        for each in listeners:
             each.noted(about, op, module, value)
 
     return tell
@@ -213,11 +209,11 @@ def noting(told: Sequence[Listener], about: str, op: str, other: Callable[[Any],
 Clock = Callable[[], float]
 
 
-def clock_of(told: Sequence[Listener]) -> Clock | None:
+def clock_of(listeners: Sequence[Listener]) -> Clock | None:
     """Return what times calls for these listeners, None where none of them measures."""
-    if not any(each.measures for each in told):
+    if not any(each.measures for each in listeners):
         return None
-    return _once_done if any(each.synchronizes for each in told) and torch.accelerator.is_available() else time.perf_counter
+    return _once_done if any(each.synchronizes for each in listeners) and torch.accelerator.is_available() else time.perf_counter
 
 
 def _once_done() -> float:
@@ -267,20 +263,6 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 # --- modules ---
 
 
-class Place(NamedTuple):
-    """A place in the user's program.
-
-    The path of the running nn.Module ("" outside of all), and file and line of the nearest code that is neither torch's nor hmp's.
-    """
-
-    module: str
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.module or '(no module)'} at {self.file}:{self.line}"
-
-
 class Modules:
     """Which nn.Module is running in each thread, known while somebody listens, for every module of the process, whatever its model.
 
@@ -290,32 +272,26 @@ class Modules:
     def __init__(self) -> None:
         self._threads = threading.local()
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
-        self._watching = 0
         self._hooks: list[Any] = []
-        self._entered: tuple[Listener, ...] = ()
-        self._left: tuple[Listener, ...] = ()
+        self._listeners: tuple[Listener, ...] = ()
 
     @contextmanager
-    def watch(self, added: Sequence[Listener] = ()) -> Iterator[None]:
+    def watch(self, added: Sequence[Listener]) -> Iterator[None]:
         """Return a context manager with hooks on all modules, one pair for all that listen."""
-        entered, left = ([each for each in added if _has(each, name)] for name in ("entered", "left"))
         with _lock:
-            self._entered, self._left = (*self._entered, *entered), (*self._left, *left)
-            if not self._watching:
+            if not self._listeners:
                 register = torch.nn.modules.module
                 self._hooks = [
                     register.register_module_forward_pre_hook(self.enter),
                     register.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
                 ]
-            self._watching += 1
+            self._listeners = (*self._listeners, *added)
         try:
             yield
         finally:
             with _lock:
-                self._entered = tuple(each for each in self._entered if each not in entered)
-                self._left = tuple(each for each in self._left if each not in left)
-                self._watching -= 1
-                if not self._watching:
+                self._listeners = tuple(each for each in self._listeners if each not in added)
+                if not self._listeners:
                     for hook in self._hooks:
                         hook.remove()
                         hooks_with_keywords.pop(hook.id, None)  # which torch leaves there
@@ -324,41 +300,31 @@ class Modules:
     @property
     def path(self) -> str:
         """Return the path of the innermost running module of this thread, "" for none."""
-        stack = self._stack()
-        return stack[-1][1] if stack else ""
+        return next((path for _, path in reversed(self._stack())), "")
 
     @property
     def root(self) -> torch.nn.Module | None:
         """Return the outermost running module of this thread, None for none."""
-        stack = self._stack()
-        return stack[0][0] if stack else None
+        return next(iter(self.running), None)
 
     @property
     def innermost(self) -> torch.nn.Module | None:
         """Return the innermost running module of this thread, None for none."""
-        stack = self._stack()
-        return stack[-1][0] if stack else None
+        return next(reversed(self.running), None)
 
     @property
     def around(self) -> str | None:
         """Return the path of the module around the innermost one, or None."""
-        stack = self._stack()
-        return stack[-2][1] if len(stack) > 1 else None
+        return next((path for _, path in self._stack()[-2:-1]), None)
 
     @property
     def running(self) -> list[torch.nn.Module]:
         """Return the running modules of this thread, outermost first."""
         return [module for module, _ in self._stack()]
 
-    def place(self) -> Place:
-        """Return the place of the calling code."""
-        return Place(self.path, *caller())
-
     def _stack(self) -> list[tuple[torch.nn.Module, str]]:
-        found: list[tuple[torch.nn.Module, str]] | None = getattr(self._threads, "stack", None)
-        if found is None:
-            found = self._threads.stack = []
-        return found
+        stack: list[tuple[torch.nn.Module, str]] = vars(self._threads).setdefault("stack", [])
+        return stack
 
     def enter(self, module: torch.nn.Module, args: Any = None) -> None:
         """Note that a module is called."""
@@ -371,7 +337,7 @@ class Modules:
                 stack.clear()  # a KeyboardInterrupt ended them, for which torch calls no hook
                 self._threads.depth = depth
         stack.append((module, self._path_in(stack[0][0] if stack else module, module, stack)))
-        for each in self._entered:
+        for each in self._listeners:
             each.entered(module)
 
     def _leave(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
@@ -389,7 +355,7 @@ class Modules:
             return
         del stack[at + 1 :]  # a user's hook raised before ours ran
         try:
-            for each in self._left:
+            for each in self._listeners:
                 each.left(module, args, kwargs, output, raised)
         finally:
             del stack[at:]
@@ -415,61 +381,51 @@ class _Functions(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tell(())
-        self._names: dict[Any, str] = {}
-        self._no_ops: set[Any] = set()
+        self.report_to(())
+        self._name_of = functools.lru_cache(_MOST_NAMES)(name_of)  # "" for what is no op
         self._thread = threading.get_ident()
 
-    def tell(self, told: Sequence[Listener]) -> None:
+    def report_to(self, listeners: Sequence[Listener]) -> None:
         """Report to these listeners from now on."""
-        self.told = tuple(told)
-        self.inside = tuple(each for each in told if each.inside)
-        self.clock = clock_of(told)
+        self.listeners = tuple(listeners)
+        self.inside = tuple(each for each in listeners if each.inside)
+        self.clock = clock_of(listeners)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the function's own result."""
         func = unpatched_op(func)  # a wrapper has called it
+        kwargs = kwargs or {}
         # most of what arrives here reads a tensor's dtype and the like, hmp's own code before all
-        told = self.told if here.call is None else self.inside
-        if func in self._no_ops or not told or here.function is not None:
-            return func(*args, **(kwargs or {}))
-        name = self._names.get(func)
-        if name is None:
-            name = name_of(func)
-            if len(self._names) + len(self._no_ops) < _MOST_NAMES:
-                if name:
-                    self._names[func] = name
-                else:
-                    self._no_ops.add(func)
-        if not name:
-            return func(*args, **(kwargs or {}))
-        call = here.function = Call(name, None, func, args, kwargs or {})
+        listeners = self.listeners if here.call is None else self.inside
+        if not listeners or here.function is not None or not (name := self._name_of(func)):
+            return func(*args, **kwargs)
+        call = here.function = Call(name, None, func, args, kwargs)
         clock = self.clock
         try:
             if clock is None:
-                call.result = func(*args, **call.kwargs)
+                call.result = func(*args, **kwargs)
             else:
                 started = clock()
-                call.result = func(*args, **call.kwargs)
+                call.result = func(*args, **kwargs)
                 call.op_seconds = clock() - started
         except BaseException as error:
             call.error = error
             raise
         finally:
             here.function = None
-            end_all(told, call)
+            end_all(listeners, call)
         return call.result
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
-        told = [each for each in self.told if each.in_backward]
-        if not told or threading.get_ident() != self._thread or self in function_mode_stack():
+        listeners = [each for each in self.listeners if each.in_backward]
+        if not listeners or threading.get_ident() != self._thread or self in function_mode_stack():
             return run
-        return functools.partial(_run_backward, self, told, run)
+        return functools.partial(_run_backward, self, listeners, run)
 
 
-def _run_backward(mode: _Functions, told: Sequence[Listener], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    for each in told:
+def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for each in listeners:
         each.backward_begins()
     with mode:
         return run(*args, **kwargs)
@@ -485,12 +441,12 @@ def _functions(added: Sequence[Listener]) -> Iterator[None]:
         mode = here.functions = _Functions()
         mode.__enter__()  # type: ignore[no-untyped-call]
         state.around_backward.append(mode.around_backward)
-    mode.tell((*mode.told, *added))
+    mode.report_to((*mode.listeners, *added))
     try:
         yield
     finally:
-        mode.tell([each for each in mode.told if each not in added])
-        if not mode.told:
+        mode.report_to([each for each in mode.listeners if each not in added])
+        if not mode.listeners:
             here.functions = None
             state.around_backward.remove(mode.around_backward)
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -500,16 +456,19 @@ def _functions(added: Sequence[Listener]) -> Iterator[None]:
 
 
 class _Aten(TorchDispatchMode):
-    """The one mode of a thread, for all that listen in it, the latest first. A DTensor calls ops on this process's part of it."""
+    """The one mode of a thread, for all that listen in it, the latest first: what a listener computes itself reaches no other one.
+
+    A DTensor calls ops on this process's part of it.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.told: tuple[Listener, ...] = ()
+        self.listeners: tuple[Listener, ...] = ()
 
     @property
     def allows_exchanged_memory(self) -> bool:
         """Return True if hmp may make nodes for casts that are used again, as it does where nobody listens."""
-        return not any(each.follows_tensors for each in self.told)
+        return not any(each.follows_tensors for each in self.listeners)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the op's own result."""
@@ -518,10 +477,10 @@ class _Aten(TorchDispatchMode):
                 return NotImplemented
             if kind.__name__ == "FakeTensor":
                 return func(*args, **(kwargs or {}))  # a DTensor asks for shapes
-        run, told = func, self.told
-        for each in told[:-1]:
+        run, listeners = func, self.listeners
+        for each in listeners[:-1]:
             run = functools.partial(_chained, each, func, run)
-        return told[-1].aten(func, run, args, kwargs or {})
+        return listeners[-1].aten(func, run, args, kwargs or {})
 
 
 def _chained(listener: Listener, func: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -534,14 +493,14 @@ def hear_aten(listener: Listener) -> Iterator[None]:
     mode = here.aten
     if mode is None:
         mode = here.aten = _Aten()
-        mode.told = (listener,)
+        mode.listeners = (listener,)
         mode.__enter__()  # type: ignore[no-untyped-call]
     else:
-        mode.told = (*mode.told, listener)
+        mode.listeners = (*mode.listeners, listener)
     try:
         yield
     finally:
-        mode.told = tuple(each for each in mode.told if each is not listener)
-        if not mode.told:
+        mode.listeners = tuple(each for each in mode.listeners if each is not listener)
+        if not mode.listeners:
             here.aten = None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -67,24 +67,8 @@ class SavedExactly:
 # --- watchers of ops that save tensors in a form of their own ---
 
 
-class Watcher(Protocol):
-    """Receives what ops save for backward that have a form of their own for it."""
-
-    def kept(self, op: str, tensor: Tensor, nbytes: int | None) -> Any:
-        """Note that an op saves a tensor: in so many bytes, or the tensor itself (None).
-
-        What it returns is given to `changed`.
-        """
-
-    def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
-        """Note that it was brought into that form or out of it: by how many bytes less is kept, and how long it took.
-
-        `errors` has for each time two sums of squares, of what that changed and of the numbers.
-        """
-
-
-watchers: list[Watcher] = []
-About = list[tuple[Watcher, Any]]
+watchers: list[Any] = []  # listeners with the methods `kept` and `changed`
+About = list[tuple[Any, Any]]
 
 
 def tell_kept(op: str, tensor: Tensor, nbytes: int | None) -> About:
@@ -110,12 +94,12 @@ class _Counting:
     """The pack hook of all that count in one thread."""
 
     def __init__(self, keep: Callable[[Tensor], None]) -> None:
-        self.told = [keep]
+        self.listeners = [keep]
 
     def pack(self, tensor: Tensor) -> SavedExactly:
         """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
         with without_torch_function():
-            for keep in self.told:
+            for keep in self.listeners:
                 keep(tensor)
             return SavedExactly(tensor, "an op")
 
@@ -139,11 +123,11 @@ def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
     """Make a context in which `keep` gets the tensors that this thread saves for backward, but for those in a form of an op's own."""
     found = innermost_counter()
     if found is not None:  # torch calls the innermost hook alone
-        found.told.append(keep)
+        found.listeners.append(keep)
         try:
             yield
         finally:
-            found.told.remove(keep)
+            found.listeners.remove(keep)
         return
     counter = _Counting(keep)
     with _for_transforms:

@@ -116,14 +116,14 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
                 ruled = _with_words(ruled, lists.kind_of(source.list_name), policy)
             _add(found, site, ruled, source if rule.is_list else None)
     for added in lists.adding():
-        if listed.by_cast[added.name]:
+        if listed.by_list[added.name]:
             _add_list(found, listed, policy, added)
     return found
 
 
 def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: ListKind) -> None:
     """Have done what a list adds to whatever else is done with its ops."""
-    named = listed.by_cast[kind.name].keys()
+    named = listed.by_list[kind.name].keys()
     every_op = sites.starred if kind.every_op is None else kind.every_op
     for op in dict.fromkeys(_with_relatives((*(named - {EVERY_OP}), *(every_op() if EVERY_OP in named else ())))):
         entry = listed.added(kind.name, op)
@@ -138,7 +138,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
 
 def _candidates(listed: Listed) -> Iterable[str]:
     """Return the ids of all ops that may need a wrapper under a policy with these lists."""
-    named = [name for table in listed.by_cast.values() for name in table if name != EVERY_OP]
+    named = [name for table in listed.by_list.values() for name in table if name != EVERY_OP]
     unlisted = [name for rule in rules.RULES for name in rule.ops]
     return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..core.active import current_state
-from ..core.observe import PACKAGES, Call, Listener, Place, caller, here, modules
+from ..core.log import PACKAGES, caller
+from ..core.observe import Call, Listener, here, modules
 from ..core.policy import Policy
 from ..core.rules import OpRule
 from ..core.torch_private import RUN_BACKWARD
@@ -31,6 +32,25 @@ class Direction(Word):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+
+
+class Place(NamedTuple):
+    """A place in the user's program.
+
+    The path of the running nn.Module ("" outside of all), and file and line of the nearest code that is neither torch's nor hmp's.
+    """
+
+    module: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module or '(no module)'} at {self.file}:{self.line}"
+
+
+def place_here() -> Place:
+    """Return the place of the calling code."""
+    return Place(modules.path, *caller())
 
 
 class Owner(NamedTuple):
@@ -97,9 +117,9 @@ class OpOwners(Listener):
         # in a dispatch mode casts are off: the policy is that of the call
         call = here.call or here.function
         if call is None:
-            owner = Owner(aten, None, current_state().policy, modules.place())
+            owner = Owner(aten, None, current_state().policy, place_here())
         else:
-            owner = Owner(call.op, call.rule, call.here.policy, modules.place())
+            owner = Owner(call.op, call.rule, call.here.policy, place_here())
         return self._owners.setdefault(owner, owner)
 
 

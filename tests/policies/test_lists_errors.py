@@ -180,12 +180,16 @@ def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(
     ("make", "said"),
     [
         (lambda folder: (folder / "base").write_text("autocast"), "my_lists/base: did you mean 'base.txt'?"),
+        (
+            lambda folder: (folder / "todo.txt").write_text("softmax  # and\nlog @ head"),
+            "my_lists/todo.txt: no kind of list 'todo' is installed",
+        ),
         (lambda folder: (folder / "fp32.txt").symlink_to("/moved/a.txt"), "my_lists/fp32.txt: is a link to /moved/a.txt, which does not"),
         (lambda folder: (folder / "base.txt").symlink_to("/moved/b.txt"), "my_lists/base.txt: is a link to /moved/b.txt, which does not"),
         (lambda folder: (folder / "recipe.txt").mkdir(), "my_lists/recipe.txt: expected a text file, got a folder"),
         (lambda folder: (folder / "dtype.txt").write_bytes(b"\xff"), "my_lists/dtype.txt:1: is not UTF-8 text"),
     ],
-    ids=["nearly base.txt", "link", "base.txt", "folder", "UTF-8"],
+    ids=["nearly base.txt", "ops alone", "link", "base.txt", "folder", "UTF-8"],
 )
 def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
     make: Callable[[Path], object], said: str, my_lists: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

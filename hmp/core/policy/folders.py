@@ -61,7 +61,7 @@ def lists_named(name: str) -> set[ListName]:
     """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
     plain = re.sub(r"[\W_]", "", name.casefold())
     marks = {mark: kind.name for kind in lists.kinds() for mark in (kind.name.replace("_", ""), *kind.aliases) if mark in plain}
-    return {cast for mark, cast in marks.items() if not any(mark in other and mark != other for other in marks)}
+    return {name for mark, name in marks.items() if not any(mark in other and mark != other for other in marks)}
 
 
 def _nearly(name: str) -> str | None:
@@ -93,11 +93,14 @@ def files_in(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in file_names() if name in there}
 
 
+def _others_in(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_names_in(folder).difference(file_names()))]
+
+
 def misnamed(folder: Path) -> dict[Path, str]:
     """Return each file in the folder whose name is nearly that of a policy's file, with the right name."""
-    others = [folder / name for name in sorted(_names_in(folder).difference(file_names()))]
-    found = {file: _nearly(file.name) for file in others if "." in file.name or not file.is_dir()}  # a folder is another policy
-    return {file: right for file, right in found.items() if right is not None}
+    others = (file for file in _others_in(folder) if "." in file.name or not file.is_dir())  # a folder is another policy
+    return {file: right for file in others if (right := _nearly(file.name)) is not None}
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -115,14 +118,12 @@ def what_is_meant(right: str) -> str:
 def contents(folder: Path) -> dict[str, Path]:
     """Return `files_in(folder)`. Raise OpListError where it has no list, or a file that is nearly one of these and would be left out."""
     wrong = misnamed(folder)
-    if len(wrong) == 1:
-        ((file, right),) = wrong.items()
-        raise OpListError(what_is_meant(right), file)
     if wrong:
-        found = ", ".join(f"{file.name!r} (did you mean {right!r}?)" for file, right in wrong.items())
-        raise OpListError(f"hmp does not read files of these names: {found}; rename them, or move them out of the folder", folder)
-    for other in sorted(_names_in(folder) - set(file_names())):
-        _refuse_unknown_kind(folder / other)
+        (file, right), *others = wrong.items()
+        also = "".join(f"; {other}: {what_is_meant(its)}" for other, its in others)
+        raise OpListError(f"{what_is_meant(right)}{also}", file)
+    for file in _others_in(folder):
+        _refuse_unknown_kind(file)
     files = files_in(folder)
     if not list_files(files):
         raise OpListError(
@@ -165,28 +166,23 @@ def is_no_folder(given: str) -> OpListError:
     except OSError as error:  # no permission for a folder above it
         return OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", path)
     if is_file:
-        cast = next(iter(lists_named(path.name)), "bf16")
+        likely = next(iter(lists_named(path.name)), "bf16")
         folder = f"write {str(path.parent)!r} for the lists beside it, or " if files_in(path.parent) else ""
         return OpListError(
             f"expected a preset's name or a folder of list files, got a file; {folder}"
-            f"for one list alone policy=hmp.Policy.from_files({cast}={given!r})",
+            f"for one list alone policy=hmp.Policy.from_files({likely}={given!r})",
             path,
         )
     near = difflib.get_close_matches(given.casefold(), presets.policies())
-    beside = {each.name.casefold(): str(each) for each in _folders_of_lists(path.parent)}
+    beside = {file.parent.name.casefold(): str(file.parent) for kind in lists.kinds() for file in path.parent.glob(f"*/{kind.file}")}
     near += [beside[name] for name in difflib.get_close_matches(path.name.casefold(), beside)]
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return OpListError(f"unknown policy {given!r}; {meant}presets are {presets.names()}, or name a folder of list files")
 
 
-def _folders_of_lists(parent: Path) -> list[Path]:
-    """Return the folders inside `parent` that contain a list."""
-    return sorted({file.parent for cast in lists.names() for file in parent.glob(f"*/{cast}.txt")})
-
-
 def list_files(files: Mapping[str, Path]) -> dict[ListName, Path]:
     """Return the lists among the files of a policy's folder."""
-    return {cast: files[f"{cast}.txt"] for cast in lists.names() if f"{cast}.txt" in files}
+    return {kind.name: files[kind.file] for kind in lists.kinds() if kind.file in files}
 
 
 def read_base(files: Mapping[str, Path]) -> str:
@@ -217,14 +213,13 @@ def word_files(given: Mapping[str, str]) -> dict[str, str]:
     return {word.file: f"{given[field]}\n" for field, word in found if given.get(field, word.allowed[0]) != word.allowed[0]}
 
 
-def write_words(folder: Path, given: Mapping[str, str]) -> None:
-    """Write `word_files()`, and remove those that another policy has left there."""
-    files = word_files(given)
-    for word in words().values():
-        if word.file in files:
-            (folder / word.file).write_text(files[word.file], encoding="utf-8")
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the texts into files of these names, and remove the other files that a policy may have left there."""
+    for name in file_names():
+        if name in texts:
+            (folder / name).write_text(texts[name], encoding="utf-8")
         else:
-            (folder / word.file).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
 
 
 def _word(file: Path, allowed: Sequence[str]) -> str:

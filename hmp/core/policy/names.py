@@ -99,13 +99,13 @@ def ops_of(entry: ListEntry) -> tuple[str, ...]:
     kind = lists.kind_of(entry.list_name)
     if entry.is_autocasts and entry.list_name != "bf16":
         name = entry.name.removesuffix(AUTOCAST)
-        raise _refused(entry, f"{entry.name!r} belongs on the BF16 list, got it on the {kind.title} list; for that one write {name!r}")
+        raise entry.error(f"{entry.name!r} belongs on the BF16 list, got it on the {kind.title} list; for that one write {name!r}")
     ops = (EVERY_OP,) if entry.name == EVERY_OP else _named(entry)
     if refusal := kind.refusal(entry, ops):
-        raise _refused(entry, refusal)
+        raise entry.error(refusal)
     if not kind.takes_functions and any(op != EVERY_OP and not sites_of(op) for op in ops):
         expected = f"the {kind.title} list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
-        raise _refused(entry, expected)
+        raise entry.error(expected)
     return ops
 
 
@@ -138,7 +138,7 @@ def is_op(name: str) -> bool:
 def can_be_listed(op: str) -> bool:
     """Return True if a list may hold `op` by this name, and decides by it.
 
-    An op of torch's or a user's function, and no in-place form (R5).
+    An op of torch's or a user's function, and no in-place form.
     """
     if op.endswith("_") or op in op_facts.DTYPE_OPS or (op[:1] == "i" and op[1:] in op_facts.BINARY_DUNDERS):
         return False
@@ -157,15 +157,11 @@ def _named(entry: ListEntry) -> tuple[str, ...]:
             raise _unknown(entry) from None
         own = op_of(site.original)
         if own is not None:
-            raise _refused(entry, f"expected the op's own name {own!r}, got {entry.name!r}; write {own!r}") from None
+            raise entry.error(f"expected the op's own name {own!r}, got {entry.name!r}; write {own!r}") from None
         return (entry.name,)
     if not ops:
         _warn_skipped(entry.path, entry.place, entry.name)
     return ops
-
-
-def _refused(entry: ListEntry, message: str) -> OpListError:
-    return OpListError(message, entry.path, entry.line)
 
 
 def user_site(name: str) -> Site:
@@ -181,7 +177,7 @@ def _unknown(entry: ListEntry) -> OpListError:
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "op or importable function" if "." in name else "op"
-    return _refused(entry, f"unknown {what} {entry.name!r}; {hint}")
+    return entry.error(f"unknown {what} {entry.name!r}; {hint}")
 
 
 def nearest(name: str) -> list[str]:

@@ -22,7 +22,7 @@ from ..compiler_stance import untraced_class
 from ..log import log
 from . import folders, precedence, presets
 from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, parse_entry, parse_list, read_list
-from .folders import BASE_FILE, check_gaudi_config, low_dtype, read_gaudi_config
+from .folders import check_gaudi_config, low_dtype, read_gaudi_config
 from .names import by_op, ops_of, with_relatives
 from .precedence import Listed
 from .presets import meaning, policies
@@ -196,7 +196,7 @@ class Policy:
     ) -> Policy:
         """Load a policy from list files.
 
-        The names in the files, and their synonyms, take precedence over the default lists, which is logged (see rule R4).
+        The names in the files, and their synonyms, take precedence over the default lists, which is logged.
 
         Args:
             bf16: The list of ops that run in the low-precision dtype. "" and None are Habana's default list.
@@ -511,14 +511,10 @@ class Policy:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise HmpError(f"{target}: expected a folder for the lists, got a file; name another folder, which is created") from None
-        for kind in lists.kinds():
-            if kind.name in self.lists:
-                names = sorted(self.entries(kind.name), key=lambda name: ("@" in name, name == EVERY_OP))
-                (target / kind.file).write_text(folders.list_text(kind, names), encoding="utf-8")
-            else:
-                (target / kind.file).unlink(missing_ok=True)  # what another policy may have left there
-        (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
-        folders.write_words(target, self._words)
+        texts = folders.word_files(self._words)
+        for kind in map(lists.kind_of, self.lists):
+            texts[kind.file] = folders.list_text(kind, sorted(self.entries(kind.name), key=lambda name: ("@" in name, name == EVERY_OP)))
+        folders.write(target, texts)  # without a base.txt: all of this policy's entries are in its lists
         return target
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
@@ -551,9 +547,8 @@ class Policy:
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else ops_of(ListEntry(name, "bf16"))
-            decided = [(here.decides(op), there.decides(op)) for op in ops]
-            differing = [(one, another) for one, another in decided if one != another]
-            if pair[0] == pair[1] or (decided and not differing):
+            differing = [both for op in ops if (both := (here.decides(op), there.decides(op)))[0] != both[1]]
+            if pair[0] == pair[1] or (ops and not differing):
                 continue
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]

@@ -54,7 +54,8 @@ def policies() -> list[str]:
         >>> {"autocast", "habana"} <= set(hmp.policies())
         True
     """
-    return sorted({*_folders(), *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
+    found = {path.name for path in home().iterdir() if (path / "bf16.txt").is_file()}
+    return sorted({*found, *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
 
 
 def meaning(preset: str) -> str:
@@ -117,10 +118,6 @@ def is_in_one(file: str | None) -> bool:
 def _by_release(name: str) -> tuple[str, tuple[int, ...]]:
     """Sort torch-cpu@2.9 before torch-cpu@2.10."""
     return name.partition("@")[0], release(name)
-
-
-def _folders() -> list[str]:
-    return [path.name for path in home().iterdir() if (path / "bf16.txt").is_file()]
 
 
 def _available(kind: str) -> bool:

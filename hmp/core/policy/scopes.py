@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import HmpError, OpListError
+from ...errors import HmpError
 from .. import lists
 from . import presets
 from .entries import AUTOCAST, ListEntry
@@ -28,7 +28,7 @@ _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 class ModuleNode(NamedTuple):
     """A module at one of its paths in a model, with the scoped entries that match the path.
 
-    `parent` is the node of the module that contains it, None for the model itself.
+    `above` are the nodes of the modules that contain it, the nearest first.
 
     `paths` are its names: first the one that named_modules() gives, last the one in the model itself, without the parts that wrappers have
     put in (`module`, `_checkpoint_wrapped_module`), and between them those without some of these parts. An entry may match any.
@@ -37,19 +37,12 @@ class ModuleNode(NamedTuple):
     paths: tuple[str, ...]
     module: torch.nn.Module
     matched: tuple[ListEntry, ...]
-    parent: ModuleNode | None
+    above: tuple[ModuleNode, ...]
 
     @property
     def path(self) -> str:
         """Return the module's path in the model itself."""
         return self.paths[-1]
-
-    def upwards(self) -> Iterator[ModuleNode]:
-        """Yield the node itself, its parent, and so on up to the model's."""
-        node: ModuleNode | None = self
-        while node is not None:
-            yield node
-            node = node.parent
 
 
 def refuse_without_model(policy: Policy) -> None:
@@ -78,8 +71,8 @@ def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool =
     nearness: dict[torch.nn.Module, dict[ListEntry, int]] = {}
     for node in nodes:
         steps = nearness.setdefault(node.module, {})
-        for distance, above in enumerate(node.upwards()):
-            for entry in above.matched:
+        for distance, around in enumerate((node, *node.above)):
+            for entry in around.matched:
                 steps[entry] = min(distance, steps.get(entry, distance))
     of_ranks = functools.cache(functools.partial(effective, policy.unscoped))
     return {module: of_ranks(_by_rank(steps)) for module, steps in nearness.items()}
@@ -111,7 +104,7 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
     found: dict[torch.nn.Module, Policy] = {}
     for node in _nodes(model, ()):
         own = policies[node.module]
-        if own is not outside or any(policies[above.module] is not own for above in node.upwards()):
+        if own is not outside or any(policies[around.module] is not own for around in node.above):
             found[node.module] = own
     return found
 
@@ -135,7 +128,7 @@ def plain_path(path: str) -> str:
 def effective(base: Policy, ranks: Ranks) -> Policy:
     """Return the unscoped policy of a module: `base` with the entries of `ranks` over its lists, without their scopes.
 
-    An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base` (R4).
+    An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base`.
     """
     taken: dict[tuple[str, str], ListEntry] = {}
     kept: list[ListEntry] = []
@@ -179,11 +172,9 @@ def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
             if other.list_name in excluded:
                 also = f" ({other.place})" if other.path else ""
                 one, another = (lists.kind_of(each.list_name).title for each in (entry, other))
-                raise OpListError(
+                raise entry.error(
                     f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
-                    "same op in one module and are equally specific; remove one, or make one pattern longer",
-                    entry.path,
-                    entry.line,
+                    "same op in one module and are equally specific; remove one, or make one pattern longer"
                 )
 
 
@@ -200,28 +191,22 @@ def exactness(scope: str) -> int:
 
 
 def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:
-    """Yield a node for every path of every module of `model`, parents first, with the scoped `entries` that match it.
+    """Return a node for every path of every module of `model`, parents first, with the scoped `entries` that match it.
 
     ScriptModules are left out: they are compiled, and no policy reaches their ops.
     """
     matching = [(re.compile(fnmatch.translate(str(entry.scope))), entry) for entry in entries]
 
-    def node(paths: tuple[str, ...], module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
-        matched = tuple(entry for glob, entry in matching if any(map(glob.match, paths)))
-        return ModuleNode(paths, module, matched, parent)
+    def inside(paths: tuple[str, ...], module: torch.nn.Module, above: tuple[ModuleNode, ...]) -> Iterator[ModuleNode]:
+        node = ModuleNode(paths, module, tuple(entry for glob, entry in matching if any(map(glob.match, paths))), above)
+        yield node
+        above = (node, *above)
+        for name, child in module._modules.items():
+            if child is None or isinstance(child, torch.jit.ScriptModule) or any(around.module is child for around in above):
+                continue  # modules may contain each other
+            yield from inside(_paths_inside(node, name), child, above)
 
-    waiting = [node(("",), model, None)]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        inside = [
-            node(_paths_inside(here, name), child, here)
-            for name, child in here.module._modules.items()
-            if child is not None
-            and not isinstance(child, torch.jit.ScriptModule)
-            and all(above.module is not child for above in here.upwards())  # modules may contain each other
-        ]
-        waiting += reversed(inside)
+    return inside(("",), model, ())
 
 
 def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
@@ -235,15 +220,11 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
     found = {entry for node in nodes for entry in node.matched}
     if found.issuperset(policy.scoped):
         return
-    for entry in of_user(policy):
-        if entry not in found:
-            model = type(nodes[0].module).__name__
-            raise OpListError(
-                f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); "
-                f"{hint(str(entry.scope), [node.path for node in nodes if node.path])}",
-                entry.path,
-                entry.line,
-            )
+    entry = next((entry for entry in of_user(policy) if entry not in found), None)
+    if entry is not None:
+        near = hint(str(entry.scope), [node.path for node in nodes if node.path])
+        model = type(nodes[0].module).__name__
+        raise entry.error(f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); {near}")
 
 
 def hint(scope: str, paths: list[str]) -> str:

@@ -282,7 +282,7 @@ def _check(model: Any, loss: Any) -> None:
     model_call.check_module(model, "compare()")
     if loss is not None and not callable(loss):
         raise HmpError(f"loss= expected a function of the model's output, got {type(loss).__name__}")
-    if here.aten is not None and any(isinstance(each, Float32Reference) for each in here.aten.told):
+    if here.aten is not None and any(isinstance(each, Float32Reference) for each in here.aten.listeners):
         raise HmpError("compare() was called inside compare(), which would count the ops of both; call one after the other")
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from ...core.observe import listen, log
+from ...core.log import log
+from ...core.observe import listen
 from ...core.policy import ListEntry, ops_of
 from ...errors import HmpError, NonFiniteError, OpListError
 from .finding import Finding

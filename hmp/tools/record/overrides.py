@@ -16,7 +16,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...core import lists, locks
 from ...core.active import InBackward, Off, PolicyTable, autocast, state
 from ...core.casting import castable, dtype_name, each_castable, each_tensor
-from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
+from ...core.log import PACKAGES
+from ...core.observe import RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
 from ...core.torch_patches import model_wrappers, module_calls

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ...core.observe import Place, modules
 from ...core.rules import rules
+from ..op_owners import Place, place_here
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ class BoundedPlaces:
 
     def here(self) -> Place:
         """Return the place of the code that calls now."""
-        place = modules.place()
+        place = place_here()
         if place in self._known:
             return place
         if len(self._known) >= MOST_PLACES:
