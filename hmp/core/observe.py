@@ -382,7 +382,7 @@ class _Functions(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.report_to(())
-        self._name_of = functools.lru_cache(_MOST_NAMES)(name_of)  # "" for what is no op
+        self._name_of = functools.lru_cache(_MOST_NAMES)(name_of)  # "" for other functions than ops
         self._thread = threading.get_ident()
 
     def report_to(self, listeners: Sequence[Listener]) -> None:

@@ -93,8 +93,8 @@ def _tensor_of(saved: SavedExactly) -> Tensor:
 class _Counting:
     """The pack hook of all that count in one thread."""
 
-    def __init__(self, keep: Callable[[Tensor], None]) -> None:
-        self.listeners = [keep]
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Tensor], None]] = []
 
     def pack(self, tensor: Tensor) -> SavedExactly:
         """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
@@ -121,21 +121,16 @@ def can_count() -> bool:
 @contextlib.contextmanager
 def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
     """Make a context in which `keep` gets the tensors that this thread saves for backward, but for those in a form of an op's own."""
-    found = innermost_counter()
-    if found is not None:  # torch calls the innermost hook alone
-        found.listeners.append(keep)
-        try:
-            yield
-        finally:
-            found.listeners.remove(keep)
-        return
-    counter = _Counting(keep)
-    with _for_transforms:
-        push_saved_tensors_hooks(counter.pack, _tensor_of)
-        try:
-            yield
-        finally:
-            pop_saved_tensors_hooks()
+    with contextlib.ExitStack() as undo:
+        counter = innermost_counter()  # torch calls the innermost hook alone
+        if counter is None:
+            counter = _Counting()
+            undo.enter_context(_for_transforms)
+            push_saved_tensors_hooks(counter.pack, _tensor_of)
+            undo.callback(pop_saved_tensors_hooks)
+        counter.listeners.append(keep)
+        undo.callback(counter.listeners.remove, keep)
+        yield
 
 
 class _ForTransforms:

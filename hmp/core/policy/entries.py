@@ -58,9 +58,10 @@ class ListEntry(NamedTuple):
         """Return the entry as list files spell it, with its place where that is known."""
         return f"{self.text} ({self.place})" if self.path else self.text
 
-    def error(self, message: str) -> OpListError:
-        """Return the error that says so of this entry, with its file and line."""
-        return OpListError(message, self.path, self.line)
+
+def error_at(entry: ListEntry, message: str) -> OpListError:
+    """Return the error with this message, with the entry's file and line."""
+    return OpListError(message, entry.path, entry.line)
 
 
 def parse_list(text: str, list_name: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:

@@ -30,7 +30,7 @@ from ..torch_ops import (
     takes_tensor,
 )
 from ..torch_private import IN_VARIABLE_FUNCTIONS, schemas_of
-from .entries import AUTOCAST, EVERY_OP, ListEntry
+from .entries import AUTOCAST, EVERY_OP, ListEntry, error_at
 from .presets import home
 
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
@@ -99,13 +99,13 @@ def ops_of(entry: ListEntry) -> tuple[str, ...]:
     kind = lists.kind_of(entry.list_name)
     if entry.is_autocasts and entry.list_name != "bf16":
         name = entry.name.removesuffix(AUTOCAST)
-        raise entry.error(f"{entry.name!r} belongs on the BF16 list, got it on the {kind.title} list; for that one write {name!r}")
+        raise error_at(entry, f"{entry.name!r} belongs on the BF16 list, got it on the {kind.title} list; for that one write {name!r}")
     ops = (EVERY_OP,) if entry.name == EVERY_OP else _named(entry)
     if refusal := kind.refusal(entry, ops):
-        raise entry.error(refusal)
+        raise error_at(entry, refusal)
     if not kind.takes_functions and any(op != EVERY_OP and not sites_of(op) for op in ops):
         expected = f"the {kind.title} list expected an op of torch, got your function {entry.name!r}; name the ops that it calls"
-        raise entry.error(expected)
+        raise error_at(entry, expected)
     return ops
 
 
@@ -157,7 +157,7 @@ def _named(entry: ListEntry) -> tuple[str, ...]:
             raise _unknown(entry) from None
         own = op_of(site.original)
         if own is not None:
-            raise entry.error(f"expected the op's own name {own!r}, got {entry.name!r}; write {own!r}") from None
+            raise error_at(entry, f"expected the op's own name {own!r}, got {entry.name!r}; write {own!r}") from None
         return (entry.name,)
     if not ops:
         _warn_skipped(entry.path, entry.place, entry.name)
@@ -177,7 +177,7 @@ def _unknown(entry: ListEntry) -> OpListError:
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "op or importable function" if "." in name else "op"
-    return entry.error(f"unknown {what} {entry.name!r}; {hint}")
+    return error_at(entry, f"unknown {what} {entry.name!r}; {hint}")
 
 
 def nearest(name: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import lists
 from ..torch_ops import sites
-from .entries import EVERY_OP, ListEntry, ListName
+from .entries import EVERY_OP, ListEntry, ListName, error_at
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -72,4 +72,4 @@ def refuse_both(by_list: Mapping[ListName, Mapping[str, ListEntry]]) -> None:
                     also = f" ({other.place})" if other.path else ""
                     spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
                     both = f"on the {kind.title} list and on the {lists.kind_of(rival).title} list{also}"
-                    raise one.error(f"{spelled} is {both}; take it off one of them")
+                    raise error_at(one, f"{spelled} is {both}; take it off one of them")

@@ -14,7 +14,7 @@ import torch
 from ...errors import HmpError
 from .. import lists
 from . import presets
-from .entries import AUTOCAST, ListEntry
+from .entries import AUTOCAST, ListEntry, error_at
 from .names import ops_of, with_relatives
 from .policy import Policy, as_policy
 from .precedence import rivals
@@ -172,9 +172,10 @@ def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
             if other.list_name in excluded:
                 also = f" ({other.place})" if other.path else ""
                 one, another = (lists.kind_of(each.list_name).title for each in (entry, other))
-                raise entry.error(
+                raise error_at(
+                    entry,
                     f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
-                    "same op in one module and are equally specific; remove one, or make one pattern longer"
+                    "same op in one module and are equally specific; remove one, or make one pattern longer",
                 )
 
 
@@ -224,7 +225,7 @@ def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
     if entry is not None:
         near = hint(str(entry.scope), [node.path for node in nodes if node.path])
         model = type(nodes[0].module).__name__
-        raise entry.error(f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); {near}")
+        raise error_at(entry, f"{entry.text!r} matches no module of {model}, by the names of model.named_modules(); {near}")
 
 
 def hint(scope: str, paths: list[str]) -> str:
