@@ -547,7 +547,8 @@ class Policy:
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else ops_of(ListEntry(name, "bf16"))
-            differing = [both for op in ops if (both := (here.decides(op), there.decides(op)))[0] != both[1]]
+            decided = [(here.decides(op), there.decides(op)) for op in ops]
+            differing = [(one, another) for one, another in decided if one != another]
             if pair[0] == pair[1] or (ops and not differing):
                 continue
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
