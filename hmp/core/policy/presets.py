@@ -55,7 +55,7 @@ def policies() -> list[str]:
         True
     """
     found = {path.name for path in home().iterdir() if (path / "bf16.txt").is_file()}
-    return sorted({*found, *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
+    return sorted({*found, *_KEPT, *_FOLDER, OF_DEVICE}, key=lambda name: (name.partition("@")[0], release(name)))  # @2.9 before @2.10
 
 
 def meaning(preset: str) -> str:
@@ -113,11 +113,6 @@ def folder(preset: str) -> Path:
 def is_in_one(file: str | None) -> bool:
     """Return True if it is a file of a preset's."""
     return file is not None and Path(file).parent.parent == home()  # a relative path has few parents
-
-
-def _by_release(name: str) -> tuple[str, tuple[int, ...]]:
-    """Sort torch-cpu@2.9 before torch-cpu@2.10."""
-    return name.partition("@")[0], release(name)
 
 
 def _available(kind: str) -> bool:
