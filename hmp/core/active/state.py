@@ -400,11 +400,6 @@ def is_by_user() -> bool:
     return isinstance(value, EnteredRegion) and value.key is not None
 
 
-def is_off_by_hmp() -> bool:
-    """Return True if hmp has switched casts off for the code that runs here, by `call_without_casts()`."""
-    return type(current_state()) is Off and not is_by_user()
-
-
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function` without casts, and return its result."""
     return call_under(current_state().off, function, *args, **kwargs)

@@ -23,7 +23,7 @@ from ..active import Region, state, without_casts
 from ..compiler_stance import run_compiled, run_uncompiled
 from ..dispatch import dispatching_ops, placement
 from ..patching import PatchedOp, patches
-from ..torch_patches import late_imports, module_calls, module_construction
+from ..torch_patches import imports, module_calls, uncast
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
@@ -40,7 +40,7 @@ def forget_wrappers() -> None:
 
 def put_in_place() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
-    late_imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
+    imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
 
 
 def _reach_dynamo() -> None:
@@ -224,7 +224,7 @@ def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def resolved(self: Any, tx: Any, name: str) -> Any:
         value, source = original(self, tx, name)
-        return value.function if isinstance(value, module_construction.InitWithoutCasts) else value, source
+        return value.function if isinstance(value, uncast.InitWithoutCasts) else value, source
 
     return resolved
 

@@ -27,7 +27,7 @@ from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts, sites_of
-from ..torch_patches import library_ops, model_wrappers, module_calls
+from ..torch_patches import library_ops, module_calls
 from . import traced_call
 from .dynamo_names import dynamo
 from .traced_state import build, trace_of, under, value_of, without_autocast
@@ -246,7 +246,7 @@ def _answer(original: Callable[..., Any]) -> Handler:
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
             return build(tx, value=True)  # an autocast-disabled block, as in eager code: custom_fwd disables autocast around it
         asked_by = str(tx.f_globals.get("__name__") or "")
-        if policy is None or autocast.is_torchs(asked_by) or model_wrappers.is_of_wrapper(_steps(tx)):
+        if policy is None or autocast.is_torchs(asked_by) or module_calls.is_of_wrapper(_steps(tx)):
             return dynamo.TorchInGraphFunctionVariable(original).call_function(tx, args, kwargs)
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
         return build(tx, autocast.answer(original, policy, *given, **named))
@@ -325,7 +325,7 @@ def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
         self.hmp_before = here = trace.here
         chosen = (trace.of_forward or here) if tx.f_code is torch_private.CUSTOM_BACKWARD else autocast.state_inside(here, enabled)
         entered = original(self, tx)
-        is_outside = enabled and chosen.policy is not None and model_wrappers.is_around_applied(None, _steps(tx))
+        is_outside = enabled and chosen.policy is not None and module_calls.is_around_applied(None, _steps(tx))
         self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
         self.hmp_off.__enter__()
         trace.enter(chosen)
@@ -362,14 +362,14 @@ def in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return trace_backward_graph
 
 
-def _steps(tx: Any) -> Iterable[model_wrappers.Step]:
+def _steps(tx: Any) -> Iterable[module_calls.Step]:
     """Return the calls of a trace, innermost first, and those of the program around it."""
-    return itertools.chain(_traced_steps(tx), model_wrappers.frames(sys._getframe(1)))
+    return itertools.chain(_traced_steps(tx), module_calls.frames(sys._getframe(1)))
 
 
-def _traced_steps(tx: Any) -> Iterator[model_wrappers.Step]:
+def _traced_steps(tx: Any) -> Iterator[module_calls.Step]:
     while tx is not None:
-        yield model_wrappers.Step(tx.f_code, functools.partial(_local, tx))
+        yield module_calls.Step(tx.f_code, functools.partial(_local, tx))
         tx = getattr(tx, "parent", None)
 
 

@@ -1,8 +1,7 @@
 """Activates policies: convert() for the process, casts() for a context, apply() for a module's calls."""
 
 from ..rules import Op, OpRule, op_wrap
-from ..torch_patches import applied_policy, in_dtype
-from ..torch_patches.kept_weights import matches, names_of, paths_of
+from ..torch_patches.module_calls import applied_policy, in_dtype, matches, names_of, paths_of
 from .applied_models import apply, keep_float32, remove
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, register, revert, set_low_kernels
 from .policy_tables import any_policy_used

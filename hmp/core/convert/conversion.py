@@ -20,7 +20,7 @@ from ..dispatch import decisions, user_functions
 from ..patching import patches
 from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
 from ..torch_ops import sites
-from ..torch_patches import late_imports, module_calls
+from ..torch_patches import imports, module_calls
 from ..torch_private import dynamo
 from . import policy_tables
 from .policy_tables import announce
@@ -253,7 +253,7 @@ def is_in_place() -> bool:
 
 def any_applied() -> bool:
     """Return True if a policy is applied to any module that is alive."""
-    return any(True for _ in module_calls.all_applied())
+    return module_calls.any_applied()
 
 
 def casts(
@@ -494,7 +494,7 @@ def _follow_library() -> None:
     patches.rebind(cls, method, replacing)
 
 
-policy_tables.when_patched.append(lambda: late_imports.after({_REPLACES[0]: _follow_library}))
+policy_tables.when_patched.append(lambda: imports.after({_REPLACES[0]: _follow_library}))
 
 
 def _activate_latest() -> None:

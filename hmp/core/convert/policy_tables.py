@@ -24,13 +24,11 @@ from ..rules import rules
 from ..torch_ops import Site, sites
 from ..torch_patches import (
     backward,
-    late_imports,
+    imports,
     library_ops,
-    model_wrappers,
-    module_construction,
-    module_state,
+    module_calls,
     modules,
-    uncast_functions,
+    uncast,
 )
 
 lock = locks.RLock()
@@ -65,10 +63,8 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
 def patch_around_calls() -> None:
     """Patch what only a policy outside of the calls of models would cast: the construction of modules, initialisers, pruning."""
     with lock, gc_paused():
-        if not module_construction.is_in_classes():
-            module_construction.install_in_classes()
-            uncast_functions.install_around_calls()
-            references.replace_references()
+        uncast.install_around_calls()
+        references.replace_references()
 
 
 def any_policy_used() -> bool:
@@ -135,8 +131,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast_functions, backward, modules, module_state, module_construction, library_ops,
-    model_wrappers,
+    uncast, backward, modules, library_ops, module_calls,
 )  # fmt: skip
 
 
@@ -159,7 +154,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     table = PolicyTable(decisions.replacements(patched, told), policy)
     try:
         if is_first:
-            late_imports.fill_tables()
+            imports.fill_tables()
             for hooks in _HOOKS:
                 hooks.install()
             patches.on_restore(copies.clear_cache)

@@ -12,7 +12,7 @@ import torch
 from ..active import PROCESS, PolicyTable
 from ..patching import patches
 from ..policy import ListEntry, Policy, scopes
-from ..torch_patches import model_wrappers, module_calls
+from ..torch_patches import module_calls
 from ..torch_private import dynamo
 from . import policy_tables
 from .conversion import activate, choose_policy, convert
@@ -56,7 +56,7 @@ class CalledModules:
             return False
         if is_traced and id(module) in self._inside:  # the call around it is in no frame
             return False
-        if model_wrappers.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
+        if module_calls.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
             return False
         imported = dynamo()
         (self._resolve if imported is None else imported.disable(self._resolve))(module)

@@ -14,7 +14,7 @@ from ..active import autocast
 from ..patching import PatchedOp, patches, unpatched_op
 from ..torch_ops import Site
 from ..torch_ops.sites import as_held
-from ..torch_patches import late_imports
+from ..torch_patches import imports
 from ..torch_private import BUILTIN_FINDER, SCRIPT_COMPILERS, builtin_table, reset_dynamo
 from .dispatching_ops import kind_for
 
@@ -24,7 +24,7 @@ _ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 def install(sites: Iterable[Site]) -> None:
     """Put PatchedOps at the `sites` that have none, until patches.restore()."""
     if not _ops:
-        late_imports.install()
+        imports.install()
         reset_dynamo()
         patches.wrap(*BUILTIN_FINDER, _finding_patched)
         for place in SCRIPT_COMPILERS:

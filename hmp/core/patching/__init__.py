@@ -2,12 +2,13 @@
 
 from . import patches, references
 from .patched_op import PatchedMethod, PatchedOp, unpatched_op
-from .references import SKIPPED, subclasses, unfrozen
+from .references import SKIPPED, instances, subclasses, unfrozen
 
 __all__ = [
     "SKIPPED",
     "PatchedMethod",
     "PatchedOp",
+    "instances",
     "patches",
     "references",
     "subclasses",
