@@ -122,7 +122,7 @@ ATTENTION_BIASES = "torch.nn.attention.bias"
 nn_builtins: types.ModuleType = _required("torch._C._nn")
 vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
 # Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what
-# torch.functional calls there is part of an op, inside which nothing is cast (R8).
+# torch.functional calls there is part of an op, inside which nothing is cast.
 CALLED_IN_VF = frozenset(
     """
     alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ gru gru_cell
@@ -188,7 +188,7 @@ storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_sto
 
 
 def memory_of(storage: Any) -> int:
-    """Return what identifies a storage's memory while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
+    """Return what identifies a storage's memory while it is held. data_ptr() asks for write access: copies of weights would go."""
     return int(storage._cdata)
 
 
@@ -361,7 +361,7 @@ AUTOCAST_INIT = _required("torch.amp.autocast_mode.autocast.__init__.__code__")
 
 # --- torch's code around a model -------------------------------------------------------------------------------------------
 
-# In these functions nothing is cast (R15).
+# In these functions nothing is cast.
 AROUND_A_MODEL = (
     _place("torch._tensor_str._str"),
     _place("torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),

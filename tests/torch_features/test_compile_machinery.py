@@ -1,4 +1,4 @@
-"""The bridge to torch.compile: when it is there, what it leaves behind, strict export, and a torch that hmp does not know."""
+"""Patches of torch.compile: when it is there, what it leaves behind, strict export, and a torch that hmp does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = torch.ones(3, 3)
 
 @pytest.mark.slow
 @BRIDGED
-def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_path):
+def test_dynamo_is_not_imported_for_hmp_and_is_patched_when_it_is_imported(tmp_path):
     alone(
         tmp_path,
         """

@@ -56,7 +56,7 @@ forget_wrappers: Callable[[], None] = _decided.cache_clear  # type: ignore[attr-
 
 
 def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the variable of a call of a Python function that is one op: what it calls is not decided again (R8).
+    """Return the variable of a call of a Python function that is one op: what it calls is not decided again.
 
     Without a wrapper it is traced like user code.
     """
@@ -71,10 +71,6 @@ class Aborted(BaseException):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
-
-
-class Opaque:
-    """What a wrapper gets for an argument other than a tensor, constant, number or container: no wrapper reads it."""
 
 
 class OfOtherClass(dict[Any, Any]):
@@ -115,7 +111,7 @@ class TracedCall(TorchFunctionMode):
             emit = self._emit
         elif getattr(func, "__name__", "") in _METADATA:
             return func(*args, **kwargs)
-        elif func is inlined:  # what it calls is not decided again (R8)
+        elif func is inlined:  # what it calls is not decided again
             function, *args = args
             emit = functools.partial(under, self.tx, trace_of(self.tx).here.off, plain_function(function))
         else:
@@ -164,7 +160,7 @@ class TracedCall(TorchFunctionMode):
                 return found
         else:
             found = getattr(variable, "sym_num", None)
-            found = Opaque() if found is None else found
+            found = object() if found is None else found  # no wrapper reads what is no tensor, constant, number or container
         self._variables[id(found)] = found, variable
         return found
 

@@ -27,7 +27,7 @@ from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts, sites_of
-from ..torch_patches import library_ops, module_calls
+from ..torch_patches import module_calls, modules
 from . import traced_call
 from .dynamo_names import dynamo
 from .traced_state import build, trace_of, under, value_of, without_autocast
@@ -76,7 +76,9 @@ def variables() -> types.SimpleNamespace:
             inside = self.value._choose(self.before)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
-            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a context's marks must be there when guards are made
+            vars(tx.output).setdefault("hmp_regions", []).append(
+                self.value
+            )  # the policies of its modules must be there when guards are made
             trace_of(tx).enter(inside)
             update_tables()  # the first context of a policy may patch more functions
             return build(tx, None)
@@ -114,10 +116,10 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
     name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
     found = traced_call.wrapper(here, function)
-    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one (R8)
+    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one
         return under(tx, here, traced_call.plain_function(function), args, kwargs)
-    if found is None and here.policy is not None and library_ops.has_autocast_kernel(function):
-        found = library_ops.with_autocast(function, traced_call.op, here.policy.dtype)
+    if found is None and here.policy is not None and modules.has_autocast_kernel(function):
+        found = modules.with_autocast(function, traced_call.op, here.policy.dtype)
 
     def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_python and vars(torch.Tensor).get(name) is function and args and args[0].is_tensor():
@@ -238,7 +240,7 @@ def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None
 
 
 def _answer(original: Callable[..., Any]) -> Handler:
-    """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code (R17)."""
+    """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = trace_of(tx).here.policy
@@ -314,7 +316,7 @@ def update_tables() -> None:
     known.update(dict.fromkeys(functions, variables().Function))
 
 
-# --- torch.autocast contexts in traced code (R17) -------------------------------------------------------------------------
+# --- torch.autocast contexts in traced code -------------------------------------------------------------------------------
 
 
 def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,7 +348,7 @@ def autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have autograd.Function.backward traced in the state of user Python in backward (R13), or of torch.amp.custom_bwd."""
+    """Have autograd.Function.backward traced in the state of user Python in backward, or of torch.amp.custom_bwd."""
 
     def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         trace, forward = trace_of(tx), self.fwd_fn

@@ -54,7 +54,7 @@ class _Around:
 
     @property
     def key(self) -> str:
-        """Return the active state, and how often functions were registered and modules marked. Equal for equal policies."""
+        """Return the active state, and how often functions were registered and modules got a policy. Equal for equal policies."""
         here = state_of_program()
         kind = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
         policy = here.on.policy
@@ -80,7 +80,7 @@ def _number(policy: Policy | None) -> int:
     return next(_numbers)
 
 
-class _Mark(TorchFunctionMode):
+class _NeverEntered(TorchFunctionMode):
     """The value that the variable of hmp's mode stands for, because Dynamo asks for one. It is never active."""
 
 
@@ -99,7 +99,7 @@ class Trace:
         # compiled code with another state around it is other code
         source = dynamo.AttrSource(dynamo.AttrSource(tx.import_source(__name__), "around"), "key")
         build(tx, around.key, source).realize()
-        self._modes, self._mode = tx.symbolic_torch_function_state.mode_stack, mode(_Mark())
+        self._modes, self._mode = tx.symbolic_torch_function_state.mode_stack, mode(_NeverEntered())
         self.of_forward: State | None = None
         self.enter(state_of_program())
 

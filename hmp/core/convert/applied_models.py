@@ -181,7 +181,7 @@ def _send(found: AppliedPolicy) -> tuple[Any, ...]:
     if issubclass(found.kind, torch.fx.GraphModule):
         raise HmpError("expected a module without a policy, got a torch.fx.GraphModule with one; send it first, then call hmp.apply()")
     sent = found.kind, found.applied, dict(found.scoped.items()), found.outputs, found.methods, found.kept
-    return _receive, (sent, module_calls.parts(found.applied))
+    return _receive, (sent, () if found.applied is None else found.applied.parts)
 
 
 def _receive(sent: tuple[Any, ...], parts: tuple[PolicyTable, ...]) -> AppliedPolicy:
@@ -191,7 +191,7 @@ def _receive(sent: tuple[Any, ...], parts: tuple[PolicyTable, ...]) -> AppliedPo
         follow_others()
         module_calls.follow_class(found.kind, found.methods, found.kept)
         if found.applied is not None:
-            module_calls.keep_parts(found.applied, parts)
+            found.applied.parts = parts
             _log_without_casts(found.kind)
     return found
 

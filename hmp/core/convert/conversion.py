@@ -14,7 +14,7 @@ import torch
 from ...errors import HmpError
 from .. import lists, low_kernels, observe
 from ..active import PROCESS, PolicyTable, Region, autocast, state
-from ..compile import bridge
+from ..compile import dynamo_patches, traced_functions
 from ..compiler_stance import untraced
 from ..dispatch import decisions, user_functions
 from ..patching import patches
@@ -307,7 +307,7 @@ def casts(
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
 
-bridge.entering.append(casts)
+traced_functions.entering.append(casts)
 
 
 class _CastsIn:
@@ -345,7 +345,7 @@ def _refuse_tracing() -> None:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
+    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's patches of Dynamo disable it."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
@@ -387,8 +387,9 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
             by_policy[id(each)] = policy_tables.scoped_table(policy, each, scope_id, is_verbose)
     for module, own in scopes.differing(policies, model, outside).items():
         module_calls.attach_scoped(module, by_policy[id(own)])
-    module_calls.keep_parts(by_policy[id(outside)], by_policy.values())
-    return by_policy[id(outside)]
+    table = by_policy.pop(id(outside))
+    table.parts = tuple(by_policy.values())
+    return table
 
 
 @untraced
@@ -445,7 +446,7 @@ def set_low_kernels(choice: str) -> str:
         if low_kernels.computed_in_float32() != computed_before and patches.installed():
             state.DTYPE_REPAIRS = decisions.dtype_repairs()
             _rebuild_all()
-            bridge.forget_wrappers()
+            dynamo_patches.forget_wrappers()
         return before
 
 
@@ -472,7 +473,7 @@ def follow_others() -> None:
             decisions.forget()
             state.DTYPE_REPAIRS = decisions.dtype_repairs()
             _rebuild_all()
-            bridge.forget_wrappers()
+            dynamo_patches.forget_wrappers()
 
 
 # The code of a library that replaces a function of torch's at a time of its own: module, class, method. ZeRO-3 replaces F.linear.

@@ -13,7 +13,7 @@ from typing import Any
 from .. import copies, lists, locks, low_kernels, observe
 from ..active import PolicyTable, state
 from ..casting import each_tensor
-from ..compile import bridge
+from ..compile import dynamo_patches
 from ..dispatch import decisions, placement
 from ..formatting import dtype_name
 from ..log import caller, log, should_log
@@ -25,7 +25,6 @@ from ..torch_ops import Site, sites
 from ..torch_patches import (
     backward,
     imports,
-    library_ops,
     module_calls,
     modules,
     uncast,
@@ -131,7 +130,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast, backward, modules, library_ops, module_calls,
+    uncast, backward, modules, module_calls,
 )  # fmt: skip
 
 
@@ -166,7 +165,7 @@ def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
             sites_to_patch += decision.sites
         placement.install(sites_to_patch)
         if is_first:
-            bridge.put_in_place()
+            dynamo_patches.install()
         references.replace_references()
         if is_first:
             for call in when_patched:

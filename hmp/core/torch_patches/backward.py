@@ -1,4 +1,4 @@
-"""R13, R14: no list applies to user Python that autograd calls, such as hooks.
+"""No list applies to user Python that autograd calls, such as hooks.
 
 A checkpoint's recomputation runs under the policy of its forward.
 """
@@ -104,7 +104,7 @@ class _Engine:
 
 
 def _install_checkpoint() -> None:
-    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs (R14)."""
+    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda ctx, run_function, *args: original(ctx, UnderCapturedState(run_function), *args)

@@ -45,7 +45,7 @@ class AppliedPolicy:
         kind: The module's class.
         applied: The policy of `apply()`, which every call of the module activates; None without one.
         scoped: The policies that scoped entries (`softmax @ decoder.*`) give the module, by scope id: a call activates one if the policy
-            active around the call has its scope id. They last as long as that policy (see `keep_parts`).
+            active around the call has its scope id. They last as long as that policy, in its `parts`.
         outputs: The dtype of what a call returns; None as it is.
         methods: Calls of these methods activate `applied` too.
         kept: Globs of the weights that stay float32 (see `keep`).
@@ -61,8 +61,8 @@ class AppliedPolicy:
     def __post_init__(self) -> None:
         self.scoped = weakref.WeakValueDictionary(self.scoped)
         # what code of torch.compile's is guarded on: modules with equal keys activate the same policies
-        scoped = ((scope, _number(table)) for scope, table in sorted(self.scoped.items()))
-        self.key = (_number(self.applied), self.outputs, self.methods, *scoped)
+        scoped = ((scope, table.number) for scope, table in sorted(self.scoped.items()))
+        self.key = (self.applied and self.applied.number, self.outputs, self.methods, *scoped)
         _all.add(self)
 
     def __deepcopy__(self, memo: object) -> AppliedPolicy:
@@ -79,26 +79,9 @@ class AppliedPolicy:
 
 
 _all: weakref.WeakSet[AppliedPolicy] = weakref.WeakSet()
-_numbers: weakref.WeakKeyDictionary[PolicyTable, int] = weakref.WeakKeyDictionary()  # of the policies of modules, from 1
-_next_number = functools.partial(next, itertools.count(1))
-_parts: weakref.WeakKeyDictionary[PolicyTable, tuple[PolicyTable, ...]] = weakref.WeakKeyDictionary()
 _changes = 0
 # Returns a new scope id; each model for which a policy's scoped entries are resolved has one, which it takes to other processes.
 new_scope_id = functools.partial(secrets.randbits, 62)
-
-
-def _number(table: PolicyTable | None) -> int:
-    return 0 if table is None else _numbers.setdefault(table, _next_number())
-
-
-def keep_parts(table: PolicyTable, parts: Iterable[PolicyTable]) -> None:
-    """Keep what scoped entries give the modules of a model as long as `table`, the policy around their calls."""
-    _parts[table] = tuple(each for each in parts if each is not table)
-
-
-def parts(table: PolicyTable | None) -> tuple[PolicyTable, ...]:
-    """Return what `keep_parts` was given for `table`."""
-    return () if table is None else _parts.get(table, ())
 
 
 def changes() -> int:
@@ -131,7 +114,7 @@ def _policies(module: torch.nn.Module) -> AppliedPolicy:
 
 def _change(module: torch.nn.Module, **changed: Any) -> None:
     global _changes
-    vars(module)[APPLIED] = new = dataclasses.replace(_policies(module), **changed)
+    vars(module)[APPLIED] = new = dataclasses.replace(_policies(module), kind=type(module), **changed)
     if new.applied is None and not new.scoped:
         del vars(module)[APPLIED]
     _changes += 1
@@ -248,7 +231,7 @@ def has_method(module: torch.nn.Module, name: str) -> bool:
     return found is not None and name in found.methods
 
 
-_look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
+_looks: list[Callable[[torch.nn.Module, bool], bool]] = []  # what is to see the modules that are called
 
 
 def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
@@ -256,16 +239,22 @@ def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
 
     `is_traced` is whether torch.compile traces the call.
     """
-    return _look is not None and _look(module, is_traced)
+    return any(look(module, is_traced) for look in _looks)
 
 
 def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
     """Have `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew."""
-    global _look
     own = getattr(*CALL_OF_MODULES)
-    _look = look
-    patches.on_restore(_look_no_more)
-    patches.rebind(*CALL_OF_MODULES, _looking(own), own)
+
+    @functools.wraps(own)
+    def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_new(self):
+            return self._call_impl(*args, **kwargs)  # its class's, which activates policies now
+        return own(self, *args, **kwargs)
+
+    _looks[:] = [look]
+    patches.on_restore(_looks.clear)
+    patches.rebind(*CALL_OF_MODULES, _call_impl, own)
     imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
 
 
@@ -293,22 +282,6 @@ def begin_outermost_calls() -> None:
     # to Dynamo it is torch's own, which it skips where a module has no hooks
     imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, _call_impl)})
     patches.on_restore(functools.partial(tell_dynamo_of_call_impl, own))
-
-
-def _look_no_more() -> None:
-    global _look
-    _look = None
-
-
-def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call_impl)
-    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_new(self):
-            followed: Any = self
-            return followed._call_impl(*args, **kwargs)  # its class's, which activates policies now
-        return call_impl(self, *args, **kwargs)
-
-    return _call_impl
 
 
 def _activating(

@@ -20,14 +20,13 @@ import torch
 
 from ...errors import HmpError
 from ..active import Region, state, without_casts
-from ..compiler_stance import run_compiled, run_uncompiled
+from ..compiler_stance import running_uncompiled
 from ..dispatch import dispatching_ops, placement
 from ..patching import PatchedOp, patches
 from ..torch_patches import imports, module_calls, uncast
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
-from .traced_functions import entering as entering
 from .traced_functions import functions, innermost, variables
 from .traced_state import Trace, build, compiling, trace_of
 
@@ -38,7 +37,7 @@ def forget_wrappers() -> None:
     reset_dynamo()
 
 
-def put_in_place() -> None:
+def install() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
     imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
 
@@ -54,9 +53,9 @@ def _reach_dynamo() -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-    asks = object()
-    run_uncompiled(asks)
-    patches.on_restore(lambda: run_compiled(asks))
+    uncompiled = contextlib.ExitStack()
+    uncompiled.enter_context(running_uncompiled())
+    patches.on_restore(uncompiled.close)
 
 
 def _reach_export() -> None:
@@ -111,7 +110,7 @@ def _patch_dynamo() -> None:
 
 
 def _fill_tables() -> None:
-    """Have Dynamo make its tables of torch's functions, and hold torch's own in them (R19)."""
+    """Have Dynamo make its tables of torch's functions, and hold torch's own in them."""
     populate = dynamo.populate_builtin_to_tensor_fn_map
     with without_dispatch_modes():  # the first convert() may be inside one
         state.call_without_casts(populate)
