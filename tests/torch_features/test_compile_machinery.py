@@ -51,6 +51,17 @@ def test_dynamo_is_not_imported_for_hmp_and_is_patched_when_it_is_imported(tmp_p
     )
 
 
+@pytest.mark.filterwarnings("error:.* was patched by another library")
+def test_revert_takes_nothing_for_another_librarys_patch_after_torch_compile():
+    """A search for names in tables once found hmp's own records there, and changed them."""
+    compiled = torch.compile(lambda x: x @ x, backend="eager")
+    for policy in (LOW, "habana"):
+        with hmp.convert(policy=policy):
+            assert compiled(X).dtype is BF16
+        hmp.remove(hmp.apply(torch.nn.Linear(3, 3), policy))
+        hmp.revert()
+
+
 @BRIDGED
 def test_nothing_stays_in_dynamo_after_revert(torch_differences):
     compiled = torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)
