@@ -39,11 +39,11 @@ def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
 op.inlined = inlined  # type: ignore[attr-defined]
 
 
-def wrapper(here: State, function: Any) -> Wrapper:
-    """Return the wrapper that is traced in place of torch's `function` in the state `here`; None where nothing is cast."""
-    if isinstance(here, InBackward):
-        return _decided(Policy("no lists"), 0, function) if function in here.replacements.functions else None
-    return None if here.policy is None else _decided(here.policy, user_functions.changes(), function)
+def wrapper(current: State, function: Any) -> Wrapper:
+    """Return the wrapper that is traced in place of torch's `function` in the state `current`; None where nothing is cast."""
+    if isinstance(current, InBackward):
+        return _decided(Policy("no lists"), 0, function) if function in current.replacements.functions else None
+    return None if current.policy is None else _decided(current.policy, user_functions.changes(), function)
 
 
 @functools.partial(sites.cached, most=8192)
@@ -62,7 +62,7 @@ def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwar
     """
     if found is None:
         return function.call_function(tx, args, kwargs)
-    return TracedCall(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
+    return TracedCall(tx, functools.partial(under, tx, trace_of(tx).current.off, function)).run(found, args, kwargs)
 
 
 class Aborted(BaseException):
@@ -113,7 +113,7 @@ class TracedCall(TorchFunctionMode):
             return func(*args, **kwargs)
         elif func is inlined:  # what it calls is not decided again
             function, *args = args
-            emit = functools.partial(under, self.tx, trace_of(self.tx).here.off, plain_function(function))
+            emit = functools.partial(under, self.tx, trace_of(self.tx).current.off, plain_function(function))
         else:
             emit = functools.partial(build(self.tx, func).call_function, self.tx)
         variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
