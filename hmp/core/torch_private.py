@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -83,27 +83,20 @@ def _missing(name: str) -> HmpError:
     )
 
 
-class PatchedAttribute(NamedTuple):
-    """An attribute of torch's that hmp patches: `owner.attribute`, whose value is looked up when it is patched, not before."""
-
-    owner: Any
-    attribute: str
-
-
-def _place(name: str) -> PatchedAttribute:
-    """Return the place `name`; raise HmpError where torch has nothing there."""
+def _place(name: str) -> tuple[Any, str]:
+    """Return the object and the name of its attribute that hmp patches at `name`; raise HmpError where torch has nothing there."""
     _required(name)
     return _place_of(name)
 
 
-def _places(*names: str) -> tuple[PatchedAttribute, ...]:
+def _places(*names: str) -> tuple[tuple[Any, str], ...]:
     """Return those of the places where this torch has something."""
     return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
 
 
-def _place_of(name: str) -> PatchedAttribute:
+def _place_of(name: str) -> tuple[Any, str]:
     owner, _, attribute = name.rpartition(".")
-    return PatchedAttribute(_found(owner), attribute)
+    return _found(owner), attribute
 
 
 # --- the namespaces of torch's functions -----------------------------------------------------------------------------------
@@ -375,7 +368,7 @@ AROUND_A_MODEL = (
 STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
 
 
-def checkpoint_generator() -> PatchedAttribute:
+def checkpoint_generator() -> tuple[Any, str]:
     """Return the place of the generator that checkpoint(use_reentrant=False) runs its function in.
 
     Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.

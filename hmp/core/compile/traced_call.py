@@ -160,7 +160,7 @@ class TracedCall(TorchFunctionMode):
                 return found
         else:
             found = getattr(variable, "sym_num", None)
-            found = object() if found is None else found  # no wrapper reads what is no tensor, constant, number or container
+            found = object() if found is None else found  # wrappers read tensors, constants, numbers and containers
         self._variables[id(found)] = found, variable
         return found
 
