@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..active import InBackward, Off, PolicyTable, autocast, state
 from ..dispatch import user_functions
-from ..policy import Policy
 from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo
@@ -54,30 +51,17 @@ class _GuardKey:
 
     @property
     def value(self) -> str:
-        """Return the active state, and how often functions were registered and modules got a policy. Equal for equal policies."""
+        """Return the active state, and how often functions were registered and modules got a policy. Equal policies share a table."""
         current = state_of_program()
+        table = state.process_table if current.on is state.PROCESS else current.on
         kind = 0 if not current.disabled else 3 if isinstance(current, autocast.Paused) else 2 if isinstance(current, InBackward) else 1
-        policy = current.on.policy
         if kind == 2 and not current.replacements.functions:
             kind = 4
-        parts = kind, id(policy), current.scope_id, user_functions.changes(), module_calls.changes()
-        known = _keys.get(parts)
-        if known is None:
-            if len(_keys) >= _MOST_KEYS:
-                _keys.clear()
-            known = _keys[parts] = policy, " ".join(map(str, (kind, _number(policy), *parts[2:])))
-        return known[1]
+        number = 0 if table.policy is None else table.number
+        return f"{kind} {number} {current.scope_id} {user_functions.changes()} {module_calls.changes()}"
 
 
-_keys: dict[Any, tuple[Policy | None, str]] = {}  # the policy, which must stay alive: to hash one takes as long as all the rest
-_MOST_KEYS = 256
-_numbers = itertools.count()
 guard_key = _GuardKey()
-
-
-@functools.lru_cache(_MOST_KEYS)
-def _number(policy: Policy | None) -> int:
-    return next(_numbers)
 
 
 class _NeverEntered(TorchFunctionMode):
