@@ -12,21 +12,12 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .compat.memory_statistics import memory_stats
     from .core.active import casts_enabled, disable_casts, enable_casts
-    from .core.convert import (
-        Handle,
-        apply,
-        casts,
-        convert,
-        is_converted,
-        register,
-        remove,
-        revert,
-        set_low_kernels,
-    )  # fmt: skip
+    from .core.apply import apply, remove
+    from .core.convert import Handle, casts, convert, is_converted, revert, set_low_kernels
     from .core.copies import clear_cache
-    from .core.dispatch import bf16_function, fp32_function, promote_function
     from .core.policy import Policy, policies
     from .core.rules import fallbacks
+    from .core.user_ops import bf16_function, fp32_function, promote_function, register
     from .errors import HmpError, NonFiniteError, OpListError, ViolationError
     from .tools.benchmark.runner import benchmark
     from .tools.cast_weights import cast_weights
@@ -103,11 +94,12 @@ _lists.provide("hmp.core.rules", "hmp.fp8.listed", "hmp.fp32_result.listed", "hm
 # The module of each public name, imported when one of its names is used: `hmp -h` and pytest need not wait for torch.
 _NAMES = {
     ".core.active": "casts_enabled disable_casts enable_casts",
+    ".core.apply": "apply remove",
+    ".core.convert": "Handle casts convert is_converted revert set_low_kernels",
     ".core.copies": "clear_cache",
-    ".core.convert": "Handle apply casts convert is_converted register remove revert set_low_kernels",
-    ".core.dispatch": "bf16_function fp32_function promote_function",
     ".core.policy": "Policy policies",
     ".core.rules": "fallbacks",
+    ".core.user_ops": "bf16_function fp32_function promote_function register",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".compat.memory_statistics": "memory_stats",
     ".tools.benchmark.runner": "benchmark",

@@ -118,12 +118,12 @@ def torch_is_as_it_was() -> Iterator[pytest.MonkeyPatch]:
 
 def _leave_libraries_out(patch: pytest.MonkeyPatch) -> None:
     """hmp searches tests, and what they make, for names that were taken before: all libraries would take 0.3 seconds for each policy."""
-    from hmp.core.patching import references
+    from hmp.core.patching import names
     from hmp.tools import unreachable
 
     files = {name: getattr(module, "__file__", None) or TESTS for name, module in list(sys.modules.items()) if "." not in name}
     libraries = {name for name, file in files.items() if not file.startswith(TESTS)}
-    for module in (references, unreachable):
+    for module in (names, unreachable):
         patch.setattr(module, "SKIPPED", module.SKIPPED | libraries)
         patch.setattr(module, "unfrozen", contextlib.nullcontext)
 

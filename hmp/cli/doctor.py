@@ -71,8 +71,7 @@ def _of_torch() -> dict[str, Any]:
     import torch
     from torch.utils.benchmark import Timer
 
-    from ..core import low_kernels
-    from ..core.dispatch import decisions
+    from ..core import low_kernels, tables
     from ..core.formatting import dtype_name
     from ..core.torch_private import scaled_mm
 
@@ -102,8 +101,8 @@ def _of_torch() -> dict[str, Any]:
             rounded = functools.partial(_rounded, x, dtype)
             times = {"kernel": seconds(functools.partial(torch.mm, y, y)) / wide, "rounded": seconds(rounded) / wide}
             products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
-    for each in decisions.to_patch(decisions.decide(hmp.Policy("one op", bf16=frozenset({"linear"})))).values():
-        patched[each.kind.number or each.kind.label] += len(each.sites)
+    for each in tables.patched_by(hmp.Policy("one op", bf16=frozenset({"linear"}))).values():
+        patched[each.rule.kind.number or each.rule.kind.label] += len(each.sites)
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

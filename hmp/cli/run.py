@@ -484,7 +484,7 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     from ..core.log import should_log  # here, as what is next: it imports torch
 
     if is_in_use:
-        from ..core.convert import any_policy_used
+        from ..core.tables import any_policy_used
 
         if any_policy_used():
             return

@@ -14,10 +14,10 @@ import torch
 import hmp
 from hmp import HmpError, Policy
 
-from ..core.convert import in_dtype
 from ..core.formatting import versioned
 from ..core.log import log
 from ..core.policy import DEFAULT, as_policy
+from ..core.torch_patches.module_calls import in_dtype
 from ..tools.extras import needed
 from ..tools.record.recorder import record
 from ..tools.record.violations import check_allowed

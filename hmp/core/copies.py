@@ -1,6 +1,6 @@
 """Low-precision copies of weights and activations that are used again inside one call (R18, R21).
 
-A copy lives inside the outermost `casts()` block or call of a model of its thread (`active.state.Outermost`), and is used again there while
+A copy lives inside the outermost `casts()` block or call of a model of its thread (`active.state.Running`), and is used again there while
 the version and the address of what it was made of are the same, and no optimizer has stepped. Nothing outlives that call but what a graph
 holds. Elsewhere, and in traces, transforms and other code's dispatch modes, each use is a cast of its own.
 

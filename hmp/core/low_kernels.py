@@ -1,4 +1,4 @@
-"""Low-precision dtypes that the CPU computes in float32, for want of the processor's instructions (rule R11, "No instructions")."""
+"""Low-precision dtypes that the CPU computes in float32, for want of the processor's instructions."""
 
 from __future__ import annotations
 

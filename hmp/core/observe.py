@@ -143,7 +143,7 @@ def _nothing() -> None:
     pass
 
 
-rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listeners; core.convert says how
+rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listeners; core.tables says how
 
 
 @contextmanager

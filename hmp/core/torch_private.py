@@ -306,8 +306,6 @@ _builtins: Any = _required("torch.jit._builtins")
 # Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
 _required("torch.jit._builtins._builtin_table")
-# The functions that compile a Python object which torch.jit.script was given, and one that scripted code calls.
-SCRIPT_COMPILERS = _places("torch.jit._script._script_impl", "torch.jit._recursive.try_compile_fn")
 
 
 def builtin_table() -> dict[int, str]:

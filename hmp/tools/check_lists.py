@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import lists
-from ..core.dispatch import decisions
+from ..core import lists, tables
 from ..core.formatting import Word
 from ..core.policy import (
     EVERY_OP,
@@ -198,11 +197,11 @@ def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFind
         yield EntryFinding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
 
 
-def _decisions(policy: Policy) -> list[decisions.Decision]:
-    return list(decisions.decide(policy.unscoped).values())
+def _decisions(policy: Policy) -> list[tables.Decision]:
+    return list(tables.decide(policy.unscoped).values())
 
 
-def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[decisions.Decision]) -> tuple[Level, str]:
+def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tables.Decision]) -> tuple[Level, str]:
     """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
     kind = lists.kind_of(entry.cast)
     if kind.adds:

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from ..core import lists, low_kernels
+from ..core import lists, low_kernels, tables
 from ..core.active import state
 from ..core.compiler_stance import untraced
-from ..core.dispatch import decisions
 from ..core.formatting import dtype_name, in_notebook
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..core.rules import CastRule, kernel_fallback, rules
@@ -91,7 +90,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(spelling.resolve(entry))]
     if op in op_facts.DTYPE_OPS:
         source, scoped = None, []
-    decided = {site: d for d in decisions.decide(chosen.unscoped).values() for site in d.sites}
+    decided = {site: d for d in tables.decide(chosen.unscoped).values() for site in d.sites}
     family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
     lines = tuple(f"{site}: {_at(site, decided.get(site))}" for site in family)
     return Rule(
@@ -109,7 +108,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     )
 
 
-def _at(site: Site, decision: decisions.Decision | None) -> str:
+def _at(site: Site, decision: tables.Decision | None) -> str:
     if decision is not None:
         more = [kind.rule.sentence for kind in decision.rule.added if kind.rule is not decision.rule.kind]
         return "; ".join([_done(site.op, decision.rule.kind), *more])

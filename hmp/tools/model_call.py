@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ..core.active import current_state
-from ..core.convert import applied_policy, casts
+from ..core.convert import casts
 from ..core.formatting import dtype_name
 from ..core.policy import DEFAULT, Policy, as_policy
+from ..core.torch_patches.module_calls import applied_policy
 from ..errors import HmpError
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.convert import applied_policy, casts
+from ..core.convert import casts
 from ..core.policy import Policy
+from ..core.torch_patches.module_calls import applied_policy
 
 Tensor = torch.Tensor
 Shapes = Sequence[Sequence[int]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.dispatch import placement
+from ..core import dispatching_ops
 from ..core.patching import SKIPPED, unfrozen
 
 
@@ -59,7 +59,7 @@ def unreachable() -> list[Unreachable]:
         ...     len(hmp.unreachable()) >= 0
         True
     """
-    originals = placement.originals()
+    originals = dispatching_ops.originals()
     if not originals:
         return []
     with unfrozen():

@@ -14,10 +14,10 @@ MAY_READ = "core/torch_private.py core/torch_dispatcher.py core/compile/ compat/
 OF_PLUG_INS = r"fp8|float8|fp32_result|\bpack(?:ed|ing)\b|\bsaved list\b|\bsaved\.txt|saved_(?:recipe|file_path)"
 MAY_NAME = {
     ("casting.py", "float8"): "the dtype, for the scale of blocks",
-    ("convert/conversion.py", "fp8"): "convert()'s docstring lists the keywords of hmp's own plug-ins",
-    ("convert/conversion.py", "fp32_result"): "the same",
-    ("convert/conversion.py", "packed"): "the same",
-    ("convert/conversion.py", "saved_file_path"): "the same",
+    ("convert.py", "fp8"): "convert()'s docstring lists the keywords of hmp's own plug-ins",
+    ("convert.py", "fp32_result"): "the same",
+    ("convert.py", "packed"): "the same",
+    ("convert.py", "saved_file_path"): "the same",
     ("policy/policy.py", "fp8"): "so does Policy's",
     ("policy/policy.py", "fp32_result"): "the same",
     ("policy/policy.py", "packed"): "the same",

@@ -49,7 +49,7 @@ def _in_child(function: Callable[[], bool]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.parametrize("name", ["hmp.core.convert.policy_tables.lock", "hmp.core.observe._lock"])
+@pytest.mark.parametrize("name", ["hmp.core.tables.lock", "hmp.core.observe._lock"])
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     lock = getattr(importlib.import_module(module), attribute)
@@ -74,7 +74,7 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(na
 
 
 def test_a_lock_that_the_forking_thread_holds_is_released_at_its_end_in_both_processes() -> None:
-    lock = importlib.import_module("hmp.core.convert.policy_tables").lock
+    lock = importlib.import_module("hmp.core.tables").lock
     with hmp.convert(policy=LISTS), lock:
         assert _in_child(lambda: lock.release() is None and _works()) == 0
     assert lock.acquire(blocking=False)

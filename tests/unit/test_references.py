@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from hmp.core.patching import references
+from hmp.core.patching import names
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> 
     try:
         for thread in threads:
             thread.start()
-        found = [references._instances(torch.nn.Module) for _ in range(5)]
+        found = [names._instances(torch.nn.Module) for _ in range(5)]
     finally:
         done.set()
         for thread in threads:

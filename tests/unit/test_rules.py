@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.core.dispatch import decisions
+from hmp.core import tables
 from hmp.core.rules import CastRule, rules
 from process_kit import ROOT
 
@@ -39,9 +39,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[CastRule]:
         ops=frozenset({"tanh"}),
     )
     monkeypatch.setattr(rules, "RULES", (added, *rules.RULES))
-    decisions.forget()
+    tables.decide_anew()
     yield added
-    decisions.forget()
+    tables.decide_anew()
 
 
 def test_a_rule_is_added_by_one_entry_and_one_function(rounds: CastRule) -> None:
@@ -73,11 +73,11 @@ def test_a_rule_on_the_second_input_alone_is_one_entry(monkeypatch: pytest.Monke
         dtype=lambda low_dtype: low_dtype,
     )
     monkeypatch.setattr(rules, "RULES", (second, *rules.RULES))
-    decisions.forget()
+    tables.decide_anew()
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.001, 1.001])  # bfloat16 has no 1.001
     with hmp.casts(hmp.Policy("second", bf16={"mm"})):
         for found in (torch.mul(x, y), torch.mul(input=x, other=y), torch.mul(other=y, input=x), x * y):
             assert found.dtype is torch.float32 and found.tolist() == [1, 2]
         assert torch.equal(torch.mul(y, x), y * torch.ones(2) * x)  # not the first
     hmp.revert()
-    decisions.forget()
+    tables.decide_anew()

@@ -8,12 +8,10 @@ from .state import (
     InBackward,
     Off,
     PolicyTable,
-    Replacements,
     UnderCapturedState,
     call_without_casts,
     casts_enabled,
     current_state,
-    is_by_user,
 )
 
 __all__ = [
@@ -23,7 +21,6 @@ __all__ = [
     "Off",
     "PolicyTable",
     "Region",
-    "Replacements",
     "UnderCapturedState",
     "autocast",
     "call_without_casts",
@@ -31,7 +28,6 @@ __all__ = [
     "current_state",
     "disable_casts",
     "enable_casts",
-    "is_by_user",
     "regions",
     "state",
     "without_casts",

@@ -1,6 +1,6 @@
 """torch.autocast next to hmp's policies: the inner one takes precedence. Its state is read, set and restored here.
 
-- A policy that becomes active inside contexts of torch.autocast turns them off until it ends: `suspend()`.
+- A policy that becomes active inside contexts of torch.autocast turns them off until it ends: `Suspension`.
 - A disabled context of torch.autocast turns hmp's casts off: `Paused`.
 - Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low-precision dtype, because
   libraries ask before they build their float32 autocast-disabled blocks. Code in the torch package gets torch's own answer: it asks in
@@ -23,8 +23,8 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -43,7 +43,7 @@ from ..torch_private import (
     dynamo_foldable,
     is_any_autocast_enabled,
 )
-from .state import EnteredRegion, Off, PolicyTable, begin_call, begin_outermost, call_under, current_state, end_running
+from .state import EnteredRegion, Off, PolicyTable, Running, call_under, current_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,97 +60,73 @@ _nest: Callable[[], int] = torch.autocast_increment_nesting
 _unnest: Callable[[], int] = torch.autocast_decrement_nesting
 
 
-# --- a policy that becomes active inside contexts of torch.autocast -----------------------------------------------------------
-
-
-class Change:
-    """A change of what torch.autocast has enabled in this thread, until `end()`.
-
-    Changes need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the context of torch.autocast around
-    it, and end inside another one. torch's contexts restore what they found. So what a thread has changed since a policy became active
-    inside a context is on a list, and what ends is taken out of it.
-
-    Args:
-        context: The object of torch's that was entered, which may be entered many times; None for a policy, which turns all devices off.
-        asked: Whether the context is to enable torch.autocast; None where it counts as outside of the active policy.
-        changed: hmp's state inside the context, where it is another one.
-        place: File and line of the code that entered the context.
-    """
-
-    def __init__(self, context: Any = None, asked: bool | None = None, changed: EnteredRegion | None = None, place: str = "") -> None:
-        self.context, self.asked, self.changed, self.place = context, asked, changed, place
-        self.ended = False
-        changes = [each for each in _thread.changes if not each.ended]
-        if context is None and not changes:
-            _thread.enabled_outside, _thread.began_in_context = set(devices_in_autocast()), _is_in_context()
-        if context is None or changes:
-            _thread.changes = [*changes, self]
-            _settle()
-
-    def end(self) -> None:
-        """Restore torch.autocast as it would be without this change. A second call does nothing.
-
-        Called from another thread, it takes effect when its own thread next makes or ends one: the state of a thread is out of reach here.
-        """
-        self.ended = True
-        _settle()
-
-
 _State = tuple[str, bool, torch.dtype, bool]  # torch.autocast's for a device type: enabled, dtype, and whether casts are cached
 
 
+class _Entered(NamedTuple):
+    """A context of torch.autocast that this thread is in."""
+
+    context: Any  # torch's object, which may be entered many times
+    asked: bool | None  # whether it is to enable torch.autocast; None where it counts as outside of the active policy
+    changed: EnteredRegion | None  # hmp's state inside, where it is another one
+    place: str  # file and line of the code that entered it
+
+
 class _Thread(threading.local):
-    entered: tuple[Change, ...] = ()  # the contexts of torch's that the thread is in, innermost first
-    changes: Sequence[Change] = ()  # those since a policy became active inside one, outermost first
-    enabled_outside: set[str]  # the device types that are enabled outside of these
-    began_in_context: bool  # whether these began in a context of torch's, which may have been entered before hmp's patch
-    in_op: tuple[_State, _State] | None = None  # the states inside and outside of the op that torch.autocast is enabled for
+    entered: tuple[_Entered, ...] = ()  # innermost first
+    suspensions: tuple[Suspension, ...] = ()  # those that have not ended
+    outside_op: _State | None = None  # the state outside of the op that torch.autocast is enabled for
     make_traced: Callable[[str, torch.dtype], Any] | None = None  # makes contexts while this thread traces for torch.compile
 
 
 _thread = _Thread()
 
 
-def _settle() -> None:
-    """Have torch.autocast enabled in this thread as the changes say that have not ended."""
-    changes = _thread.changes
-    if not changes:
-        return
-    while (wanted := _after(changes)) != (enabled := set(devices_in_autocast())):  # the garbage collector may end one meanwhile
-        for device in wanted ^ enabled:
-            _set_enabled(device, device in wanted)
-    first = next((i for i, each in enumerate(changes) if each.context is None and not each.ended), len(changes))
-    _thread.enabled_outside, _thread.changes = _after(changes[:first]), changes[first:]
+# --- a policy that becomes active inside contexts of torch.autocast -----------------------------------------------------------
 
 
-def _after(changes: Sequence[Change]) -> set[str]:
-    """Return the device types that are to be enabled after `changes`; each context of torch's gets what it is to restore."""
-    enabled = set(_thread.enabled_outside) if _is_in_context() or not _thread.began_in_context else set()
-    for each in changes:
-        if each.context is None:
-            enabled = enabled if each.ended else set()
-        elif not each.ended:
-            device = each.context.device
-            each.context.prev = device in enabled
-            (enabled.add if each.context._enabled and each.asked is not None else enabled.discard)(device)
-    return enabled
+class Suspension:
+    """Turns torch.autocast off in this thread for a policy that becomes active inside contexts of it, until `end()`.
 
+    A generator that is suspended in `hmp.casts()` may be closed in another thread, or in other contexts: nothing is turned on there.
 
-def suspend() -> Change | None:
-    """Turn torch.autocast off until the returned change ends; return None outside contexts of torch.autocast.
-
-    In a disabled context there is nothing to switch off yet, but the policy may outlive it.
+    Attributes:
+        policies: How many policies are active in these contexts.
+        place: The contexts.
     """
-    _settle()  # what another thread has ended
-    return Change() if _thread.changes or is_any_autocast_enabled() or _is_in_context() else None
+
+    def __init__(self) -> None:
+        self.policies, self.place, self._devices = 1, _place(), devices_in_autocast()
+        _thread.suspensions = (*_thread.suspensions, self)
+        for device in self._devices:
+            _set_enabled(device, False)
+
+    def end(self) -> None:
+        """End it for one policy. After the last one torch.autocast is on again in the contexts that it was on in."""
+        self.policies -= 1
+        if self.policies == 0:
+            _thread.suspensions = tuple(each for each in _thread.suspensions if each is not self)
+            for device in self._devices if self.place == _place() else ():
+                _set_enabled(device, True)
 
 
-def _is_in_context() -> bool:
-    """Return True if this thread is in a context of torch.autocast, enabled or not."""
+def _place() -> tuple[int, int, tuple[_Entered, ...]]:
+    """Return which contexts of torch.autocast this thread is in."""
     try:
-        return _nest() > 1
+        return threading.get_ident(), _nest(), _thread.entered
     finally:
         _unnest()
+
+
+def suspended() -> Iterable[Suspension]:
+    """Turn torch.autocast off until the returned Suspension's `end()`; return none where it is on in no context."""
+    if is_any_autocast_enabled():
+        return (Suspension(),)
+    for each in _thread.suspensions:
+        if each.place == _place():  # of two tasks in one thread, one may end before the other
+            each.policies += 1
+            return (each,)
+    return ()
 
 
 def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -159,25 +135,16 @@ def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args:
     They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
     """
     is_same_policy = state.scope_id != 0 and state.scope_id == current_state().scope_id
-    call, outermost, suspension = begin_call(), begin_outermost(), None
+    call, suspensions = Running(), () if is_same_policy else suspended()
     try:
-        suspension = None if is_same_policy else suspend()
         return call_under(state, function, *args, **kwargs)
     finally:
-        if suspension is not None:
-            suspension.end()
-        if outermost is not None:
-            outermost.end()
-        end_running(call)
+        for each in suspensions:
+            each.end()
+        call.end()
 
 
 # --- torch.autocast for one op --------------------------------------------------------------------------------------------
-
-
-def _put(device: str, enabled: bool, dtype: torch.dtype, cached: bool) -> None:
-    _set_enabled(device, enabled)
-    _set_dtype(device, dtype)
-    _set_cached(cached)
 
 
 def call_enabled(device: str, dtype: torch.dtype, cached: bool, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -189,11 +156,10 @@ def call_enabled(device: str, dtype: torch.dtype, cached: bool, function: Callab
     if _thread.make_traced is not None:
         with _thread.make_traced(device, dtype):
             return function(*args, **kwargs)
-    inside, before = (device, True, dtype, cached), (device, is_enabled(device), _dtype(device), _is_cached())
     try:
         if cached:
             _clear_cache()
-        return _call_between(inside, before, (inside, before), function, args, kwargs)
+        return _call_in((device, True, dtype, cached), True, function, args, kwargs)
     finally:
         if cached:
             _clear_cache()
@@ -204,30 +170,33 @@ def in_outer(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if _thread.in_op is None:
-            return function(*args, **kwargs)
-        inside, before = _thread.in_op
-        return _call_between(before, inside, None, function, args, kwargs)
+        outside = _thread.outside_op
+        return function(*args, **kwargs) if outside is None else _call_in(outside, False, function, args, kwargs)
 
     return called
 
 
-def _call_between(
-    during: _State, after: _State, in_op: tuple[_State, _State] | None, function: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
-    around = _thread.in_op
+def _call_in(state: _State, is_op: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    device, around = state[0], _thread.outside_op
+    before = device, is_enabled(device), _dtype(device), _is_cached()
     try:
-        _thread.in_op = in_op
-        _put(*during)
+        _thread.outside_op = before if is_op else None
+        _put(*state)
         return function(*args, **kwargs)
     finally:
-        _put(*after)
-        _thread.in_op = around
+        _put(*before)
+        _thread.outside_op = around
+
+
+def _put(device: str, enabled: bool, dtype: torch.dtype, cached: bool) -> None:
+    _set_enabled(device, enabled)
+    _set_dtype(device, dtype)
+    _set_cached(cached)
 
 
 def is_in_op() -> bool:
     """Return True if this thread is in `call_enabled()`: an autocast kernel excludes its key, so that what it calls finds it disabled."""
-    return _thread.in_op is not None
+    return _thread.outside_op is not None
 
 
 @contextlib.contextmanager
@@ -294,9 +263,9 @@ def _forget() -> None:
     for changed in list(_changed_states):
         changed.now = None
     current_state()  # in this thread the next reader finds none of them
-    for each in _thread.changes:
-        each.ended = each.ended or each.context is None  # no policy is active any more
-    _settle()
+    for each in _thread.suspensions:
+        each.policies = 1
+        each.end()
     _thread.entered = ()
     constants = dynamo_foldable()
     for asked in answers.keys() & constants.keys():
@@ -327,7 +296,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         elif self._enabled and chosen.policy is not None:
             _log_once(place)
         changed = EnteredRegion(chosen) if chosen is not current else None
-        _thread.entered = (Change(self, None if is_outside else asked, changed, place), *_thread.entered)
+        _thread.entered = (_Entered(self, None if is_outside else asked, changed, place), *_thread.entered)
         if changed is not None:
             _changed_states.add(changed)
             changed.begin()
@@ -343,16 +312,10 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *exc_info)
         finally:
-            changes = [each for each in _thread.changes if not each.ended]
-            if changes and entered not in changes:
-                (_thread.enabled_outside.add if self.prev else _thread.enabled_outside.discard)(self.device)
             if entered is not None:
-                entered.ended = True
                 _thread.entered = tuple(each for each in _thread.entered if each is not entered)
                 if entered.changed is not None:
                     entered.changed.end()
-            if changes and entered is not changes[-1]:
-                _settle()
 
     return leave
 

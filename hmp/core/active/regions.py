@@ -12,21 +12,8 @@ import torch
 
 from ...errors import HmpError
 from .. import torch_private
-from .autocast import suspend
-from .state import (
-    EnteredRegion,
-    Off,
-    PolicyTable,
-    active_state,
-    begin_block,
-    begin_outermost,
-    current_state,
-    end_running,
-    entered_here,
-    get,
-    is_traced_unpatched,
-    put,
-)
+from .autocast import suspended
+from .state import EnteredRegion, Off, PolicyTable, Running, active_state, current_state, entered_here, get, is_traced_unpatched, put
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,8 +43,7 @@ class Region:
     def __enter__(self) -> Region:
         entered = EnteredRegion(self._choose(current_state()), self)
         if self.brings_casts:
-            begin_block(entered)
-            entered.suspension, entered.outermost = suspend(), begin_outermost()
+            entered.during = [Running(is_call=False), *suspended()]
         entered.begin()
         self._entered.append(entered)
         return self
@@ -69,7 +55,6 @@ class Region:
         if ended is not None:
             self._entered.remove(ended)
             ended.end()
-            end_running(ended)
 
     def _once(self) -> Region:
         """Return a copy for one `with`, which may be left in another context than it was entered in."""

@@ -147,13 +147,7 @@ class PolicyTable:
     __slots__ = ("__weakref__", "in_backward", "now", "number", "off", "parts", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
-    def __init__(
-        self,
-        replacements: Replacements,
-        policy: Any,
-        user_policy: Any = None,
-        scope_id: int = 0,
-    ) -> None:
+    def __init__(self, replacements: Replacements, policy: Any, user_policy: Any = None, scope_id: int = 0) -> None:
         self.replacements = replacements
         self.policy = policy
         self.user_policy = policy if user_policy is None else user_policy
@@ -191,17 +185,15 @@ class EnteredRegion:
     Attributes:
         now: `state`, or None once the block has ended while it was not the innermost one.
         before: The value of the ContextVar when the block was entered.
-        suspension: What turns torch.autocast off as long as this lasts, or None.
-        outermost: The Outermost that lasts as long as this, or None.
+        during: What lasts as long as this: what turns torch.autocast off, a Running.
     """
 
-    __slots__ = ("__weakref__", "_token", "before", "key", "now", "outermost", "suspension")
+    __slots__ = ("__weakref__", "_token", "before", "during", "key", "now")
 
     def __init__(self, state: PolicyTable | Off, key: object = None) -> None:
         self.now: PolicyTable | Off | None = state
         self.key = key
-        self.suspension: Any = None
-        self.outermost: Outermost | None = None
+        self.during: list[Any] = []
 
     def begin(self) -> None:
         """Activate the state in this thread or task."""
@@ -212,10 +204,8 @@ class EnteredRegion:
         """End the block, in any context."""
         if get() is not self or not _reset(self._token):
             self.now = None
-        if self.suspension is not None:
-            self.suspension.end()
-        if self.outermost is not None:
-            self.outermost.end()
+        for each in self.during:
+            each.end()
 
 
 def _reset(token: Token[ContextValue]) -> bool:
@@ -277,65 +267,50 @@ def _inherited_state() -> PolicyTable | Off:
     return found.pop() if len(found) == 1 else PROCESS.in_backward
 
 
-class Outermost:
-    """The outermost `casts()` block, or call of a model, that this thread is in. Copies of casts live as long.
+class Running:
+    """A call of a model, or a `casts()` block, that has not ended. Copies of casts live as long as the outermost of this thread.
 
     Attributes:
+        is_call: True for a call of a model, for which `when_ended()` waits in each thread.
         thread: The thread that it is in; 0 once it has ended.
         copies: The copies of casts, None before the first.
     """
 
-    __slots__ = ("_before", "copies", "thread")
+    __slots__ = ("_before", "copies", "is_call", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, is_call: bool = True) -> None:
         self._before = outermost.get()
-        self.thread = get_ident()
+        self.is_call, self.thread = is_call, get_ident()
         self.copies: Any = None
+        _running.add(self)
+        if not _is_here(self._before):
+            outermost.set(self)
 
     def end(self) -> None:
-        """End it, in any context."""
+        """End it, in any context, and do what waited for it."""
         copies, self.copies, self.thread = self.copies, None, 0
         if outermost.get() is self:
             outermost.set(self._before)
         if copies is not None:
             copies.end()
+        _running.discard(self)
+        if _waiting:
+            _do_what_waited()
 
 
-outermost: ContextVar[Outermost | None] = ContextVar("hmp_outermost", default=None)
-
-
-def begin_outermost() -> Outermost | None:
-    """Begin an outermost block or call; None inside of one."""
-    found = outermost.get()
-    if found is not None and found.thread == get_ident():
-        return None
-    begun = Outermost()
-    outermost.set(begun)
-    return begun
-
-
-# The calls of models and the casts() blocks that have not ended → None for a call, for a block the thread that entered it.
-_running: dict[object, int | None] = {}
+outermost: ContextVar[Running | None] = ContextVar("hmp_outermost", default=None)
+_running: set[Running] = set()
 _waiting: list[tuple[Callable[[], object], int]] = []
 
 
-def begin_call() -> object:
-    """Note that a call of a model has begun under its policy; return what `end_running()` takes."""
-    call = object()
-    _running[call] = None
-    return call
+def begin_outermost() -> Running | None:
+    """Begin an outermost call; None inside of one."""
+    return None if _is_here(outermost.get()) else Running()
 
 
-def begin_block(block: object) -> None:
-    """Note that a casts() block is entered in this thread."""
-    _running[block] = get_ident()
-
-
-def end_running(ended: object) -> None:
-    """Note the end of a call or block, and do what waited for it."""
-    _running.pop(ended, None)
-    if _waiting:
-        _do_what_waited()
+def _is_here(found: Running | None) -> bool:
+    """Return True if this thread is in what `outermost` contains, which may have ended, or have come with a copy of the context."""
+    return found is not None and found.thread == get_ident()
 
 
 def when_ended(act: Callable[[], object]) -> None:
@@ -346,8 +321,8 @@ def when_ended(act: Callable[[], object]) -> None:
 
 def _do_what_waited() -> None:
     for each in list(_waiting):
-        alive = {None, *sys._current_frames()} - {each[1]}
-        if alive.isdisjoint(list(_running.values())):
+        others = sys._current_frames().keys() - {each[1]}
+        if not any(running.is_call or running.thread in others for running in list(_running)):
             try:
                 _waiting.remove(each)
             except ValueError:  # another thread has taken it

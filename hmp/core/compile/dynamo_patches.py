@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
+from .. import dispatching_ops, tables
 from ..active import Region, state, without_casts
 from ..compiler_stance import running_uncompiled
-from ..dispatch import dispatching_ops, placement
 from ..patching import PatchedOp, patches
 from ..torch_patches import imports, module_calls, uncast
 from ..torch_private import reset_dynamo, without_dispatch_modes
@@ -40,6 +40,10 @@ def forget_wrappers() -> None:
 def install() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
     imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
+
+
+tables.when_decided_anew.append(forget_wrappers)
+tables.when_patched.append(install)
 
 
 def _reach_dynamo() -> None:
@@ -158,8 +162,8 @@ def _checking_torchs(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo see where a function of torch's comes from, of a method too, in whose place hmp has put another."""
 
     def check(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        inside = patches.inside(getattr(obj, "__func__", obj))
-        return original(inside.__get__(obj.__self__) if hasattr(obj, "__func__") else inside, *args, **kwargs)
+        wrapped = patches.wrapped(getattr(obj, "__func__", obj))
+        return original(wrapped.__get__(obj.__self__) if hasattr(obj, "__func__") else wrapped, *args, **kwargs)
 
     return check
 
@@ -178,7 +182,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo take the functions that replace torch's for torch's own."""
-    return lambda self, value, **named: original(self, placement.unpatched(value), **named)
+    return lambda self, value, **named: original(self, dispatching_ops.unpatched(value), **named)
 
 
 def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
+from .. import tables, user_ops
 from ..active import InBackward, autocast
-from ..dispatch import decisions, user_functions
 from ..patching import patches, unpatched_op
 from ..policy import Policy
 from ..rules import op_wrap
@@ -43,12 +43,12 @@ def wrapper(current: State, function: Any) -> Wrapper:
     """Return the wrapper that is traced in place of torch's `function` in the state `current`; None where nothing is cast."""
     if isinstance(current, InBackward):
         return _decided(Policy("no lists"), 0, function) if function in current.replacements.functions else None
-    return None if current.policy is None else _decided(current.policy, user_functions.changes(), function)
+    return None if current.policy is None else _decided(current.policy, user_ops.changes(), function)
 
 
 @functools.partial(sites.cached, most=8192)
 def _decided(policy: Policy, _: int, function: Any) -> Wrapper:
-    decision = decisions.decide(policy).get(function)
+    decision = tables.decide(policy).get(function)
     return None if decision is None else op_wrap(op, decision.rule)
 
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from .. import lists, torch_private
+from .. import dispatching_ops, lists, torch_private, user_ops
 from ..active import Region, autocast, regions, state, without_casts
-from ..dispatch import placement, user_functions
 from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
@@ -102,7 +101,7 @@ def variables() -> types.SimpleNamespace:
 
 def innermost(value: Any) -> Any:
     """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return placement.unpatched(value)
+    return dispatching_ops.unpatched(value)
 
 
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}
@@ -289,7 +288,7 @@ def fill_functions() -> None:
             state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).current.policy is not None),
             without_casts: _without_casts,
             state.call_without_casts: _call_without_casts,
-            user_functions.call_op: _call_op,
+            user_ops.call_op: _call_op,
             state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             autocast.call_innermost: _call_innermost,
             math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
@@ -305,7 +304,7 @@ def fill_functions() -> None:
 
 def update_tables() -> None:
     """Have Dynamo know all functions that hmp has replaced or made so far."""
-    originals = [op.original for op in placement.patched_ops()]
+    originals = [op.original for op in dispatching_ops.patched_ops()]
     # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
     forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
     dynamo.get_overridable_functions().update(originals, forwarders)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .. import user_ops
 from ..active import InBackward, Off, PolicyTable, autocast, state
-from ..dispatch import user_functions
 from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo
@@ -58,7 +58,7 @@ class _GuardKey:
         if kind == 2 and not current.replacements.functions:
             kind = 4
         number = 0 if table.policy is None else table.number
-        return f"{kind} {number} {current.scope_id} {user_functions.changes()} {module_calls.changes()}"
+        return f"{kind} {number} {current.scope_id} {user_ops.changes()} {module_calls.changes()}"
 
 
 guard_key = _GuardKey()

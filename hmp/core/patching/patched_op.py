@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
+import pkgutil
 import types
 import weakref
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from typing import Any
 class PatchedOp:
     """Replaces one function of torch, in C or in Python, and passes for it.
 
-    It equals and hashes as that function (R19), so that tables keyed by either find both, has its attributes, and is an instance of its
+    It equals and hashes as that function, so that tables keyed by either find both, has its attributes, and is an instance of its
     class to all but `type()`: `inspect.isfunction(F.softmax)` holds, and torch.jit compiles what it stands for.
 
     Args:
@@ -31,7 +29,7 @@ class PatchedOp:
         vars(self).update(getattr(original, "__dict__", {}))
         self.original = self.__wrapped__ = original
         self.call = call
-        self._found_at = module, path
+        self._found_at = f"{module}:{path}"
         for name in ("__module__", "__doc__"):  # which it would have of its class
             setattr(self, name, getattr(original, name, None))
 
@@ -56,10 +54,8 @@ class PatchedOp:
         return repr(self.original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        module, path = self._found_at
-        *owners, name = path.split(".")
-        owner = functools.reduce(getattr, owners, sys.modules[module]) if owners else _Module(module)
-        return getattr, (owner, name)
+        pkgutil.resolve_name(self._found_at)  # raises here, not where the pickle is loaded
+        return pkgutil.resolve_name, (self._found_at,)  # Python's own: a file may be loaded where hmp is not
 
     def __copy__(self) -> PatchedOp:
         return self
@@ -76,16 +72,6 @@ class PatchedMethod(PatchedOp):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _bound(self, instance)
-
-
-class _Module:
-    """Pickles as the module of that name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __reduce__(self) -> Any:
-        return importlib.import_module, (self._name,)
 
 
 # The functions that `patches.put_outermost` puts in their places, each with the cell that holds what is inside.

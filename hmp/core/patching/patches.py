@@ -1,6 +1,6 @@
 """Puts functions in the places of others, of torch's as a rule, and the old ones back in reverse order.
 
-A place is an attribute of a module or a class. Under what other names a function is known is found by `references`.
+A place is an attribute of a module or a class. Under what other names a function is known is found by `names`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 from ..log import caller
 from .patched_op import outermost
 
-# By the owner's id and the name, latest last: returns the owner, what was there and what is; None once the owner, a class, is gone.
-_rebound: dict[tuple[int, str], Callable[[], tuple[Any, Any, Any] | None]] = {}
-# Of a class both are in this attribute of it, by name: they refer to the class, and are to live as long as it does.
+# What is patched in an owner: name → what was there and what is. Those of a class are in this attribute of it: they refer to the class, and
+# are to live as long as it does.
+_Records = dict[str, tuple[Any, Any]]
 _OF_CLASS = "__hmp_patches__"
+_classes: dict[int, weakref.ref[type]] = {}  # by id: a metaclass may define no hash
+_others: dict[int, tuple[Any, _Records]] = {}
 _undo: list[Callable[[], None]] = []
 # Those that are replaced for all who know them, each with what replaces it: by the id of the one, and of the other.
 _replacements: dict[int, tuple[Any, Any]] = {}
@@ -31,12 +33,7 @@ _MISSING: Any = object()
 
 def installed() -> bool:
     """Return True if anything is patched."""
-    return bool(_rebound or _undo)
-
-
-def installation() -> object:
-    """One object from one `restore()` to the next."""
-    return _installation
+    return bool(_classes or _others or _undo)
 
 
 def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
@@ -44,45 +41,28 @@ def rebind(owner: Any, name: str, value: Any, over: Any = None) -> None:
 
     A second rebinding of the same name does nothing, unless other code has put `over` there since.
     """
-    place = (id(owner), name)
     # the owner's own: restore() deletes a name that the owner inherited
-    old = _read(owner, name)
-    before = _rebound.get(place)
-    if before is not None and (over is None or old is not over):
-        return
-    _rebound.pop(place, None)
-    _rebound[place] = _record_of_class(owner, name, old, value) if isinstance(owner, type) else lambda: (owner, old, value)
-    try:
+    old, records = _read(owner, name), _records_of(owner)
+    if name not in records or (over is not None and old is over):
+        records[name] = old, value
         _write(owner, name, value)
-    except BaseException:
-        if _read(owner, name) is not value:  # an interrupt may come right after it was set
-            _forget(place)
-            if before is not None:
-                _rebound[place] = before
-        raise
 
 
-def _record_of_class(cls: type, name: str, old: Any, value: Any) -> Callable[[], tuple[Any, Any, Any] | None]:
-    place = (id(cls), name)
-    if _OF_CLASS not in vars(cls):
-        setattr(cls, _OF_CLASS, {})
-    vars(cls)[_OF_CLASS][name] = old, value
-    reference = weakref.ref(cls, lambda _: _rebound.pop(place, None))
-
-    def record() -> tuple[Any, Any, Any] | None:
-        alive = reference()
-        return None if alive is None else (alive, *vars(alive)[_OF_CLASS][name])
-
-    return record
+def _records_of(owner: Any) -> _Records:
+    number = id(owner)
+    if not isinstance(owner, type):
+        return _others.setdefault(number, (owner, {}))[1]
+    if number not in _classes:
+        setattr(owner, _OF_CLASS, {})
+        _classes[number] = weakref.ref(owner, lambda _: _classes.pop(number, None))
+    return vars(owner)[_OF_CLASS]  # type: ignore[no-any-return]
 
 
-def _forget(place: tuple[int, str]) -> None:
-    record = _rebound.pop(place)()
-    if record is not None and isinstance(record[0], type):
-        of_class = vars(record[0])[_OF_CLASS]
-        del of_class[place[1]]
-        if not of_class:
-            delattr(record[0], _OF_CLASS)
+def rebound(owner: Any, name: str) -> bool:
+    """Return True if `owner.name` is rebound."""
+    if isinstance(owner, type):
+        return name in vars(owner).get(_OF_CLASS, ())
+    return id(owner) in _others and name in _others[id(owner)][1]
 
 
 def put_outermost(owner: Any, name: str, function: types.FunctionType) -> None:
@@ -99,7 +79,7 @@ def take_out(owner: Any, name: str) -> None:
     _set(owner, name, _read(owner, name))
 
 
-def _inside(owner: Any, name: str) -> types.CellType | None:
+def _cell_of(owner: Any, name: str) -> types.CellType | None:
     """Return the cell of the outermost function at `owner.name`, or None."""
     found = vars(owner).get(name)
     return outermost.get(found) if type(found) is types.FunctionType else None
@@ -111,7 +91,7 @@ def _inherited(owner: Any, name: str) -> Any:
 
 def _read(owner: Any, name: str) -> Any:
     """Return what `owner` itself has under that name, inside of what is outermost; _MISSING for nothing."""
-    cell = _inside(owner, name)
+    cell = _cell_of(owner, name)
     if cell is None:
         return vars(owner).get(name, _MISSING)
     return _MISSING if cell.cell_contents is _inherited(owner, name) else cell.cell_contents
@@ -119,7 +99,7 @@ def _read(owner: Any, name: str) -> Any:
 
 def _write(owner: Any, name: str, value: Any) -> None:
     """Set `owner.name`, inside of what is outermost; _MISSING deletes it."""
-    cell = _inside(owner, name)
+    cell = _cell_of(owner, name)
     if cell is None:
         _set(owner, name, value)
     else:
@@ -131,11 +111,6 @@ def _set(owner: Any, name: str, value: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, value)
-
-
-def rebound(owner: Any, name: str) -> bool:
-    """Return True if `owner.name` is rebound."""
-    return (id(owner), name) in _rebound
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -170,18 +145,18 @@ def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any
     installation = _installation
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return (target if installation is _installation else function)(*args, **kwargs)
 
-    return wrapped
+    return call
 
 
-def inside(function: Any) -> Any:
+def wrapped(function: Any) -> Any:
     """Return the function inside what `wrap` put in its place; any other object itself."""
     return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
 
 
-_CODE = _inert_after_restore(installed, inside).__code__
+_CODE = _inert_after_restore(installed, wrapped).__code__
 
 
 def replaces(new: Any, function: Any) -> None:
@@ -212,7 +187,7 @@ def on_restore(undo: Callable[[], None]) -> None:
 
 
 def restore() -> None:
-    """Undo everything above, latest first. What other code has patched since stays, with a warning (R16).
+    """Undo everything above. What other code has patched since stays, with a warning.
 
     A record is dropped once its patch is undone: after an interrupt the next call goes on with it.
     """
@@ -222,24 +197,31 @@ def restore() -> None:
         undo = _undo[-1]
         undo()
         _undo.remove(undo)  # not the last: it may have imported a module of torch's, in which names were followed
-    while _rebound:
-        place = next(reversed(_rebound))
-        record, name = _rebound.get(place, lambda: None)(), place[1]
-        if record is None:  # its class has just been collected
-            _rebound.pop(place, None)
-            continue
-        owner, old, value = record
-        found = _read(owner, name)
-        if found is value:
-            _write(owner, name, old)
-        elif found is not old and not _taken_out(value, old, found):  # else other code has put it back
-            foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
-        _forget(place)
+    for cls in [found for reference in list(_classes.values()) if (found := reference()) is not None]:
+        foreign += _restored(cls)
+        del _classes[id(cls)]
+        delattr(cls, _OF_CLASS)
+    for owner, _ in list(_others.values()):
+        foreign += _restored(owner)
+    _others.clear()
     _replacements.clear()
     _originals.clear()
     _installation = object()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
+
+
+def _restored(owner: Any) -> list[str]:
+    """Put back what was in the owner, and return the places where other code has put something else since."""
+    foreign, records = [], _records_of(owner)
+    for name, (old, value) in list(records.items()):
+        found = _read(owner, name)
+        if found is value:
+            _write(owner, name, old)
+        elif found is not old and not _taken_out(value, old, found):  # else other code has put it back
+            foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+        del records[name]
+    return foreign
 
 
 def _taken_out(value: Any, old: Any, around: Any) -> bool:

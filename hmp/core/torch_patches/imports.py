@@ -17,7 +17,7 @@ from typing import Any
 from torch import overrides
 
 from ..active import state
-from ..patching import patches, references
+from ..patching import names, patches
 from ..torch_private import device_mode
 
 _ROOTS = frozenset({"torch", "torchgen", "functorch", "torch_xla"})
@@ -59,12 +59,12 @@ class _AfterImports(importlib.abc.MetaPathFinder):
             del loader.exec_module  # the loader's own again
             if is_torchs:
                 state.call_without_casts(execute, module)
-                references.restore_in(module)
+                names.restore_in(module)
             else:
                 execute(module)
             if name in _then and self in sys.meta_path:
                 _then[name]()
-                references.replace_references()
+                names.replace_references()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

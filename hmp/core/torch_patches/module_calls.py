@@ -268,14 +268,12 @@ def begin_outermost_calls() -> None:
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _compiling() or (outermost := state.begin_outermost()) is None:
             return own(self, *args, **kwargs)
-        call = state.begin_call()
         try:
             if state.current_state() is state.PROCESS and state.PROCESS.policy is not None:
                 return state.call_under(state.process_table, own, self, *args, **kwargs)
             return own(self, *args, **kwargs)
         finally:
             outermost.end()
-            state.end_running(call)
 
     _call_impl.hmp_begins_outermost = True  # type: ignore[attr-defined]
     patches.rebind(*CALL_OF_MODULES, _call_impl, own)

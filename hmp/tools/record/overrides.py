@@ -14,7 +14,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
-from ...core.active import InBackward, Off, PolicyTable, autocast, is_by_user, state
+from ...core.active import InBackward, Off, PolicyTable, autocast, state
 from ...core.casting import castable, each_castable, each_tensor
 from ...core.formatting import dtype_name
 from ...core.observe import PACKAGES, RUNS_BACKWARD, Call, modules
@@ -107,7 +107,7 @@ def in_place_of_casts() -> Overrider | None:
         return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
     if isinstance(here, InBackward):
         return Overrider(OverrideKind.BACKWARD, "autograd's backward, in which lists don't apply to Python code (R13)")
-    return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and is_by_user() else None
+    return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and state.is_by_user() else None
 
 
 def _opened(enabled: bool) -> str:

@@ -22,10 +22,9 @@ from ...core import lists, observe
 from ...core.active import disable_casts
 from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ...core.compiler_stance import running_uncompiled
-from ...core.convert import Op, OpRule, op_wrap
 from ...core.observe import Listener, listen
 from ...core.policy import plain_path
-from ...core.rules import rules, writes
+from ...core.rules import Op, OpRule, op_wrap, rules, writes
 from ...core.torch_private import functorch_level
 from ..benchmark.sampling import least_seconds
 from ..model_state import random_state_kept

@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 import torch
 import torch.fx
 
-from ...errors import HmpError
-from ..active import PolicyTable, without_casts
-from ..compiler_stance import untraced
-from ..formatting import dtype_name
-from ..log import caller, log, should_log
-from ..patching import patches
-from ..policy import DEFAULT, Policy, as_policy
-from ..torch_patches import module_calls
-from ..torch_patches.module_calls import AppliedPolicy, as_dtype
-from . import policy_tables
-from .conversion import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .policy_tables import announce, lock
+from ..errors import HmpError
+from . import tables
+from .active import PolicyTable, without_casts
+from .compiler_stance import untraced
+from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
+from .formatting import dtype_name
+from .log import caller, log, should_log
+from .patching import patches
+from .policy import DEFAULT, Policy, as_policy
+from .tables import announce, lock
+from .torch_patches import module_calls
+from .torch_patches.module_calls import AppliedPolicy, as_dtype
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -83,7 +83,7 @@ def apply(
     others = _others(called, _steps(type(called)) if methods is None else methods)
     with lock:
         follow_others()
-        table = resolved(chosen, model, None, verbose) if chosen.scoped else policy_tables.table_of(chosen, verbose)
+        table = resolved(chosen, model, None, verbose) if chosen.scoped else tables.table_of(chosen, verbose)
         module_calls.attach(called, table, returned, others)
         _log_without_casts(type(called))
     _warn_of_low_weights(called)
@@ -197,7 +197,7 @@ def _receive(sent: tuple[Any, ...], parts: tuple[PolicyTable, ...]) -> AppliedPo
 
 
 def _send_table(table: PolicyTable) -> tuple[Any, ...]:
-    return policy_tables.scoped_table, (table.user_policy, table.policy, table.scope_id)
+    return tables.scoped_table, (table.user_policy, table.policy, table.scope_id)
 
 
 ForkingPickler.register(AppliedPolicy, _send)

@@ -1,4 +1,4 @@
-"""convert() and casts(): a policy for the process or in a context."""
+"""convert() and casts(): a policy for the process or in a context. And for a whole script, whose models are not there yet."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from typing import Any
 
 import torch
 
-from ...errors import HmpError
-from .. import lists, low_kernels, observe
-from ..active import PROCESS, PolicyTable, Region, autocast, state
-from ..compile import dynamo_patches, traced_functions
-from ..compiler_stance import untraced
-from ..dispatch import decisions, user_functions
-from ..patching import patches
-from ..policy import DEFAULT, HABANA, ListName, Policy, as_policy, in_dtype, scopes
-from ..torch_ops import sites
-from ..torch_patches import imports, module_calls
-from ..torch_private import dynamo
-from . import policy_tables
-from .policy_tables import announce
-from .policy_tables import lock as _lock
+from ..errors import HmpError
+from . import lists, low_kernels, tables
+from .active import PROCESS, PolicyTable, Region, autocast, state
+from .compile import traced_functions
+from .compiler_stance import untraced
+from .patching import patches
+from .policy import DEFAULT, HABANA, ListEntry, Policy, as_policy, in_dtype, scopes
+from .tables import announce
+from .tables import lock as _lock
+from .torch_ops import sites
+from .torch_patches import imports, module_calls
+from .torch_private import dynamo
 
 
 class Handle:
@@ -111,7 +109,7 @@ def convert(  # noqa: PLR0913
     """
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
-    with policy_tables.gc_paused():
+    with tables.gc_paused():
         files = {"bf16": bf16_file_path, "fp32": fp32_file_path, "promote": promote_file_path, **_by_list(list_file_paths)}
         chosen = in_dtype(choose_policy(opt_level, policy, model, files), dtype)
         with _lock:
@@ -119,26 +117,20 @@ def convert(  # noqa: PLR0913
 
 
 def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
-    was_patched = patches.installed()
     follow_others()
     # whatever fails, fails before anything is active
     _check_model(model, chosen, "convert(model=...)")
     if model is not None and chosen.scoped:
         table = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
-        table = policy_tables.table_of(chosen, is_verbose)
-    return activate(chosen, table, was_patched, is_verbose)
+        table = tables.table_of(chosen, is_verbose)
+    return _activate(chosen, table, is_verbose)
 
 
-def activate(chosen: Policy, table: PolicyTable, was_patched: bool, is_verbose: bool) -> Handle:
+def _activate(chosen: Policy, table: PolicyTable, is_verbose: bool) -> Handle:
     """Make `table` active for the process, as the latest conversion."""
-    try:
-        policy_tables.patch_around_calls()
-        module_calls.begin_outermost_calls()
-    except BaseException:
-        if not was_patched:
-            revert()
-        raise
+    tables.patch_around_calls()
+    module_calls.begin_outermost_calls()
     handle = Handle(table)
     _converted.append(handle)
     _activate_latest()
@@ -214,7 +206,7 @@ def _restore() -> None:
     with _lock:
         if _is_used():  # since revert()
             return
-        policy_tables.empty_all()
+        tables.empty_all()
         module_calls.detach_all()
         patches.restore()
 
@@ -292,7 +284,9 @@ def casts(
         return casts(dtype=dtype, model=model)(policy)
     chosen = _uncompiled(as_policy)(policy, model, dtype)
     _check_model(model, chosen, "casts(model=...)")
-    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: policy_tables.table_of(chosen)
+    made: Callable[[], PolicyTable] = functools.partial(tables.table_of, chosen)
+    if model is not None and chosen.scoped:
+        made = _scoped_table(chosen, model)
 
     def choose(_: object) -> PolicyTable:
         global _regions_entered
@@ -300,7 +294,7 @@ def casts(
             _refuse_tracing()
         table: PolicyTable = _uncompiled(made)()
         if not _regions_entered:
-            policy_tables.patch_around_calls()
+            tables.patch_around_calls()
             _regions_entered = True
         return table
 
@@ -310,30 +304,19 @@ def casts(
 traced_functions.entering.append(casts)
 
 
-class _CastsIn:
-    """Returns, when called, the table for a context whose policy has scoped entries for a model.
+def _scoped_table(policy: Policy, model: torch.nn.Module) -> Callable[[], PolicyTable]:
+    """Return a function that returns the table for a context whose policy has scoped entries for `model`; its first call makes it."""
+    scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lists is said now
+    table: PolicyTable | None = None
 
-    The first call makes it; it lasts as long as this object.
-    """
-
-    def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
-        scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
-        self._policy, self._model = policy, weakref.ref(model)
-        self._table: PolicyTable | None = None
-
-    def __call__(self) -> PolicyTable:
-        table = self._table
-        if table is not None and table.policy is not None:
-            return table
+    def made() -> PolicyTable:
+        nonlocal table
         with _lock:
-            model = self._model()
-            if model is None:
-                raise HmpError(
-                    f"hmp.casts({self._policy.name!r}, model=...): the model was deleted; make a new context with a model that exists"
-                )
-            if self._table is None or self._table.policy is None:
-                self._table = resolved(self._policy, model, self._policy.unscoped)
-            return self._table
+            if table is None or table.policy is None:  # revert() has emptied it
+                table = resolved(policy, model, policy.unscoped)
+            return table
+
+    return made
 
 
 def _refuse_tracing() -> None:
@@ -365,56 +348,30 @@ def module_of(model: Any, where: str) -> torch.nn.Module:
     return model
 
 
-def unscripted(model: Any, where: str) -> torch.nn.Module:
-    """Return `model`; raise HmpError if it isn't a module, or is a scripted one."""
-    module = module_of(model, where)
-    if isinstance(module, torch.jit.ScriptModule):
+def unscripted(model: torch.nn.Module, where: str) -> torch.nn.Module:
+    """Return `model`; raise HmpError if it is a scripted one."""
+    if isinstance(model, torch.jit.ScriptModule):
         raise HmpError(f"{where} got a scripted module, whose ops are compiled; pass the module that it was made of")
-    return module
+    return model
 
 
-def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> PolicyTable:
+def resolved(policy: Policy, model: torch.nn.Module, others: Policy | None, is_verbose: bool = False) -> PolicyTable:
     """Return the table for code outside the modules that scoped entries match, and give those modules tables of their own.
 
-    The policy of that code is `outside`, by default the one that applies in `model` itself.
+    The policy of that code is `others`, by default the one that applies in `model` itself.
     """
     policies = scopes.resolve(policy, model)
-    outside = outside or policies[module_calls.inside_compiled(model)]
+    others = others or policies[module_calls.inside_compiled(model)]
     scope_id = module_calls.new_scope_id()
     by_policy: dict[int, PolicyTable] = {}
-    for each in (outside, *policies.values()):
+    for each in (others, *policies.values()):
         if id(each) not in by_policy:
-            by_policy[id(each)] = policy_tables.scoped_table(policy, each, scope_id, is_verbose)
-    for module, own in scopes.differing(policies, model, outside).items():
+            by_policy[id(each)] = tables.scoped_table(policy, each, scope_id, is_verbose)
+    for module, own in scopes.differing(policies, model, others).items():
         module_calls.attach_scoped(module, by_policy[id(own)])
-    table = by_policy.pop(id(outside))
+    table = by_policy.pop(id(others))
     table.parts = tuple(by_policy.values())
     return table
-
-
-@untraced
-def register(owner: Any, name: str, cast: ListName) -> None:
-    """Put a function of your own on a list, under every policy: its inputs are cast, and ops inside it are not cast again.
-
-    Args:
-        owner: The module or class that has the function.
-        name: The name of the function in `owner`.
-        cast: The list: "bf16", "fp32" or "promote".
-
-    Raises:
-        HmpError: `owner` has no such function, hmp or torch owns it, or `cast` is not one of the lists.
-
-    Example:
-        >>> import types
-        >>> mine = types.SimpleNamespace(scale=lambda x: x * 2)
-        >>> hmp.register(mine, "scale", "bf16")
-        >>> with hmp.casts("habana"):
-        ...     mine.scale(torch.ones(2)).dtype
-        torch.bfloat16
-    """
-    with _lock:
-        user_functions.add(owner, name, cast)
-        _rebuild_all()
 
 
 def set_low_kernels(choice: str) -> str:
@@ -443,59 +400,34 @@ def set_low_kernels(choice: str) -> str:
     with _lock:
         computed_before = low_kernels.computed_in_float32()
         before = low_kernels.choose(choice)
-        if low_kernels.computed_in_float32() != computed_before and patches.installed():
-            state.DTYPE_REPAIRS = decisions.dtype_repairs()
-            _rebuild_all()
-            dynamo_patches.forget_wrappers()
+        if low_kernels.computed_in_float32() != computed_before:
+            tables.decide_anew()
         return before
-
-
-def _rebuild_all() -> None:
-    """Build every policy in use again, after a change of the registered functions or of those that listen."""
-    if patches.installed():
-        with policy_tables.gc_paused():
-            policy_tables.rebuild_all()
-            _activate_latest()
-
-
-def _rebuild_for_listeners() -> None:
-    with _lock:
-        _rebuild_all()
-
-
-observe.rebuild = _rebuild_for_listeners
 
 
 def follow_others() -> None:
     """Cast in the Python functions, too, that other code has put in the places of torch's since torch was patched."""
     with _lock:
         if patches.installed() and sites.look_again():
-            decisions.forget()
-            state.DTYPE_REPAIRS = decisions.dtype_repairs()
-            _rebuild_all()
-            dynamo_patches.forget_wrappers()
+            tables.decide_anew()
 
 
-# The code of a library that replaces a function of torch's at a time of its own: module, class, method. ZeRO-3 replaces F.linear.
-_REPLACES = ("deepspeed.runtime.zero.partition_parameters", "InsertPostInitMethodToModuleSubClasses", "_enable_mem_efficient_linear")
+def _followed(replace: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return `replace`, a library's method that replaces a function of torch's at a time of its own, and has hmp look after it."""
 
-
-def _follow_library() -> None:
-    module, name, method = _REPLACES
-    cls = getattr(sys.modules[module], name, None)
-    replace = getattr(cls, method, None)
-    if replace is None:
-        return
-
-    @functools.wraps(replace)
     def replacing(self: Any) -> None:
         replace(self)
         follow_others()
 
-    patches.rebind(cls, method, replacing)
+    return replacing
 
 
-policy_tables.when_patched.append(lambda: imports.after({_REPLACES[0]: _follow_library}))
+# ZeRO-3 replaces F.linear.
+_ZERO = "deepspeed.runtime.zero.partition_parameters"
+_follow_zero = functools.partial(
+    patches.wrap_by_name, _ZERO, "InsertPostInitMethodToModuleSubClasses._enable_mem_efficient_linear", _followed
+)
+tables.when_patched.append(lambda: imports.after({_ZERO: _follow_zero}))
 
 
 def _activate_latest() -> None:
@@ -504,3 +436,68 @@ def _activate_latest() -> None:
     PROCESS.replacements, PROCESS.policy = table.replacements, table.policy
     PROCESS.user_policy, PROCESS.scope_id = table.user_policy, table.scope_id
     state.process_table = table
+
+
+# --- a policy with scoped entries for a whole script: they hold in the outermost modules that the script calls ------------------
+
+
+def convert_script(opt_level: str, policy: Policy | str | Path | None, files: Mapping[str, str], is_verbose: bool) -> CalledModules | None:
+    """Return `convert()` for a script whose models are not there yet. Return what finds them, None for a policy without scoped entries."""
+    chosen = choose_policy(opt_level, policy, None, files)
+    if not chosen.scoped:
+        convert(policy=chosen, verbose=is_verbose)
+        return None
+    with _lock:
+        found = CalledModules(chosen, is_verbose)
+        _activate(chosen, found.table, is_verbose)
+    module_calls.look_at_calls(found.look_at)
+    return found
+
+
+class CalledModules:
+    """Resolves a policy's scoped entries for each module that is called outside of all others, at its first call."""
+
+    def __init__(self, policy: Policy, is_verbose: bool) -> None:
+        self.classes: set[str] = set()  # of the modules that were found
+        self._policy = policy
+        self._unmatched = dict.fromkeys(scopes.of_user(policy))
+        # by id: what a WeakSet does for a look is Python code, which torch.compile would compile
+        self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
+        scope_id = module_calls.new_scope_id()
+        self._table_of = functools.cache(lambda own: tables.scoped_table(policy, own, scope_id, is_verbose))
+        self.table: PolicyTable = self._table_of(policy.unscoped)
+
+    @property
+    def unmatched(self) -> tuple[ListEntry, ...]:
+        """Return the scoped entries that matched no module so far, but for those of presets."""
+        return tuple(self._unmatched)
+
+    def look_at(self, module: torch.nn.Module, is_traced: bool) -> bool:
+        """Resolve the entries for `module`; return False where there is nothing to do."""
+        if id(module) in self._outermost or PROCESS.scope_id != self.table.scope_id:  # the script has converted, or reverted, itself
+            return False
+        if is_traced and id(module) in self._inside:  # the call around it is in no frame
+            return False
+        if module_calls.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
+            return False
+        imported = dynamo()
+        (self._resolve if imported is None else imported.disable(self._resolve))(module)
+        return True
+
+    def _resolve(self, module: torch.nn.Module) -> None:
+        with _lock:
+            self.classes.add(type(module_calls.inside_compiled(module)).__name__)
+            for entry in scopes.matched(self._policy, module):
+                self._unmatched.pop(entry, None)
+            policies = scopes.resolve(self._policy, module, may_match_nothing=True)
+            for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
+                module_calls.attach_scoped(each, self._table_of(own))
+            for each in module.modules():
+                _remember(self._inside, each)
+            _remember(self._outermost, module)
+
+
+def _remember(numbers: dict[int, weakref.ref[torch.nn.Module]], module: torch.nn.Module) -> None:
+    number = id(module)
+    numbers[number] = weakref.ref(module, lambda _: numbers.pop(number, None))

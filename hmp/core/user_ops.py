@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from ...errors import HmpError
-from .. import lists
-from ..active import state
-from ..policy import ListName, can_be_listed
-from ..rules import OpRule, op_wrap, rules
-from ..torch_ops import NAMESPACES, Site, function_site, op_id, op_of
+from ..errors import HmpError
+from . import lists, observe
+from .active import state
+from .compiler_stance import untraced
+from .policy import ListName, can_be_listed
+from .rules import OpRule, op_wrap, rules
+from .torch_ops import NAMESPACES, Site, function_site, op_id, op_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,10 +27,25 @@ def registered() -> Iterator[tuple[Site, ListName]]:
     return iter(tuple(_registered.values()))
 
 
-def add(owner: Any, name: str, cast: ListName) -> Site:
-    """Register `owner.name` as an op on the list `cast`; returns its site.
+@untraced
+def register(owner: Any, name: str, cast: ListName) -> None:
+    """Put a function of your own on a list, under every policy: its inputs are cast, and ops inside it are not cast again.
 
-    HmpError if it isn't a function, is torch's, or `cast` isn't a list.
+    Args:
+        owner: The module or class that has the function.
+        name: The name of the function in `owner`.
+        cast: The list: "bf16", "fp32" or "promote".
+
+    Raises:
+        HmpError: `owner` has no such function, hmp or torch owns it, or `cast` is not one of the lists.
+
+    Example:
+        >>> import types
+        >>> mine = types.SimpleNamespace(scale=lambda x: x * 2)
+        >>> hmp.register(mine, "scale", "bf16")
+        >>> with hmp.casts("habana"):
+        ...     mine.scale(torch.ones(2)).dtype
+        torch.bfloat16
     """
     if cast not in lists.for_functions():
         raise HmpError(f"register(): cast= expected one of {', '.join(map(repr, lists.for_functions()))}, got {cast!r}")
@@ -40,18 +56,13 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
             f"register(): expected a function of {where}, got {name!r}; pass the module or class that has the function, and its name"
         )
     op = op_id(op_of(site.original) or "", "")
-    if can_be_listed(op):
-        raise HmpError(
-            f"register(): expected a function of your own, got torch's {where}.{name}; put {op!r} on a list of the policy instead"
-        )
     if op or any(owner is namespace for _, namespace, _ in NAMESPACES):
-        raise HmpError(
-            f"register(): expected a function of your own, got torch's {where}.{name}; register a function of your own that calls it"
-        )
+        instead = f"put {op!r} on a list of the policy instead" if can_be_listed(op) else "register a function of your own that calls it"
+        raise HmpError(f"register(): expected a function of your own, got torch's {where}.{name}; {instead}")
     global _changes
     _changes += 1
     _registered[(id(owner), name)] = (site, cast)
-    return site
+    observe.rebuild()
 
 
 def changes() -> int:
@@ -101,7 +112,7 @@ def call_op(op: UserOp, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the BF16 list: while a policy is active, its inputs are cast to the low-precision dtype (R1).
+    """Make a function one op on the BF16 list: while a policy is active, its inputs are cast to the low-precision dtype.
 
     Ops inside the function are not cast again.
 
@@ -126,7 +137,7 @@ def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the FP32 list: while a policy is active, its inputs are cast to float32 (R2).
+    """Make a function one op on the FP32 list: while a policy is active, its inputs are cast to float32.
 
     Ops inside the function are not cast again.
 
@@ -151,7 +162,7 @@ def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def promote_function(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function one op on the promote list: while a policy is active, its inputs become the widest dtype among them (R3).
+    """Make a function one op on the promote list: while a policy is active, its inputs become the widest dtype among them.
 
     Ops inside the function are not cast again.
 
