@@ -39,7 +39,7 @@ from .torch_patches import (
 class Decision(NamedTuple):
     """What a policy does with one torch function."""
 
-    rule: OpRule
+    ruled: OpRule
     sites: tuple[Site, ...]  # all places of the function
     source: ListEntry | None = None  # the entry that it comes from; None for a rule without a list
     is_listed: bool = False  # on any list
@@ -103,16 +103,16 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         source = listed.entry(op)
         if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
             continue
-        kind = rules.rule_for(op, source, policy.dtype)
-        if kind is None or kind is rules.VIEW:
+        rule = rules.rule_for(op, source, policy.dtype)
+        if rule is None or rule is rules.VIEW:
             continue
         for site in sites.sites_of(op):
             if site.is_private and source is None and op not in op_facts.FORWARDERS:
                 continue  # left to torch, which raises
-            rule = rules.op_rule(site, kind, policy.dtype)
-            if source is not None and lists.kind_of(source.cast).rule is kind:
-                rule = _with_words(rule, lists.kind_of(source.cast), policy)
-            _add(found, site, rule, source if kind.is_list else None)
+            ruled = rules.op_rule(site, rule, policy.dtype)
+            if source is not None and lists.kind_of(source.cast).rule is rule:
+                ruled = _with_words(ruled, lists.kind_of(source.cast), policy)
+            _add(found, site, ruled, source if rule.is_list else None)
     for added in lists.adding():
         if listed.by_cast[added.name]:
             _add_list(found, listed, policy, added)
@@ -127,9 +127,9 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
         entry = listed.added(kind.name, op)
         for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
             known = found.get(site.original) or Decision(rules.op_rule(site, kind.rule, policy.dtype), (site,), entry)
-            if kind not in known.rule.added:
-                rule = _with_words(known.rule, kind, policy)._replace(added=(*known.rule.added, kind))
-                found[site.original] = known._replace(rule=rule, is_listed=True)
+            if kind not in known.ruled.added:
+                ruled = _with_words(known.ruled, kind, policy)._replace(added=(*known.ruled.added, kind))
+                found[site.original] = known._replace(ruled=ruled, is_listed=True)
             elif site not in known.sites:
                 found[site.original] = known._replace(sites=(*known.sites, site))
 
@@ -145,32 +145,32 @@ def _with_relatives(ops: Iterable[str]) -> list[str]:
     return [each for op in ops for each in (op, *sites.relatives(op))]
 
 
-def _with_words(rule: OpRule, kind: ListKind, policy: Policy) -> OpRule:
-    """Return the rule with what the policy says in the one-word files of a list."""
-    words = {**dict(rule.words), **{word.field: getattr(policy, word.field) for word in kind.words}}
-    return rule._replace(words=tuple(words.items()))
+def _with_words(ruled: OpRule, kind: ListKind, policy: Policy) -> OpRule:
+    """Return the op under its rule with what the policy says in the one-word files of a list."""
+    words = {**dict(ruled.words), **{word.field: getattr(policy, word.field) for word in kind.words}}
+    return ruled._replace(words=tuple(words.items()))
 
 
-def _add(found: dict[Any, Decision], site: Site, rule: OpRule, source: ListEntry | None = None) -> None:
+def _add(found: dict[Any, Decision], site: Site, ruled: OpRule, source: ListEntry | None = None) -> None:
     # one function may have several sites: torch.conv2d is F.conv2d
     known = found.get(site.original)
     found[site.original] = (
-        Decision(rule, (site,), source, source is not None) if known is None else known._replace(sites=(*known.sites, site))
+        Decision(ruled, (site,), source, source is not None) if known is None else known._replace(sites=(*known.sites, site))
     )
 
 
 @functools.partial(sites.cached, most=8192)
-def _wrapper(original: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
+def _wrapper(original: Callable[..., Any], ruled: OpRule) -> Callable[..., Any]:
     """Return what is called instead of the function: one for all policies with this decision, because it remembers what failed."""
-    return op_wrap(original, rule)
+    return op_wrap(original, ruled)
 
 
 def _replacements(decisions: Mapping[Any, Decision], listeners: Sequence[Listener] = ()) -> state.Replacements:
     """Torch's function → its wrapper, for these decisions. With listeners, the wrappers are new."""
 
     def make(original: Any) -> Callable[..., Any]:
-        rule = decisions[original].rule
-        return op_wrap(original, rule, listeners) if listeners else _wrapper(original, rule)
+        ruled = decisions[original].ruled
+        return op_wrap(original, ruled, listeners) if listeners else _wrapper(original, ruled)
 
     return state.Replacements(decisions.keys(), make)
 
@@ -333,7 +333,7 @@ def _patch_around_ops() -> None:
 
 def _dtype_repairs() -> state.Replacements:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others."""
-    return _replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind.repairs})
+    return _replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.ruled.kind.repairs})
 
 
 def _forget_replacements() -> None:

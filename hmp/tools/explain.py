@@ -110,8 +110,8 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
 def _at(site: Site, decision: tables.Decision | None) -> str:
     if decision is not None:
-        more = [kind.rule.sentence for kind in decision.rule.added if kind.rule is not decision.rule.kind]
-        return "; ".join([_done(site.op, decision.rule.kind), *more])
+        more = [kind.rule.sentence for kind in decision.ruled.added if kind.rule is not decision.ruled.kind]
+        return "; ".join([_done(site.op, decision.ruled.kind), *more])
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 

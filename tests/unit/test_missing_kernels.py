@@ -42,7 +42,7 @@ def test_r11_random_ops_are_never_run_again() -> None:
     for op in ("dropout", "rrelu", "multinomial"):
         policy = hmp.Policy("mine", bf16={op})
         with hmp.convert(policy=policy):
-            rules = [d.rule for d in tables.decide(policy).values() if d.rule.op == op]
+            rules = [d.ruled for d in tables.decide(policy).values() if d.ruled.op == op]
         assert rules and not any(rule.facts.retries for rule in rules), op
 
 

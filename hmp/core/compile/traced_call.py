@@ -49,7 +49,7 @@ def wrapper(current: State, function: Any) -> Wrapper:
 @functools.partial(sites.cached, most=8192)
 def _decided(policy: Policy, _: int, function: Any) -> Wrapper:
     decision = tables.decide(policy).get(function)
-    return None if decision is None else op_wrap(op, decision.rule)
+    return None if decision is None else op_wrap(op, decision.ruled)
 
 
 forget_wrappers: Callable[[], None] = _decided.cache_clear  # type: ignore[attr-defined]
