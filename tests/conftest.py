@@ -229,10 +229,10 @@ def _accept_changes_of(backend: str) -> None:
 @pytest.fixture
 def fresh_compiler(torch_has_compiled: None, unpatched: None) -> Iterator[None]:
     """Nothing is compiled when the test begins, and nothing is left when it ends."""
-    from hmp.core.compile import bridge
+    from hmp.core.compile import dynamo_patches
 
     torch._dynamo.reset()
-    bridge.forget_wrappers()  # the last test may have had other kernels
+    dynamo_patches.forget_wrappers()  # the last test may have had other kernels
     yield
     hmp.revert()
     torch._dynamo.reset()

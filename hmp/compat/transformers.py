@@ -16,7 +16,7 @@ from hmp import HmpError, Policy
 
 from ..core.log import log
 from ..core.policy import DEFAULT, as_policy
-from ..core.torch_patches import in_dtype
+from ..core.torch_patches.module_calls import in_dtype
 from ..tools.extras import needed
 from ..tools.formatting import versioned
 from ..tools.record.recorder import record

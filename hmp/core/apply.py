@@ -24,8 +24,8 @@ from .log import caller, log, should_log
 from .patching import patches
 from .policy import DEFAULT, Policy, as_policy
 from .tables import announce, lock
-from .torch_patches import as_dtype, kept_weights, module_calls
-from .torch_patches.module_calls import AppliedPolicy, Sent
+from .torch_patches import module_calls
+from .torch_patches.module_calls import AppliedPolicy, as_dtype
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -171,30 +171,29 @@ def remove(model: M) -> M:
 def keep_float32(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
     """Have `.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave the float32 weights whose names match, while the model has a policy."""
     with lock:
-        kept_weights.keep(module_calls.inside_compiled(model), globs)
+        module_calls.keep(module_calls.inside_compiled(model), globs)
 
 
 # --- models in other processes: multiprocessing sends the policies, which other pickles, and so files, do not have ----------------
 
 
 def _send(found: AppliedPolicy) -> tuple[Any, ...]:
-    module = found.module()
-    if isinstance(module, torch.fx.GraphModule):
+    if issubclass(found.kind, torch.fx.GraphModule):
         raise HmpError("expected a module without a policy, got a torch.fx.GraphModule with one; send it first, then call hmp.apply()")
-    sent = Sent(found.applied, dict(found.scoped.items()), found.outputs, found.methods, found.kept)
-    return _receive, (type(module), sent, module_calls.parts(found.applied))
+    sent = found.kind, found.applied, dict(found.scoped.items()), found.outputs, found.methods, found.kept
+    return _receive, (sent, () if found.applied is None else found.applied.parts)
 
 
-def _receive(kind: type, sent: Sent, parts: tuple[PolicyTable, ...]) -> Sent:
-    """Prepare the class of a module that is being loaded; it finds `sent` in its state, and then has an AppliedPolicy of its own."""
+def _receive(sent: tuple[Any, ...], parts: tuple[PolicyTable, ...]) -> AppliedPolicy:
+    """Return the policy of a module that is being loaded, whose class activates it from now on."""
+    found = AppliedPolicy(*sent)
     with lock:
         follow_others()
-        module_calls.follow_class(kind, sent.methods)
-        kept_weights.follow(kind, sent.kept)
-        if sent.applied is not None:
-            module_calls.keep_parts(sent.applied, parts)
-            _log_without_casts(kind)
-    return sent
+        module_calls.follow_class(found.kind, found.methods, found.kept)
+        if found.applied is not None:
+            found.applied.parts = parts
+            _log_without_casts(found.kind)
+    return found
 
 
 def _send_table(table: PolicyTable) -> tuple[Any, ...]:

@@ -51,41 +51,30 @@ _plain: Any = None  # torch.compile, while ours is in its place
 
 @contextmanager
 def running_uncompiled() -> Iterator[None]:
-    """Make a context in which compiled code runs as it was written."""
-    asks = object()
-    try:
-        run_uncompiled(asks)
-        yield
-    finally:
-        run_compiled(asks)
+    """Make a context in which compiled code runs as it was written, until the last such context ends, in whatever order.
 
-
-def run_uncompiled(asks: object) -> None:
-    """Have compiled code run as it was written until `run_compiled` was called for each that asks, in whatever order.
-
-    A conversion may begin in a recording and end after it. torch's own stances end in the order of their beginnings alone. Dynamo, which
+    A conversion may begin in a recording and end after it; torch's own stances end in the order of their beginnings alone. Dynamo, which
     takes seconds to import, is not imported for that: until it is there, the first torch.compile does it.
     """
-    global _plain
-    with _lock:
-        _asking.append(asks)
-        if dynamo() is not None:
-            _force()
-        elif _plain is None:
-            _plain, torch.compile = torch.compile, _compile
-
-
-def run_compiled(asks: object) -> None:
-    """Take back what `asks` asked for. May be called again, after an interrupt."""
     global _stance, _plain
-    with _lock:
-        if asks in _asking:
-            _asking.remove(asks)
-        if not _asking and _stance is not None:
-            _stance.__exit__(None, None, None)
-            _stance = None
-        if not _asking and torch.compile is _compile:  # else somebody's is around ours, which does nothing now
-            torch.compile, _plain = _plain, None
+    asks = object()
+    try:
+        with _lock:
+            _asking.append(asks)
+            if dynamo() is not None:
+                _force()
+            elif _plain is None:
+                _plain, torch.compile = torch.compile, _compile
+        yield
+    finally:
+        with _lock:
+            if asks in _asking:
+                _asking.remove(asks)
+            if not _asking and _stance is not None:
+                _stance.__exit__(None, None, None)
+                _stance = None
+            if not _asking and torch.compile is _compile:  # else somebody's is around ours, which does nothing now
+                torch.compile, _plain = _plain, None
 
 
 def _force() -> None:

@@ -14,14 +14,14 @@ import torch
 from ..errors import HmpError
 from . import lists, low_kernels, tables
 from .active import PROCESS, PolicyTable, Region, autocast, state
-from .compile import bridge
+from .compile import traced_functions
 from .compiler_stance import untraced
 from .patching import patches
 from .policy import DEFAULT, HABANA, ListEntry, Policy, as_policy, in_dtype, scopes
 from .tables import announce
 from .tables import lock as _lock
 from .torch_ops import sites
-from .torch_patches import late_imports, model_wrappers, module_calls
+from .torch_patches import imports, module_calls
 from .torch_private import dynamo
 
 
@@ -245,7 +245,7 @@ def is_in_place() -> bool:
 
 def any_applied() -> bool:
     """Return True if a policy is applied to any module that is alive."""
-    return any(True for _ in module_calls.all_applied())
+    return module_calls.any_applied()
 
 
 def casts(
@@ -301,7 +301,7 @@ def casts(
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
 
-bridge.entering.append(casts)
+traced_functions.entering.append(casts)
 
 
 def _scoped_table(policy: Policy, model: torch.nn.Module) -> Callable[[], PolicyTable]:
@@ -328,7 +328,7 @@ def _refuse_tracing() -> None:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
+    """Return `function` with Dynamo disabled in it, while nothing is patched; later hmp's patches of Dynamo disable it."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
@@ -369,8 +369,9 @@ def resolved(policy: Policy, model: torch.nn.Module, others: Policy | None, is_v
             by_policy[id(each)] = tables.scoped_table(policy, each, scope_id, is_verbose)
     for module, own in scopes.differing(policies, model, others).items():
         module_calls.attach_scoped(module, by_policy[id(own)])
-    module_calls.keep_parts(by_policy[id(others)], by_policy.values())
-    return by_policy[id(others)]
+    table = by_policy.pop(id(others))
+    table.parts = tuple(by_policy.values())
+    return table
 
 
 def set_low_kernels(choice: str) -> str:
@@ -426,7 +427,7 @@ _ZERO = "deepspeed.runtime.zero.partition_parameters"
 _follow_zero = functools.partial(
     patches.wrap_by_name, _ZERO, "InsertPostInitMethodToModuleSubClasses._enable_mem_efficient_linear", _followed
 )
-tables.when_patched.append(lambda: late_imports.after({_ZERO: _follow_zero}))
+tables.when_patched.append(lambda: imports.after({_ZERO: _follow_zero}))
 
 
 def _activate_latest() -> None:
@@ -478,7 +479,7 @@ class CalledModules:
             return False
         if is_traced and id(module) in self._inside:  # the call around it is in no frame
             return False
-        if model_wrappers.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
+        if module_calls.is_inside_another(module, sys._getframe(1)) or isinstance(module, torch.jit.ScriptModule):
             return False
         imported = dynamo()
         (self._resolve if imported is None else imported.disable(self._resolve))(module)

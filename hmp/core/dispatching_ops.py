@@ -16,7 +16,7 @@ from .active import autocast, state
 from .patching import PatchedMethod, PatchedOp, patches, unpatched_op
 from .torch_ops import Site
 from .torch_ops.sites import as_held
-from .torch_patches import late_imports
+from .torch_patches import imports
 
 _get, _active_state = state.get, state.active_state
 _SEQUENCES = frozenset({list, tuple})
@@ -165,7 +165,7 @@ _ops: dict[int, PatchedOp] = {}  # by the id of torch's function
 def install(sites: Iterable[Site]) -> None:
     """Put PatchedOps at the `sites` that have none, until patches.restore()."""
     if not _ops:
-        late_imports.install()
+        imports.install()
         torch_private.reset_dynamo()
         patches.wrap(*torch_private.BUILTIN_FINDER, _finding_patched)
         patches.on_restore(_forget)

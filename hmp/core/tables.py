@@ -26,13 +26,10 @@ from .rules import OpRule, op_wrap, rules
 from .torch_ops import Site, calling, op_facts, sites
 from .torch_patches import (
     backward,
-    late_imports,
-    library_ops,
-    model_wrappers,
-    module_construction,
-    module_state,
+    imports,
+    module_calls,
     modules,
-    uncast_functions,
+    uncast,
 )
 
 # --- what a policy does with each function --------------------------------------------------------------------------------
@@ -230,10 +227,8 @@ def any_policy_used() -> bool:
 def patch_around_calls() -> None:
     """Patch what only a policy outside of the calls of models would cast: the construction of modules, initialisers, pruning."""
     with lock, gc_paused():
-        if not module_construction.is_in_classes():
-            module_construction.install_in_classes()
-            uncast_functions.install_around_calls()
-            names.replace_references()
+        uncast.install_around_calls()
+        names.replace_references()
 
 
 def rebuild_all() -> None:
@@ -290,8 +285,7 @@ def gc_paused() -> Iterator[None]:
 
 # What is patched before the first op is, in this order.
 _HOOKS = (
-    uncast_functions, backward, modules, module_state, module_construction, library_ops,
-    model_wrappers,
+    uncast, backward, modules, module_calls,
 )  # fmt: skip
 
 
@@ -326,7 +320,7 @@ def patched_by(policy: Policy) -> dict[Any, Decision]:
 
 
 def _patch_around_ops() -> None:
-    late_imports.fill_tables()
+    imports.fill_tables()
     for hooks in _HOOKS:
         hooks.install()
     patches.on_restore(copies.clear_cache)

@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -83,27 +83,20 @@ def _missing(name: str) -> HmpError:
     )
 
 
-class PatchedAttribute(NamedTuple):
-    """An attribute of torch's that hmp patches: `owner.attribute`, whose value is looked up when it is patched, not before."""
-
-    owner: Any
-    attribute: str
-
-
-def _place(name: str) -> PatchedAttribute:
-    """Return the place `name`; raise HmpError where torch has nothing there."""
+def _place(name: str) -> tuple[Any, str]:
+    """Return the object and the name of its attribute that hmp patches at `name`; raise HmpError where torch has nothing there."""
     _required(name)
     return _place_of(name)
 
 
-def _places(*names: str) -> tuple[PatchedAttribute, ...]:
+def _places(*names: str) -> tuple[tuple[Any, str], ...]:
     """Return those of the places where this torch has something."""
     return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
 
 
-def _place_of(name: str) -> PatchedAttribute:
+def _place_of(name: str) -> tuple[Any, str]:
     owner, _, attribute = name.rpartition(".")
-    return PatchedAttribute(_found(owner), attribute)
+    return _found(owner), attribute
 
 
 # --- the namespaces of torch's functions -----------------------------------------------------------------------------------
@@ -122,7 +115,7 @@ ATTENTION_BIASES = "torch.nn.attention.bias"
 nn_builtins: types.ModuleType = _required("torch._C._nn")
 vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
 # Those of its functions that torch's modules and torch.nn.functional call there. Other code calls them as `torch.lstm`; what
-# torch.functional calls there is part of an op, inside which nothing is cast (R8).
+# torch.functional calls there is part of an op, inside which nothing is cast.
 CALLED_IN_VF = frozenset(
     """
     alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_ gru gru_cell
@@ -188,7 +181,7 @@ storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_sto
 
 
 def memory_of(storage: Any) -> int:
-    """Return what identifies a storage's memory while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
+    """Return what identifies a storage's memory while it is held. data_ptr() asks for write access: copies of weights would go."""
     return int(storage._cdata)
 
 
@@ -359,7 +352,7 @@ AUTOCAST_INIT = _required("torch.amp.autocast_mode.autocast.__init__.__code__")
 
 # --- torch's code around a model -------------------------------------------------------------------------------------------
 
-# In these functions nothing is cast (R15).
+# In these functions nothing is cast.
 AROUND_A_MODEL = (
     _place("torch._tensor_str._str"),
     _place("torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
@@ -373,7 +366,7 @@ AROUND_A_MODEL = (
 STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
 
 
-def checkpoint_generator() -> PatchedAttribute:
+def checkpoint_generator() -> tuple[Any, str]:
     """Return the place of the generator that checkpoint(use_reentrant=False) runs its function in.
 
     Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.

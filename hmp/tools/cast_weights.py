@@ -21,7 +21,7 @@ from ..core.copies import clear_cache
 from ..core.observe import Listener, listen
 from ..core.policy import Policy
 from ..core.policy.scopes import hint
-from ..core.torch_patches.kept_weights import matches, names_of, paths_of
+from ..core.torch_patches.module_calls import matches, names_of, paths_of
 from ..core.torch_private import memory_of, storage_of
 from ..errors import HmpError
 from . import model_call

@@ -13,7 +13,7 @@ from ..core.active import current_state
 from ..core.casting import dtype_name
 from ..core.convert import casts
 from ..core.policy import DEFAULT, Policy, as_policy
-from ..core.torch_patches import applied_policy
+from ..core.torch_patches.module_calls import applied_policy
 from ..errors import HmpError
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..core.convert import casts
 from ..core.policy import Policy
-from ..core.torch_patches import applied_policy
+from ..core.torch_patches.module_calls import applied_policy
 
 Tensor = torch.Tensor
 Shapes = Sequence[Sequence[int]]

@@ -22,7 +22,7 @@ from ..core.torch_private import sequence_number as _sequence_number
 from .formatting import Word
 
 # It is between the line that calls backward() and the user's Python code that backward calls.
-_ENGINE = RUN_BACKWARD.attribute
+_ENGINE = RUN_BACKWARD[1]
 # How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
 REMEMBERED = 500_000
 

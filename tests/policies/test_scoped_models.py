@@ -64,7 +64,7 @@ def ran(model: torch.nn.Module, called: Callable[..., object] | None = None) -> 
 
 
 def marks(model: torch.nn.Module) -> list[str]:
-    return [path for path, module in model.named_modules() if "_hmp_applied" in vars(module)]
+    return [path for path, module in model.named_modules() if vars(module).get("_hmp_applied")]
 
 
 def test_scope_a_container_that_is_reached_past_and_a_module_that_calls_its_uncle():

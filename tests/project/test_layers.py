@@ -29,7 +29,7 @@ MAY_NAME = {
     ("torch_patches/modules.py", "packed"): "a nested tensor that torch makes of a padded batch",
     ("torch_private.py", "float8"): "the dtype that a private function of torch takes",
 }
-WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import core/compile/bridge.py waits for
+WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import core/compile/dynamo_patches.py waits for
 MODULES = sorted((ROOT / "hmp").rglob("*.py"))
 
 

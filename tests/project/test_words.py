@@ -59,7 +59,7 @@ ALLOWED_IN_CODE = {
     ("compat/habana/graph_capture.py", "dispatcher"): "torch's own",
     ("core/rules/rules.py", "told"): "an argument's name",
     ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
-    ("core/torch_patches/uncast_functions.py", "dispatcher"): "torch's own",
+    ("core/torch_patches/uncast.py", "dispatcher"): "torch's own",
     ("core/torch_private.py", "dispatcher"): "torch's own",
     ("tools/record/overrides.py", "island"): "a kind of violation",
     ("tools/record/overrides.py", "region"): "a kind of violation",

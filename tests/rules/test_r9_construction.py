@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import warnings
 
@@ -179,45 +177,6 @@ def test_r9_parametrizations_on_one_another_are_registered_as_in_plain_torch():
 
 
 EVERY_VIEW = hmp.Policy("views", bf16={"reshape", "view", "t", "contiguous", "clone", "narrow", "mul", "add"})
-
-
-def _computed_in(run):
-    """The dtype of a product that `run` computes somewhere, in a module's constructor."""
-
-    class Module(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.found = run(lambda: (torch.ones(2) * 2).dtype)
-
-    return Module
-
-
-def _by_map(function):
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return next(iter(pool.map(lambda _: function(), range(2))))
-
-
-WAYS = {"executor": _by_map, "asyncio": lambda function: asyncio.run(asyncio.to_thread(function))}
-
-
-def test_r9_a_constructor_that_computes_in_a_pool_of_threads_computes_without_casts():
-    hmp.convert(policy=EVERY_VIEW)
-    for name, way in WAYS.items():
-        assert _computed_in(way)().found is torch.float32, name
-        assert way(lambda: (torch.ones(2) * 2).dtype) is LOW, name
-
-
-def test_r9_a_pool_of_the_users_keeps_its_state():
-    """Only what is given to the pool inside the constructor runs without casts."""
-
-    def product():
-        return (torch.ones(2) * 2).dtype
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        hmp.convert(policy=EVERY_VIEW)
-        assert pool.submit(product).result() is LOW
-        assert _computed_in(lambda function: pool.submit(function).result())().found is torch.float32
-        assert pool.submit(product).result() is LOW
 
 
 def test_r9_from_pretrained_narrows_no_weight_in_any_thread(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The bridge to torch.compile: when it is there, what it leaves behind, strict export, and a torch that hmp does not know."""
+"""Patches of torch.compile: when it is there, what it leaves behind, strict export, and a torch that hmp does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = torch.ones(3, 3)
 
 @pytest.mark.slow
 @BRIDGED
-def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_path):
+def test_dynamo_is_not_imported_for_hmp_and_is_patched_when_it_is_imported(tmp_path):
     alone(
         tmp_path,
         """
@@ -49,6 +49,17 @@ def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_p
                 assert not getattr(getattr(each, "__code__", None), "co_filename", "").startswith("<hmp"), each
         """,
     )
+
+
+@pytest.mark.filterwarnings("error:.* was patched by another library")
+def test_revert_takes_nothing_for_another_librarys_patch_after_torch_compile():
+    """A search for names in tables once found hmp's own records there, and changed them."""
+    compiled = torch.compile(lambda x: x @ x, backend="eager")
+    for policy in (LOW, "habana"):
+        with hmp.convert(policy=policy):
+            assert compiled(X).dtype is BF16
+        hmp.remove(hmp.apply(torch.nn.Linear(3, 3), policy))
+        hmp.revert()
 
 
 @BRIDGED

@@ -235,7 +235,7 @@ _is_of_wrapper: Callable[[types.FrameType], bool]
 def install(is_around_applied: Callable[[Any, types.FrameType], bool], is_of_wrapper: Callable[[types.FrameType], bool]) -> None:
     """Patch torch.autocast and the functions that ask for its state, until patches.restore().
 
-    To be called after late_imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
+    To be called after imports.fill_tables(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
     global _is_around_applied, _is_of_wrapper
     _is_around_applied, _is_of_wrapper = is_around_applied, is_of_wrapper

@@ -13,6 +13,7 @@ A ContextVar contains the state, so that threads and asyncio tasks never see eac
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -123,6 +124,9 @@ def _is_marked(node: Any) -> bool:
     return node is not None and (hasattr(node, _MADE_HERE) or _MADE_HERE in node.metadata)
 
 
+_numbers = itertools.count(1)
+
+
 class PolicyTable:
     """A policy with its wrappers, and the state in which it is active.
 
@@ -134,9 +138,13 @@ class PolicyTable:
         policy: The policy of the wrappers, in these modules; None after revert().
         user_policy: The policy that the user passed; None if it is `policy`.
         scope_id: A number that the tables of one policy and model share, by which a submodule finds its own; 0 without scoped entries.
+
+    Attributes:
+        number: Another one for each table, from 1.
+        parts: The tables that scoped entries give submodules: they live as long as this one, which is active around their calls.
     """
 
-    __slots__ = ("__weakref__", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
+    __slots__ = ("__weakref__", "in_backward", "now", "number", "off", "parts", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
     def __init__(self, replacements: Replacements, policy: Any, user_policy: Any = None, scope_id: int = 0) -> None:
@@ -144,6 +152,8 @@ class PolicyTable:
         self.policy = policy
         self.user_policy = policy if user_policy is None else user_policy
         self.scope_id = scope_id
+        self.number = next(_numbers)
+        self.parts: tuple[PolicyTable, ...] = ()
         self.now = self
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
@@ -373,11 +383,6 @@ def is_by_user() -> bool:
     current_state()  # removes blocks that have ended
     value = get()
     return isinstance(value, EnteredRegion) and value.key is not None
-
-
-def is_off_by_hmp() -> bool:
-    """Return True if hmp has switched casts off for the code that runs here, by `call_without_casts()`."""
-    return type(current_state()) is Off and not is_by_user()
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,1 @@
 """Code made by torch.compile and strict torch.export has the casts of eager code."""
-
-from . import bridge
-
-__all__ = [
-    "bridge",
-]

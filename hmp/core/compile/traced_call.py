@@ -39,11 +39,11 @@ def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
 op.inlined = inlined  # type: ignore[attr-defined]
 
 
-def wrapper(here: State, function: Any) -> Wrapper:
-    """Return the wrapper that is traced in place of torch's `function` in the state `here`; None where nothing is cast."""
-    if isinstance(here, InBackward):
-        return _decided(Policy("no lists"), 0, function) if function in here.replacements.functions else None
-    return None if here.policy is None else _decided(here.policy, user_ops.changes(), function)
+def wrapper(current: State, function: Any) -> Wrapper:
+    """Return the wrapper that is traced in place of torch's `function` in the state `current`; None where nothing is cast."""
+    if isinstance(current, InBackward):
+        return _decided(Policy("no lists"), 0, function) if function in current.replacements.functions else None
+    return None if current.policy is None else _decided(current.policy, user_ops.changes(), function)
 
 
 @functools.partial(sites.cached, most=8192)
@@ -56,13 +56,13 @@ forget_wrappers: Callable[[], None] = _decided.cache_clear  # type: ignore[attr-
 
 
 def call_composite(tx: Any, function: Any, found: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the variable of a call of a Python function that is one op: what it calls is not decided again (R8).
+    """Return the variable of a call of a Python function that is one op: what it calls is not decided again.
 
     Without a wrapper it is traced like user code.
     """
     if found is None:
         return function.call_function(tx, args, kwargs)
-    return TracedCall(tx, functools.partial(under, tx, trace_of(tx).here.off, function)).run(found, args, kwargs)
+    return TracedCall(tx, functools.partial(under, tx, trace_of(tx).current.off, function)).run(found, args, kwargs)
 
 
 class Aborted(BaseException):
@@ -71,10 +71,6 @@ class Aborted(BaseException):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
-
-
-class Opaque:
-    """What a wrapper gets for an argument other than a tensor, constant, number or container: no wrapper reads it."""
 
 
 class OfOtherClass(dict[Any, Any]):
@@ -115,9 +111,9 @@ class TracedCall(TorchFunctionMode):
             emit = self._emit
         elif getattr(func, "__name__", "") in _METADATA:
             return func(*args, **kwargs)
-        elif func is inlined:  # what it calls is not decided again (R8)
+        elif func is inlined:  # what it calls is not decided again
             function, *args = args
-            emit = functools.partial(under, self.tx, trace_of(self.tx).here.off, plain_function(function))
+            emit = functools.partial(under, self.tx, trace_of(self.tx).current.off, plain_function(function))
         else:
             emit = functools.partial(build(self.tx, func).call_function, self.tx)
         variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
@@ -164,7 +160,7 @@ class TracedCall(TorchFunctionMode):
                 return found
         else:
             found = getattr(variable, "sym_num", None)
-            found = Opaque() if found is None else found
+            found = object() if found is None else found  # wrappers read tensors, constants, numbers and containers
         self._variables[id(found)] = found, variable
         return found
 

@@ -26,7 +26,7 @@ from ..lists import ListKind
 from ..patching import PatchedOp
 from ..rules import op_wrap
 from ..torch_ops import op_facts, sites_of
-from ..torch_patches import library_ops, model_wrappers, module_calls
+from ..torch_patches import module_calls, modules
 from . import traced_call
 from .dynamo_names import dynamo
 from .traced_state import build, trace_of, under, value_of, without_autocast
@@ -71,11 +71,13 @@ def variables() -> types.SimpleNamespace:
             self.value = value
 
         def enter(self, tx: Any) -> Any:
-            self.before = trace_of(tx).here
+            self.before = trace_of(tx).current
             inside = self.value._choose(self.before)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
-            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a context's marks must be there when guards are made
+            vars(tx.output).setdefault("hmp_regions", []).append(
+                self.value
+            )  # the policies of its modules must be there when guards are made
             trace_of(tx).enter(inside)
             update_tables()  # the first context of a policy may patch more functions
             return build(tx, None)
@@ -107,16 +109,16 @@ _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if 
 
 def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return the variable of a call of torch's function `fn` (a variable too), by hmp's rules."""
-    function, here = innermost(getattr(fn, "value", getattr(fn, "fn", None))), trace_of(tx).here
+    function, current = innermost(getattr(fn, "value", getattr(fn, "fn", None))), trace_of(tx).current
     if tx.export and function in _OPERATORS:  # which export keeps, where Dynamo otherwise hands on the method
         dunder = f"{'' if args[0].is_tensor() else 'r'}{_OPERATORS[function]}"
         function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
     name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
-    found = traced_call.wrapper(here, function)
-    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one (R8)
-        return under(tx, here, traced_call.plain_function(function), args, kwargs)
-    if found is None and here.policy is not None and library_ops.has_autocast_kernel(function):
-        found = library_ops.with_autocast(function, traced_call.op, here.policy.dtype)
+    found = traced_call.wrapper(current, function)
+    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one
+        return under(tx, current, traced_call.plain_function(function), args, kwargs)
+    if found is None and current.policy is not None and modules.has_autocast_kernel(function):
+        found = modules.with_autocast(function, traced_call.op, current.policy.dtype)
 
     def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_python and vars(torch.Tensor).get(name) is function and args and args[0].is_tensor():
@@ -128,12 +130,12 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def _call_higher_order(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return the variable of a call of one of torch's higher-order ops."""
-    here = trace_of(tx).here
+    current = trace_of(tx).current
     if fn.value is torch_private.flex_attention_op:  # of a flex_attention that was compiled before hmp replaced it
-        found = traced_call.wrapper(here, sites_of("flex_attention")[0].original)
+        found = traced_call.wrapper(current, sites_of("flex_attention")[0].original)
         if found is not None:
             return traced_call.call_composite(tx, fn, found, args, kwargs)
-    with trace_of(tx).under(here):  # the functions among its arguments are user code, and traced with the mode active
+    with trace_of(tx).under(current):  # the functions among its arguments are user code, and traced with the mode active
         return fn._call_function(tx, args, kwargs)
 
 
@@ -144,10 +146,10 @@ def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        here, function = trace_of(tx).here, self.value
+        current, function = trace_of(tx).current, self.value
         is_users = isinstance(function, types.FunctionType) and not is_own(function.__code__)
-        if is_users and here.policy is not None and not autocast.is_torchs(function.__module__ or ""):
-            self = self.clone(value=functools.wraps(function)(functools.partial(state.call_under, here, function)))
+        if is_users and current.policy is not None and not autocast.is_torchs(function.__module__ or ""):
+            self = self.clone(value=functools.wraps(function)(functools.partial(state.call_under, current, function)))
         return original(self, tx, args, kwargs)
 
     return call_function
@@ -162,7 +164,7 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
         return in_graph(value, source=source)
 
     def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-        found = traced_call.wrapper(trace_of(tx).here, original)
+        found = traced_call.wrapper(trace_of(tx).current, original)
         return traced_call.call_composite(tx, traced_call.plain_function(original), found, args, kwargs)
 
     return variables().Function(value, call_op, source=source)
@@ -208,12 +210,12 @@ def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any
 
 
 def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return under(tx, trace_of(tx).here.off, args[0], args[1:], kwargs)
+    return under(tx, trace_of(tx).current.off, args[0], args[1:], kwargs)
 
 
 def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    inside, around = value_of(args[0]), trace_of(tx).here
-    is_same_policy = inside.scope_id and inside.scope_id == around.scope_id
+    inside, outer = value_of(args[0]), trace_of(tx).current
+    is_same_policy = inside.scope_id and inside.scope_id == outer.scope_id
     with contextlib.nullcontext() if is_same_policy else without_autocast(tx):
         return under(tx, inside, args[1], args[2:], kwargs)
 
@@ -221,7 +223,7 @@ def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: An
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     # guarded: the code may run for another module of the class, with another policy
     dynamo.UserFunctionVariable(_key_of).call_function(tx, args, {}).realize()
-    casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).here)
+    casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).current)
     return build(tx, None) if casts is None else variables().Function(casts)
 
 
@@ -237,15 +239,15 @@ def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None
 
 
 def _answer(original: Callable[..., Any]) -> Handler:
-    """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code (R17)."""
+    """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-        policy = trace_of(tx).here.policy
+        policy = trace_of(tx).current.policy
         is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is torch_private.CUSTOM_FORWARD
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
             return build(tx, value=True)  # an autocast-disabled block, as in eager code: custom_fwd disables autocast around it
         asked_by = str(tx.f_globals.get("__name__") or "")
-        if policy is None or autocast.is_torchs(asked_by) or model_wrappers.is_of_wrapper(_steps(tx)):
+        if policy is None or autocast.is_torchs(asked_by) or module_calls.is_of_wrapper(_steps(tx)):
             return dynamo.TorchInGraphFunctionVariable(original).call_function(tx, args, kwargs)
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
         return build(tx, autocast.answer(original, policy, *given, **named))
@@ -260,7 +262,7 @@ def _cell(tx: Any, name: str) -> Any:
 
 def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     """Call a function of the user's that hmp's decorator has put on a list: it is one op."""
-    op, policy, op_source = value_of(args[0]), trace_of(tx).here.policy, args[0].source
+    op, policy, op_source = value_of(args[0]), trace_of(tx).current.policy, args[0].source
     found = None if policy is None else op_wrap(traced_call.op, op.rule(policy.dtype))
     inner = build(tx, op.function, None if op_source is None else dynamo.AttrSource(op_source, "function"))
     return traced_call.call_composite(tx, inner, found, args[1:], kwargs)
@@ -283,7 +285,7 @@ def fill_functions() -> None:
     functions.update(
         {
             state.is_traced_unpatched: lambda tx, args, kwargs, source: build(tx, value=False),
-            state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).here.policy is not None),
+            state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).current.policy is not None),
             without_casts: _without_casts,
             state.call_without_casts: _call_without_casts,
             user_ops.call_op: _call_op,
@@ -313,7 +315,7 @@ def update_tables() -> None:
     known.update(dict.fromkeys(functions, variables().Function))
 
 
-# --- torch.autocast contexts in traced code (R17) -------------------------------------------------------------------------
+# --- torch.autocast contexts in traced code -------------------------------------------------------------------------------
 
 
 def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -321,10 +323,10 @@ def autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def enter(self: Any, tx: Any) -> Any:
         trace, enabled = trace_of(tx), self.target_values[2]  # device type, dtype, enabled, caching
-        self.hmp_before = here = trace.here
-        chosen = (trace.of_forward or here) if tx.f_code is torch_private.CUSTOM_BACKWARD else autocast.state_inside(here, enabled)
+        self.hmp_before = current = trace.current
+        chosen = (trace.of_forward or current) if tx.f_code is torch_private.CUSTOM_BACKWARD else autocast.state_inside(current, enabled)
         entered = original(self, tx)
-        is_outside = enabled and chosen.policy is not None and model_wrappers.is_around_applied(None, _steps(tx))
+        is_outside = enabled and chosen.policy is not None and module_calls.is_around_applied(None, _steps(tx))
         self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
         self.hmp_off.__enter__()
         trace.enter(chosen)
@@ -345,30 +347,30 @@ def autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have autograd.Function.backward traced in the state of user Python in backward (R13), or of torch.amp.custom_bwd."""
+    """Have autograd.Function.backward traced in the state of user Python in backward, or of torch.amp.custom_bwd."""
 
     def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         trace, forward = trace_of(tx), self.fwd_fn
         is_custom = getattr(forward, "__code__", None) is torch_private.CUSTOM_FORWARD
-        restores = is_custom and trace.here.policy is not None and inspect.getclosurevars(forward).nonlocals["cast_inputs"] is None
-        around, trace.of_forward = trace.of_forward, trace.here if restores else None
+        restores = is_custom and trace.current.policy is not None and inspect.getclosurevars(forward).nonlocals["cast_inputs"] is None
+        outer, trace.of_forward = trace.of_forward, trace.current if restores else None
         try:
-            with trace.under(trace.here.in_backward):
+            with trace.under(trace.current.in_backward):
                 return original(self, tx, *args, **kwargs)
         finally:
-            trace.of_forward = around
+            trace.of_forward = outer
 
     return trace_backward_graph
 
 
-def _steps(tx: Any) -> Iterable[model_wrappers.Step]:
+def _steps(tx: Any) -> Iterable[module_calls.Step]:
     """Return the calls of a trace, innermost first, and those of the program around it."""
-    return itertools.chain(_traced_steps(tx), model_wrappers.frames(sys._getframe(1)))
+    return itertools.chain(_traced_steps(tx), module_calls.frames(sys._getframe(1)))
 
 
-def _traced_steps(tx: Any) -> Iterator[model_wrappers.Step]:
+def _traced_steps(tx: Any) -> Iterator[module_calls.Step]:
     while tx is not None:
-        yield model_wrappers.Step(tx.f_code, functools.partial(_local, tx))
+        yield module_calls.Step(tx.f_code, functools.partial(_local, tx))
         tx = getattr(tx, "parent", None)
 
 

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from .. import user_ops
 from ..active import InBackward, Off, PolicyTable, autocast, state
-from ..policy import Policy
 from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo
@@ -36,8 +33,8 @@ class Compiling(Off):
 
 def state_of_program() -> State:
     """Return the state for the program that this thread or task compiles, or runs if it compiles none."""
-    here = state.current_state()
-    return here.program if isinstance(here, Compiling) else here
+    current = state.current_state()
+    return current.program if isinstance(current, Compiling) else current
 
 
 def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,42 +42,29 @@ def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: state.call_under(Compiling(state_of_program()), function, *args, **kwargs)
 
 
-class _Around:
+class _GuardKey:
     """What compiled code is guarded on.
 
-    Dynamo's guards read `key` each time that they look for compiled code, in whatever thread, task or frame: so the state itself is
+    Dynamo's guards read `value` each time that they look for compiled code, in whatever thread, task or frame: so the state itself is
     compared, however it came or ended.
     """
 
     @property
-    def key(self) -> str:
-        """Return the active state, and how often functions were registered and modules marked. Equal for equal policies."""
-        here = state_of_program()
-        kind = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
-        policy = here.on.policy
-        if kind == 2 and not here.replacements.functions:
+    def value(self) -> str:
+        """Return the active state, and how often functions were registered and modules got a policy. Equal policies share a table."""
+        current = state_of_program()
+        table = state.process_table if current.on is state.PROCESS else current.on
+        kind = 0 if not current.disabled else 3 if isinstance(current, autocast.Paused) else 2 if isinstance(current, InBackward) else 1
+        if kind == 2 and not current.replacements.functions:
             kind = 4
-        parts = kind, id(policy), here.scope_id, user_ops.changes(), module_calls.changes()
-        known = _keys.get(parts)
-        if known is None:
-            if len(_keys) >= _MOST_KEYS:
-                _keys.clear()
-            known = _keys[parts] = policy, " ".join(map(str, (kind, _number(policy), *parts[2:])))
-        return known[1]
+        number = 0 if table.policy is None else table.number
+        return f"{kind} {number} {current.scope_id} {user_ops.changes()} {module_calls.changes()}"
 
 
-_keys: dict[Any, tuple[Policy | None, str]] = {}  # the policy, which must stay alive: to hash one takes as long as all the rest
-_MOST_KEYS = 256
-_numbers = itertools.count()
-around = _Around()
+guard_key = _GuardKey()
 
 
-@functools.lru_cache(_MOST_KEYS)
-def _number(policy: Policy | None) -> int:
-    return next(_numbers)
-
-
-class _Mark(TorchFunctionMode):
+class _NeverEntered(TorchFunctionMode):
     """The value that the variable of hmp's mode stands for, because Dynamo asks for one. It is never active."""
 
 
@@ -91,22 +75,22 @@ class Trace:
     seen by all that runs after a graph break, and would not know of a state that ends by itself, or in another task.
 
     Attributes:
-        here: The active state at the point that the trace has reached.
+        current: The active state at the point that the trace has reached.
         of_forward: In the backward of an autograd.Function the state that its torch.amp.custom_bwd brings back, else None.
     """
 
     def __init__(self, tx: Any, mode: type) -> None:
         # compiled code with another state around it is other code
-        source = dynamo.AttrSource(dynamo.AttrSource(tx.import_source(__name__), "around"), "key")
-        build(tx, around.key, source).realize()
-        self._modes, self._mode = tx.symbolic_torch_function_state.mode_stack, mode(_Mark())
+        source = dynamo.AttrSource(dynamo.AttrSource(tx.import_source(__name__), "guard_key"), "value")
+        build(tx, guard_key.value, source).realize()
+        self._modes, self._mode = tx.symbolic_torch_function_state.mode_stack, mode(_NeverEntered())
         self.of_forward: State | None = None
         self.enter(state_of_program())
 
-    def enter(self, here: State) -> None:
-        """Change the state to `here` from this point of the trace on."""
-        self.here = here
-        self._ask(bool(here.replacements.functions))
+    def enter(self, current: State) -> None:
+        """Change the state to `current` from this point of the trace on."""
+        self.current = current
+        self._ask(bool(current.replacements.functions))
 
     def _is_asked(self) -> bool:
         return any(mode is self._mode for mode in self._modes)
@@ -129,14 +113,14 @@ class Trace:
             self._ask(asked)
 
     @contextlib.contextmanager
-    def under(self, here: State) -> Iterator[None]:
-        """Context manager: what is traced inside has the state `here`."""
-        before, asked = self.here, self._is_asked()
-        self.enter(here)
+    def under(self, current: State) -> Iterator[None]:
+        """Context manager: what is traced inside has the state `current`."""
+        before, asked = self.current, self._is_asked()
+        self.enter(current)
         try:
             yield
         finally:
-            self.here = before
+            self.current = before
             self._ask(asked)
 
 
@@ -146,9 +130,9 @@ def trace_of(tx: Any) -> Trace:
     return found
 
 
-def under(tx: Any, here: State, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the variable of what the variable `function` returns, traced in the state `here`."""
-    with trace_of(tx).under(here):
+def under(tx: Any, current: State, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the variable of what the variable `function` returns, traced in the state `current`."""
+    with trace_of(tx).under(current):
         return function.call_function(tx, args, kwargs)
 
 

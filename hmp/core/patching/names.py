@@ -68,9 +68,7 @@ def _replace(others: Mapping[int, Any]) -> None:
     for cls in subclasses(torch.nn.Module):
         if str(cls.__module__).partition(".")[0] not in SKIPPED:
             _replace_in(cls, others)
-    with unfrozen():
-        alive = _instances(torch.nn.Module)
-    for each in alive:
+    for each in instances(torch.nn.Module):
         _replace_in(each, others)
 
 
@@ -93,8 +91,8 @@ def _classes_of(module: types.ModuleType) -> list[type]:
     return [each for each in list(vars(module).values()) if issubclass(type(each), type) and each.__module__ == module.__name__]
 
 
-def _instances(cls: type) -> list[Any]:
-    """Return every object of `cls` that is alive. To be called while the garbage collector is paused.
+def instances(cls: type) -> list[Any]:
+    """Return every object of `cls` that is alive.
 
     gc.get_objects() returns tuples too that another thread is still building, and CPython raises SystemError in that thread if a second
     reference to such a tuple exists. So the list is made, iterated over and freed inside one call of C code, in which no other thread runs.
@@ -105,7 +103,8 @@ def _instances(cls: type) -> list[Any]:
     objects = itertools.chain.from_iterable(map(shared.setdefault, (None,), map(gc.get_objects, (None,))))
     kinds = map(type, itertools.chain.from_iterable(map(shared.pop, (None,))))
     # one more item in `objects`, so that `kinds` ends first and frees the list
-    return list(itertools.compress(itertools.chain(objects, (None,)), map(issubclass, kinds, itertools.repeat(cls))))
+    with unfrozen():
+        return list(itertools.compress(itertools.chain(objects, (None,)), map(issubclass, kinds, itertools.repeat(cls))))
 
 
 def subclasses(cls: type) -> list[type]:

@@ -1,4 +1,4 @@
-"""R13, R14: no list applies to user Python that autograd calls, such as hooks.
+"""No list applies to user Python that autograd calls, such as hooks.
 
 A checkpoint's recomputation runs under the policy of its forward.
 """
@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from .. import torch_private
 from ..active import UnderCapturedState, autocast, call_without_casts, state, without_casts
 from ..patching import PatchedMethod, patches
-from . import late_imports
+from . import imports
 
 
 def install() -> None:
@@ -104,7 +104,7 @@ class _Engine:
 
 
 def _install_checkpoint() -> None:
-    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs (R14)."""
+    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda ctx, run_function, *args: original(ctx, UnderCapturedState(run_function), *args)
@@ -118,5 +118,5 @@ def _install_checkpoint() -> None:
 
     patches.wrap_by_name("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
     xlas = "torch_xla.utils.checkpoint"  # torch's own knows no XLA
-    late_imports.after({xlas: functools.partial(patches.wrap_by_name, xlas, "CheckpointFunction.forward", unasked)})
+    imports.after({xlas: functools.partial(patches.wrap_by_name, xlas, "CheckpointFunction.forward", unasked)})
     patches.wrap(*torch_private.checkpoint_generator(), generator)

@@ -1,6 +1,6 @@
-"""Policies on modules: an AppliedPolicy in a module's `__dict__`, and a `_call_impl` on its class that activates it in calls.
+"""Calls of models: an AppliedPolicy in a module's `__dict__`, and a `_call_impl` on its class that activates it in calls.
 
-Replicas and copies of a module have it too, and what multiprocessing sends. A file has none, so that it can be loaded where hmp is not
+Replicas and copies of a module share it, and what multiprocessing sends has it. A file has none, so that it can be loaded where hmp is not
 installed; loading it warns.
 """
 
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import fnmatch
 import functools
 import itertools
+import re
 import secrets
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,57 +25,47 @@ import torch
 from ...errors import HmpError
 from ..active import Off, PolicyTable, autocast, state
 from ..casting import castable, dtype_name, map_tensors
-from ..patching import patches
+from ..log import log, should_log
+from ..patching import instances, patches
+from ..policy import unwrapped
+from ..policy.scopes import plain_path
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
-from . import late_imports
+from . import imports
 
 APPLIED = "_hmp_applied"
 _compiling = torch.compiler.is_dynamo_compiling  # torch's own, taken before anything is patched
 
 
+@dataclasses.dataclass(eq=False)
 class AppliedPolicy:
-    """The policies that calls of one module activate.
+    """The policies that calls of a module activate. Copies of the module share it; a change makes another.
 
-    Args:
-        module: The module.
+    Attributes:
+        kind: The module's class.
         applied: The policy of `apply()`, which every call of the module activates; None without one.
         scoped: The policies that scoped entries (`softmax @ decoder.*`) give the module, by scope id: a call activates one if the policy
-            active around the call has its scope id. They last as long as that policy (see `keep_parts`).
+            active around the call has its scope id. They last as long as that policy, in its `parts`.
         outputs: The dtype of what a call returns; None as it is.
         methods: Calls of these methods activate `applied` too.
-        kept: Globs of the weights that stay float32 (see `kept_weights`).
+        kept: Globs of the weights that stay float32 (see `keep`).
     """
 
-    __slots__ = ("__weakref__", "applied", "kept", "key", "methods", "module", "outputs", "scoped")
+    kind: type[torch.nn.Module]
+    applied: PolicyTable | None = None
+    scoped: MutableMapping[int, PolicyTable] = dataclasses.field(default_factory=dict)
+    outputs: torch.dtype | None = None
+    methods: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        applied: PolicyTable | None,
-        scoped: Mapping[int, PolicyTable],
-        outputs: torch.dtype | None = None,
-        methods: tuple[str, ...] = (),
-        kept: tuple[str, ...] = (),
-    ) -> None:
-        self.applied, self.outputs, self.methods, self.kept = applied, outputs, methods, kept
-        self.scoped = weakref.WeakValueDictionary(scoped)
+    def __post_init__(self) -> None:
+        self.scoped = weakref.WeakValueDictionary(self.scoped)
         # what code of torch.compile's is guarded on: modules with equal keys activate the same policies
-        self.key = (_number(applied), outputs, methods, *((scope, _number(table)) for scope, table in sorted(self.scoped.items())))
-        self.module = weakref.ref(module)
+        scoped = ((scope, table.number) for scope, table in sorted(self.scoped.items()))
+        self.key = (self.applied and self.applied.number, self.outputs, self.methods, *scoped)
         _all.add(self)
 
-    def of(self, module: torch.nn.Module) -> AppliedPolicy:
-        """Return the same for another module."""
-        return AppliedPolicy(module, self.applied, self.scoped, self.outputs, self.methods, self.kept)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPolicy | None:
-        # copy.deepcopy notes the new module before it copies the module's __dict__
-        copied = memo.get(id(self.module()))
-        if copied is None:
-            return None
-        follow_class(type(copied))  # a torch.fx.GraphModule has a class of its own, and copies of its attributes what its graph names
-        made = vars(copied)[APPLIED] = self.of(copied)
-        return made
+    def __deepcopy__(self, memo: object) -> AppliedPolicy:
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.applied is None or self.applied.user_policy is None:
@@ -85,26 +78,9 @@ class AppliedPolicy:
 
 
 _all: weakref.WeakSet[AppliedPolicy] = weakref.WeakSet()
-_numbers: weakref.WeakKeyDictionary[PolicyTable, int] = weakref.WeakKeyDictionary()  # of the policies of modules, from 1
-_next_number = functools.partial(next, itertools.count(1))
-_parts: weakref.WeakKeyDictionary[PolicyTable, tuple[PolicyTable, ...]] = weakref.WeakKeyDictionary()
 _changes = 0
 # Returns a new scope id; each model for which a policy's scoped entries are resolved has one, which it takes to other processes.
 new_scope_id = functools.partial(secrets.randbits, 62)
-
-
-def _number(table: PolicyTable | None) -> int:
-    return 0 if table is None else _numbers.setdefault(table, _next_number())
-
-
-def keep_parts(table: PolicyTable, parts: Iterable[PolicyTable]) -> None:
-    """Keep what scoped entries give the modules of a model as long as `table`, the policy around their calls."""
-    _parts[table] = tuple(each for each in parts if each is not table)
-
-
-def parts(table: PolicyTable | None) -> tuple[PolicyTable, ...]:
-    """Return what `keep_parts` was given for `table`."""
-    return () if table is None else _parts.get(table, ())
 
 
 def changes() -> int:
@@ -112,44 +88,63 @@ def changes() -> int:
     return _changes
 
 
-def _of(module: torch.nn.Module) -> AppliedPolicy:
-    return vars(module).get(APPLIED) or AppliedPolicy(module, None, {})
-
-
 def attach(module: torch.nn.Module, table: PolicyTable, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
     """Have `table` active during every call of `module`, of its `methods` and of its copies, which gives `outputs`."""
     follow(module, methods)
-    found = _of(module)
-    _put(AppliedPolicy(module, table, found.scoped, outputs, methods, found.kept))
+    _change(module, applied=table, outputs=outputs, methods=methods)
 
 
 def attach_scoped(module: torch.nn.Module, table: PolicyTable) -> None:
     """Have `table` active during those calls of `module` that are made where a policy of the same scope id is active."""
     begin_outermost_calls()  # before its class's call is wrapped: most modules of the model have no entries, and convert() may use it
     follow(module)
-    found = _of(module)
-    _put(AppliedPolicy(module, found.applied, {**found.scoped, table.scope_id: table}, found.outputs, found.methods, found.kept))
+    _change(module, scoped={**_policies(module).scoped, table.scope_id: table})
 
 
-def keep(module: torch.nn.Module, globs: tuple[str, ...]) -> None:
-    """Note the globs of the weights that stay float32 as long as a policy is applied to the module."""
-    found = applied(module)
-    if found is not None:
-        _put(AppliedPolicy(module, found.applied, found.scoped, found.outputs, found.methods, globs))
+def detach(model: torch.nn.Module) -> None:
+    """Undo `attach`; does nothing without it."""
+    if applied(model) is not None:
+        _change(model, applied=None, outputs=None, methods=(), kept=())
 
 
-def _put(new: AppliedPolicy) -> None:
-    module: Any = new.module()
-    if new.applied is not None or new.scoped:
-        vars(module)[APPLIED] = new
-    else:
-        vars(module).pop(APPLIED, None)
-    _count_change()
+def _policies(module: torch.nn.Module) -> AppliedPolicy:
+    return vars(module).get(APPLIED) or AppliedPolicy(type(module))
 
 
-def _count_change() -> None:
+def _change(module: torch.nn.Module, **changed: Any) -> None:
     global _changes
+    vars(module)[APPLIED] = new = dataclasses.replace(_policies(module), kind=type(module), **changed)
+    if new.applied is None and not new.scoped:
+        del vars(module)[APPLIED]
     _changes += 1
+
+
+def detach_applied() -> None:
+    """Undo `attach` for all models and their copies: their next calls activate nothing."""
+    for module in applied_models():
+        detach(module)
+    for each in _all:  # something may keep one
+        each.applied = None
+
+
+def detach_all() -> None:
+    """Take the policies off all modules, those of scoped entries too."""
+    global _changes
+    if _all:
+        for module in instances(torch.nn.Module):
+            vars(module).pop(APPLIED, None)
+    _all.clear()
+    _changes += 1
+
+
+def any_applied() -> bool:
+    """Return True if `apply()` gave a policy to a module that is alive, or to one that it is a copy of."""
+    return any(each.applied is not None for each in _all)
+
+
+def applied_models() -> list[torch.nn.Module]:
+    """Return the modules that are alive with a policy of `apply()`, copies too. Looks through all objects."""
+    return [module for module in instances(torch.nn.Module) if applied(module) is not None] if any_applied() else []
 
 
 def follow(module: torch.nn.Module, methods: Iterable[str] = ()) -> None:
@@ -164,13 +159,14 @@ def follow(module: torch.nn.Module, methods: Iterable[str] = ()) -> None:
         patches.rebind(cls, "__call__", _activating(cls.__call__))
 
 
-def follow_class(cls: Any, methods: Iterable[str] = ()) -> None:
-    """Patch a class, so that calls of its modules, and of these methods, activate their policies."""
+def follow_class(cls: Any, methods: Iterable[str] = (), kept: tuple[str, ...] = ()) -> None:
+    """Patch a class, so that calls of its modules, and of these methods, activate their policies, and `.to()` leaves what is `kept`."""
+    if kept:
+        patches.rebind(cls, "_apply", _keeping(cls._apply))
     for name in methods:
         patches.rebind(cls, name, _activating(getattr(cls, name), name))
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
-        patches.rebind(each, "__setstate__", _adopting(each.__setstate__))
         owner = next(base for base in each.__mro__ if "__call__" in vars(base))
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):  # torch's own `__call__` methods call _call_impl
@@ -179,33 +175,6 @@ def follow_class(cls: Any, methods: Iterable[str] = ()) -> None:
             patches.rebind(owner, "__call__", _activating(own_call, own_call=True))
         else:
             raise HmpError(f"apply() can't wrap {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
-
-
-def _adopting(set_state: Callable[..., None]) -> Callable[..., None]:
-    """Return a `__setstate__` after which the module has an AppliedPolicy of its own, of a shallow copy or of what a process sent."""
-
-    @functools.wraps(set_state)
-    def __setstate__(self: torch.nn.Module, values: Any) -> None:
-        set_state(self, values)
-        found = self.__dict__.get(APPLIED, self)
-        if found is None:  # what it becomes in a file
-            del self.__dict__[APPLIED]
-        elif isinstance(found, Sent):
-            _put(AppliedPolicy(self, *found))
-        elif isinstance(found, AppliedPolicy) and found.module() is not self:
-            _put(found.of(self))
-
-    return __setstate__
-
-
-class Sent(NamedTuple):
-    """The arguments of an AppliedPolicy, for a module that another process sent and that does not have its state yet."""
-
-    applied: PolicyTable | None
-    scoped: Mapping[int, PolicyTable]
-    outputs: torch.dtype | None
-    methods: tuple[str, ...]
-    kept: tuple[str, ...]
 
 
 def inside_compiled(module: Any) -> Any:
@@ -229,37 +198,6 @@ def applied_policy(module: torch.nn.Module) -> Any:
     """Return the policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
     found = applied(inside_compiled(module))
     return None if found is None or found.applied is None else found.applied.user_policy
-
-
-def detach(model: torch.nn.Module) -> None:
-    """Undo `attach`; does nothing without it."""
-    found = applied(model)
-    if found is not None:
-        _put(AppliedPolicy(model, None, found.scoped))
-
-
-def detach_applied() -> None:
-    """Undo `attach` for all models: their next calls activate nothing."""
-    for each in all_applied():
-        _all.discard(each)  # a copy may keep it
-        module = each.module()
-        if module is not None:
-            detach(module)
-
-
-def detach_all() -> None:
-    """Take the policies off all modules, those of scoped entries too."""
-    for each in list(_all):
-        module = each.module()
-        if module is not None:
-            vars(module).pop(APPLIED, None)
-    _all.clear()
-    _count_change()
-
-
-def all_applied() -> Iterator[AppliedPolicy]:
-    """Yield what `apply()` gave modules that are alive."""
-    return (each for each in list(_all) if each.applied is not None)
 
 
 def policy_of_call_now(module: torch.nn.Module) -> PolicyTable | None:
@@ -292,7 +230,7 @@ def has_method(module: torch.nn.Module, name: str) -> bool:
     return found is not None and name in found.methods
 
 
-_look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
+_looks: list[Callable[[torch.nn.Module, bool], bool]] = []  # what is to see the modules that are called
 
 
 def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
@@ -300,17 +238,23 @@ def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
 
     `is_traced` is whether torch.compile traces the call.
     """
-    return _look is not None and _look(module, is_traced)
+    return any(look(module, is_traced) for look in _looks)
 
 
 def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
     """Have `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew."""
-    global _look
     own = getattr(*CALL_OF_MODULES)
-    _look = look
-    patches.on_restore(_look_no_more)
-    patches.rebind(*CALL_OF_MODULES, _looking(own), own)
-    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
+
+    @functools.wraps(own)
+    def _call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_new(self):
+            return self._call_impl(*args, **kwargs)  # its class's, which activates policies now
+        return own(self, *args, **kwargs)
+
+    _looks[:] = [look]
+    patches.on_restore(_looks.clear)
+    patches.rebind(*CALL_OF_MODULES, _call_impl, own)
+    imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
 
 
 def begin_outermost_calls() -> None:
@@ -333,24 +277,8 @@ def begin_outermost_calls() -> None:
     _call_impl.hmp_begins_outermost = True  # type: ignore[attr-defined]
     patches.rebind(*CALL_OF_MODULES, _call_impl, own)
     # to Dynamo it is torch's own, which it skips where a module has no hooks
-    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, _call_impl)})
+    imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, _call_impl)})
     patches.on_restore(functools.partial(tell_dynamo_of_call_impl, own))
-
-
-def _look_no_more() -> None:
-    global _look
-    _look = None
-
-
-def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call_impl)
-    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_new(self):
-            followed: Any = self
-            return followed._call_impl(*args, **kwargs)  # its class's, which activates policies now
-        return call_impl(self, *args, **kwargs)
-
-    return _call_impl
 
 
 def _activating(
@@ -417,16 +345,190 @@ def in_dtype(value: Any, dtype: torch.dtype) -> Any:
         return casts[id(tensor)][1]
 
     def others(found: Any) -> Any:
-        if dataclasses.is_dataclass(found) and not isinstance(found, type):
-            fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-            changed = {name: new for name, old in fields.items() if (new := map_tensors(old, one, others)) is not old}
-            return dataclasses.replace(found, **changed) if changed else found
-        if isinstance(found, MutableMapping):
-            items = {key: new for key, old in found.items() if (new := map_tensors(old, one, others)) is not old}
-            copied = copy.copy(found) if items else found
-            for key, new in items.items():
-                copied[key] = new
-            return copied
-        return found
+        is_mapping = isinstance(found, MutableMapping)
+        if not is_mapping and (isinstance(found, type) or not dataclasses.is_dataclass(found)):
+            return found
+        items = dict(found) if is_mapping else {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        changed = {name: new for name, old in items.items() if (new := map_tensors(old, one, others)) is not old}
+        if not changed:
+            return found
+        if not is_mapping:
+            return dataclasses.replace(found, **changed)
+        copied = copy.copy(found)
+        copied.update(changed)
+        return copied
 
     return map_tensors(value, one, others)
+
+
+# --- weights that `cast_weights(model, keep=...)` leaves in float32: `model.to(torch.bfloat16)`, `.half()` and `.bfloat16()` do, too ----
+
+
+_LOW = (torch.bfloat16, torch.float16)
+_logged: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # the models of which the log says so
+
+
+def names_of(model: torch.nn.Module) -> dict[torch.Tensor, list[str]]:
+    """Return the parameters and buffers of a model, each with all of its names: that of a tied weight in each of its modules."""
+    names: dict[torch.Tensor, list[str]] = defaultdict(list)
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names[tensor].append(name)
+    return names
+
+
+def matches(name: str, glob: str) -> bool:
+    """Return True if the glob matches the weight's name, or the path of a module around it."""
+    return any(fnmatch.fnmatchcase(path, glob) for path in paths_of(name))
+
+
+def paths_of(name: str) -> Iterator[str]:
+    """Yield the paths of the modules around a weight, and its name, without the parts that torch.compile, FSDP and checkpoints add."""
+    parts = plain_path(name).split(".")
+    yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def keep(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
+    """Have calls of `model.to(dtype)` leave the float32 weights whose names match, as long as a policy is applied to the model."""
+    if applied(model) is not None:
+        _change(model, kept=globs)
+        follow_class(type(model), kept=globs)
+
+
+def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `_apply`, which `.to()` and `.half()` call, that leaves the float32 weights which the module's policy came with."""
+
+    @functools.wraps(apply)
+    def _apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        found = applied(self)
+        if found is None or not found.kept:
+            return apply(self, fn, *args, **kwargs)
+        globs = found.kept
+        kept = ((tensor, name) for tensor, found in names_of(self).items() for name in found if any(matches(name, glob) for glob in globs))
+        names = {id(tensor): name for tensor, name in kept}
+        names |= {id(each.grad): names[id(each)] for each in self.parameters() if id(each) in names and each.grad is not None}
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            made = fn(tensor)
+            if id(tensor) not in names or tensor.dtype is not torch.float32 or made.dtype not in _LOW:
+                return made
+            if self not in _logged and should_log():
+                log.warning(
+                    "%s and other weights that cast_weights(keep=%s) names stay float32; hmp.remove(model) ends that",
+                    names[id(tensor)],
+                    list(globs),
+                )
+            _logged.add(self)
+            return tensor.to(made.device)
+
+        return apply(self, moved, *args, **kwargs)
+
+    return _apply
+
+
+# --- code around a model, though it runs inside a call that hmp has put a policy around -----------------------------------------
+#
+# accelerate gives a model another `forward`, which opens a context and calls the model's own; Fabric and DeepSpeed put the model into a
+# wrapper whose `forward` does; a pre-hook can, too. Such a context counts as outside: the policy becomes active in the model's own forward.
+# So does that of any function that replaces `forward` on the object: own code is that of the model's class.
+# A wrapper that asks for torch.autocast's state does so in order to open such a context, and not to build an autocast-disabled block: it
+# gets torch's answer.
+
+
+TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
+_PASSED = (TORCHS, CALL.co_filename)  # and may pass
+# What torch.compile calls the code that goes on after a graph break in a function of that name.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+
+def install() -> None:
+    """Patch torch.autocast, which has to know what is around a model, until patches.restore()."""
+    autocast.install(lambda region, frame: is_around_applied(region, frames(frame)), lambda frame: is_of_wrapper(frames(frame, CALLS)))
+
+
+class Step(NamedTuple):
+    """One call on the way to a context, of the interpreter's stack or of a trace of torch.compile's."""
+
+    code: types.CodeType
+    local: Callable[[str], Any]  # the value of a local variable
+
+
+def frames(frame: types.FrameType | None, names: Container[str] | None = None) -> Iterator[Step]:
+    """Yield the calls from `frame` outwards; with `names` those of functions of such a name, for the others cost time."""
+    while frame is not None:
+        if names is None or frame.f_code.co_name in names:
+            yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
+        frame = frame.f_back
+
+
+# What a call of a module passes: a frame of such a name has the module as its `self`.
+CALLS = frozenset(("forward", "__call__", "_call_impl"))
+
+
+def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
+    """Yield the modules that are being called at the innermost of `steps`, innermost first, and more than once each."""
+    for step in steps:
+        if step.code.co_name in CALLS and isinstance(module := step.local("self"), torch.nn.Module):
+            yield module
+
+
+def is_inside_another(module: torch.nn.Module, frame: types.FrameType) -> bool:
+    """Return True if a call of another module than `module` is running at `frame`."""
+    return any(each is not module for each in running(frames(frame, CALLS)))
+
+
+def is_of_wrapper(steps: Iterable[Step]) -> bool:
+    """Return True if the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
+    return any(unwrapped(module) is not module for module in itertools.islice(running(steps), 1))
+
+
+def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
+    """Return True if `region`, which the innermost of `steps` enters, begins in a call of an applied model and before its own forward.
+
+    `region` is torch's object; None in a trace, where it is not known: one that the model's forward is decorated with is then taken for it.
+    """
+    passed: list[types.CodeType] = []
+    for step in steps:
+        if _runs(step.code, CALL) and applied(module := step.local("self")):
+            return not _is_own(region, unwrapped(module), passed)
+        passed.append(step.code)
+    return False
+
+
+def _runs(code: types.CodeType, own: types.CodeType) -> bool:
+    """Return True if `code` is `own`, or what torch.compile has made of it: of the whole, or of what comes after a graph break."""
+    if code is own or code.co_filename != own.co_filename:
+        return code is own
+    resumed = _RESUMED.fullmatch(code.co_name)
+    if resumed is None:
+        return code.co_firstlineno == own.co_firstlineno
+    lines = [line for _, _, line in own.co_lines() if line is not None]
+    return resumed[1] == own.co_name and own.co_firstlineno <= code.co_firstlineno <= max(lines, default=0)
+
+
+_DECORATED: types.CodeType = next(
+    constant for constant in torch.amp.autocast_mode.autocast_decorator.__code__.co_consts if isinstance(constant, types.CodeType)
+)
+
+
+def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) -> bool:
+    """Return True if the module's own code opened the context.
+
+    A method of its class is among `passed`, the code between the call and the context, or is decorated with the context.
+    """
+    attributes = [value for base in type(module).__mro__ if base is not torch.nn.Module for value in vars(base).values()]
+    for each in (inner for value in attributes if callable(value) for inner in _with_wrapped(value)):
+        code = getattr(each, "__code__", None)
+        if code is _DECORATED:
+            if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
+                return True
+        elif code is not None and code.co_filename not in _PASSED and any(_runs(one, code) for one in passed):
+            return True
+    return False
+
+
+def _with_wrapped(function: Any) -> Iterator[Any]:
+    """Yield `function`, and what it says it wraps."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)

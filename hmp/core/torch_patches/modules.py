@@ -1,18 +1,20 @@
-"""Modules of torch whose own code would go wrong under casts: checks of dtypes, fused kernels, other threads."""
+"""Code that would go wrong under casts: modules of torch with checks of dtypes, fast paths or threads, and libraries' autocast kernels."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from .. import casting
-from ..active import UnderCapturedState, disable_casts, state
+from .. import casting, torch_dispatcher
+from ..active import UnderCapturedState, autocast, disable_casts, state
 from ..patching import patches
-from ..torch_private import function_mode_stack, without_torch_function
+from ..torch_dispatcher import OpOverload, OpOverloadPacket
+from ..torch_private import dynamo, function_mode_stack, without_torch_function
 
 # torch's own, taken before anything is patched
 _compiling = torch.compiler.is_compiling
@@ -27,13 +29,14 @@ def install() -> None:
     patches.wrap_by_name("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
     patches.wrap_by_name("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
     _install_quantized()
+    _install_library_ops()
 
 
 _DYNAMIC = tuple(f"torch.ao.nn.quantized.dynamic.modules.{name}" for name in ("linear", "rnn", "conv"))
 
 
 def _install_quantized() -> None:
-    """Make dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
+    """Make dynamically quantized modules run in float32: their kernels, in torch.ops, which hmp does not patch, take no other."""
     for module in filter(None, map(sys.modules.get, _DYNAMIC)):
         for cls in vars(module).values():
             if inspect.isclass(cls) and cls.__module__ == module.__name__ and "forward" in vars(cls):
@@ -51,7 +54,7 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `parallel_apply` of nn.DataParallel's whose threads run under the caller's state (R14)."""
+    """Return a `parallel_apply` of nn.DataParallel's whose threads run under the caller's state."""
 
     def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
         return original([UnderCapturedState(module) for module in modules], *args, **kwargs)
@@ -60,7 +63,7 @@ def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too (R8)."""
+    """Return a `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too."""
 
     def get_fastpath_enabled() -> bool:
         return not state.casts_enabled() and original()
@@ -121,7 +124,7 @@ def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
-    """Return an RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on, because R7 casts it."""
+    """Return an RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on: the call casts it."""
 
     def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
         weight = self._flat_weights[0]
@@ -131,3 +134,86 @@ def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
         original(self, input, batch_sizes)
 
     return check_input
+
+
+# --- a library's op with an autocast kernel of its own gets what that kernel asks for, as under torch.autocast --------------------
+#
+# Such kernels (torchvision's nms and roi_align, what `torch.library.register_autocast` makes) cast the op's inputs, and only an enabled
+# torch.autocast reaches them. So it is enabled for the one call of such an op. Ops without such a kernel stay as they are, as torch's do.
+
+_changed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _install_library_ops() -> None:
+    """Enable torch.autocast around calls of such ops, those that are made later too, until patches.restore()."""
+    patches.on_restore(_restore)
+    for op in torch_dispatcher.library_ops():
+        _change(op)
+    for cls in (OpOverload, OpOverloadPacket):
+        patches.wrap(cls, "__init__", _made)
+    patches.wrap(torch.library.Library, "impl", _registered)
+
+
+def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    policy = None if autocast.is_in_op() else state.current_policy()
+    tensor = next(casting.each_tensor((args, kwargs)), None) if policy is not None else None
+    if policy is None or tensor is None:
+        return call(*args, **kwargs)
+    device = tensor.device.type
+    if autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+        return call(*args, **kwargs)
+    run: Callable[[], Any] = lambda: call(*args, **kwargs)  # noqa: E731  # Dynamo's `disable` takes no builtin
+    imported = dynamo()
+    if imported is not None:
+        run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
+    return autocast.call_enabled(device, policy.dtype, False, run)
+
+
+def has_autocast_kernel(op: Any) -> bool:
+    """Return True if `op` is the packet or overload of a library's op with an autocast kernel of its own."""
+    is_op = isinstance(op, (OpOverload, OpOverloadPacket))
+    return is_op and torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) and torch_dispatcher.has_autocast_kernel(op)
+
+
+def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
+    """Return what torch.compile traces for a call of such an `op`: `call` in a torch.autocast context, in which its kernel is reached."""
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        tensor = next(casting.each_tensor((args, kwargs)), None)
+        device = "" if tensor is None else tensor.device.type
+        if tensor is None or autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+            return call(*args, **kwargs)
+        return autocast.call_enabled(device, low, False, call, *args, **kwargs)
+
+    return traced
+
+
+def _change(op: Any) -> None:
+    if op in _changed or not has_autocast_kernel(op):
+        return
+    _changed.add(op)
+    torch_dispatcher.replace_builtin(op, lambda builtin: lambda *args, **kwargs: _call(op, builtin, args, kwargs))
+
+
+def _restore() -> None:
+    while _changed:
+        torch_dispatcher.restore_builtin(_changed.pop())
+
+
+def _made(init: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        _change(self)
+
+    return __init__
+
+
+def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
+    def impl_and_change(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+        result = impl(self, op_name, fn, dispatch_key, **kwargs)
+        if (dispatch_key or self.dispatch_key).startswith("Autocast"):
+            for op in torch_dispatcher.library_ops():
+                _change(op)
+        return result
+
+    return impl_and_change

@@ -20,7 +20,7 @@ from ...core.log import PACKAGES
 from ...core.observe import RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
 from ...core.rules import OpRule, rules
-from ...core.torch_patches import model_wrappers, module_calls
+from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
 from .rows import BoundedPlaces
@@ -59,20 +59,12 @@ def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
     return table.policy
 
 
-def _applied_around(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Return a model that a policy is applied to and that `module` is a submodule of; None without one."""
-    models = (each.module() for each in module_calls.all_applied() if each.applied is not None and each.applied.policy is not None)
-    return next(
-        (model for model in models if model is not None and model is not module and any(o is module for o in model.modules())), None
-    )
-
-
 class AppliedParts:
     """Finds for submodules of applied models, which run outside of any policy, the model. It looks again when a module gets a policy."""
 
     def __init__(self) -> None:
         self._changes = -1
-        self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module] | None] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
 
     def model_of(self, running: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, Any] | None:
         """Return the applied model that holds the innermost of the modules `running`, outermost first, or None.
@@ -82,11 +74,9 @@ class AppliedParts:
         if self._changes != module_calls.changes():
             self._models.clear()
             self._changes = module_calls.changes()
-        inner = running[-1]
-        if inner not in self._models:
-            model = _applied_around(inner)
-            self._models[inner] = None if model is None else weakref.ref(model)
-        found = self._models[inner]
+            for whole in module_calls.applied_models():
+                self._models.update((part, weakref.ref(whole)) for part in whole.modules() if part is not whole)
+        found = self._models.get(running[-1])
         model = None if found is None else found()
         applied = module_calls.applied(model)
         if model is None or applied is None or applied.applied is None:
@@ -97,17 +87,17 @@ class AppliedParts:
 def outside_of(model: torch.nn.Module) -> Overrider:
     """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
     model = unwrapped(model)
-    steps = model_wrappers.frames(sys._getframe(1))
+    steps = module_calls.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
     return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, called directly instead of through the model")
 
 
 def is_around_a_forward() -> bool:
     """Return True if a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
-    steps = list(model_wrappers.frames(sys._getframe(1), model_wrappers.CALLS))
-    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == model_wrappers.TORCHS)
+    steps = list(module_calls.frames(sys._getframe(1), module_calls.CALLS))
+    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == module_calls.TORCHS)
     called = next(torchs, None)
-    return called is not None and (called == 0 or model_wrappers.is_of_wrapper(steps))
+    return called is not None and (called == 0 or module_calls.is_of_wrapper(steps))
 
 
 def in_place_of_casts() -> Overrider | None:

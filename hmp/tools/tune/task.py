@@ -19,7 +19,7 @@ from ...core.active import disable_casts
 from ...core.casting import each_tensor
 from ...core.observe import listen
 from ...core.policy import Policy
-from ...core.torch_patches import applied_policy
+from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
 from ..benchmark.sampling import seconds_of

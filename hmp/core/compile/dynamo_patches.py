@@ -21,13 +21,12 @@ import torch
 from ...errors import HmpError
 from .. import dispatching_ops, tables
 from ..active import Region, state, without_casts
-from ..compiler_stance import run_compiled, run_uncompiled
+from ..compiler_stance import running_uncompiled
 from ..patching import PatchedOp, patches
-from ..torch_patches import late_imports, module_calls, module_construction
+from ..torch_patches import imports, module_calls, uncast
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
-from .traced_functions import entering as entering
 from .traced_functions import functions, innermost, variables
 from .traced_state import Trace, build, compiling, trace_of
 
@@ -38,13 +37,13 @@ def forget_wrappers() -> None:
     reset_dynamo()
 
 
-def put_in_place() -> None:
+def install() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
-    late_imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
+    imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
 
 
 tables.when_decided_anew.append(forget_wrappers)
-tables.when_patched.append(put_in_place)
+tables.when_patched.append(install)
 
 
 def _reach_dynamo() -> None:
@@ -58,9 +57,9 @@ def _reach_dynamo() -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-    asks = object()
-    run_uncompiled(asks)
-    patches.on_restore(lambda: run_compiled(asks))
+    uncompiled = contextlib.ExitStack()
+    uncompiled.enter_context(running_uncompiled())
+    patches.on_restore(uncompiled.close)
 
 
 def _reach_export() -> None:
@@ -115,7 +114,7 @@ def _patch_dynamo() -> None:
 
 
 def _fill_tables() -> None:
-    """Have Dynamo make its tables of torch's functions, and hold torch's own in them (R19)."""
+    """Have Dynamo make its tables of torch's functions, and hold torch's own in them."""
     populate = dynamo.populate_builtin_to_tensor_fn_map
     with without_dispatch_modes():  # the first convert() may be inside one
         state.call_without_casts(populate)
@@ -228,7 +227,7 @@ def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def resolved(self: Any, tx: Any, name: str) -> Any:
         value, source = original(self, tx, name)
-        return value.function if isinstance(value, module_construction.InitWithoutCasts) else value, source
+        return value.function if isinstance(value, uncast.InitWithoutCasts) else value, source
 
     return resolved
 
