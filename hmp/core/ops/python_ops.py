@@ -1,17 +1,24 @@
-"""torch functions that are written in Python and call other ops: inside them casts must be off (R8)."""
+"""torch's functions: those written in Python that call other ops, which are one op each; the ids and parameters of all."""
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
+from torch.overrides import resolve_name
+
 from ..patching import unpatched_op
-from ..torch_private import OF_ONE_OP
-from . import op_facts, sites
-from .sites import Site
+from ..torch_private import OF_ONE_OP, schemas_of, variable_functions
+from . import sites, table
+from .sites import PYTHON_OPS, Site
+
+# --- Python functions that may call a listed op ------------------------------------------------------------------------------------
 
 _OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
@@ -39,11 +46,11 @@ def _python_ops() -> tuple[Site, ...]:
             else dir(owner)
         )
         for attribute in names:
-            if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
+            if (attribute.startswith("_") and attribute not in table.DUNDERS) or attribute in table.STRUCTURE:
                 continue
             here = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
             function = unpatched_op(here)
-            if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
+            if isinstance(function, types.FunctionType) and function.__module__ in PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)
 
@@ -125,3 +132,58 @@ _OPCODES = tuple(
     for opcode, name in enumerate(dis.opname[:256])
     if name.startswith(("BINARY_", "INPLACE_")) or name in ("COMPARE_OP", "UNARY_NEGATIVE", "STORE_SUBSCR")
 )
+
+
+# --- names of ops --------------------------------------------------------------------------------------------------------------
+
+# What may be before an op's name, the longest first.
+_OWNERS = (
+    *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
+    "torch.functional.",
+    f"{type(variable_functions).__name__}.",
+)
+
+
+def name_of(function: Any) -> str:
+    """Return the id of the op that `function` is; "" for anything but an op: attributes, and functions that are structure (R8)."""
+    name = sites.op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
+    if name.endswith((".__get__", ".__set__", ".__delete__")):
+        return ""
+    for prefix in _OWNERS:
+        name = name.removeprefix(prefix)
+    if name.startswith("__") and name.endswith("__"):
+        name = table.DUNDER_OPS.get(name[2:-2], name[2:-2])
+    return "" if name in table.STRUCTURE else name
+
+
+# --- parameters --------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _declared_in_functional() -> dict[str, tuple[str, ...]]:
+    """Return the positional parameters of each function in torch.nn.functional, by torch's source, in case it is patched."""
+    tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    return {f.name: tuple(a.arg for a in (*f.args.posonlyargs, *f.args.args)) for f in functions}
+
+
+def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
+    """Return the names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
+    if isinstance(original, types.FunctionType):
+        code = original.__code__
+        if code.co_argcount:
+            return code.co_varnames[: code.co_argcount]
+        if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
+            return _declared_in_functional()[op]  # another library replaced torch's function with one of (*args, **kwargs)
+    return _parameters_in_schemas(op)
+
+
+@functools.cache
+def _parameters_in_schemas(op: str) -> tuple[str, ...]:
+    longest: tuple[str, ...] = ()
+    for schema in schemas_of("aten::" + op.replace(".", "_")):
+        names = tuple(a.name for a in schema.arguments if not a.kwarg_only)
+        if len(names) > len(longest) and "Dimname" not in str(schema):
+            longest = names
+    # Python calls the first argument of a function `input` where ATen says `self`
+    return tuple("input" if name == "self" else name for name in longest)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from .. import torch_private
 from ..patching import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
-from . import op_facts
+from . import table
 
 # (name, namespace, prefix of the ids of its ops)
 NAMESPACES: tuple[tuple[str, Any, str], ...] = (
@@ -103,7 +103,7 @@ def base_of(op: str) -> str:
     """Return the op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself otherwise."""
     if op.endswith("_"):
         return op[:-1]
-    if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
+    if op[:1] in ("r", "i") and op[1:] in table.BINARY_DUNDERS:
         return op[1:]
     namespace, _, name = op.rpartition(".")
     if namespace in ("special", "linalg", "sparse") and name in _ids() and sites_of(name):
@@ -122,7 +122,7 @@ def synonyms(op: str) -> tuple[str, ...]:
     """Return the ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
-    known = op_facts.SYNONYMS.get(op, ())
+    known = table.SYNONYMS.get(op, ())
     return (*known, twin) if twin in _ids() and twin not in known and sites_of(twin) and sites_of(op) else known
 
 
@@ -130,7 +130,7 @@ def synonyms(op: str) -> tuple[str, ...]:
 def namesakes(op: str) -> tuple[str, ...]:
     """Return the synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
     named = {site.original for site in sites_of(op)}
-    return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
+    return tuple(each for each in table.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
 
 
 @cached
@@ -146,21 +146,21 @@ def ancestry(op: str) -> tuple[str, ...]:
 @cached
 def is_view(op: str) -> bool:
     """Return True if the op computes nothing and its result is a view of its input: no list casts it (R10)."""
-    return not op_facts.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
+    return not table.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
 
 
 def op_id(attribute: str, prefix: str) -> str:
     """Return the id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
     if attribute.startswith("__") and attribute.endswith("__"):
         bare = attribute[2:-2]
-        return op_facts.DUNDER_OPS.get(bare, bare)
+        return table.DUNDER_OPS.get(bare, bare)
     return prefix + attribute
 
 
 @functools.cache
 def _dunders_by_op() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for attribute in op_facts.DUNDERS:
+    for attribute in table.DUNDERS:
         op = op_id(attribute, "")
         found[op] = (*found.get(op, ()), attribute)
     return found
@@ -321,14 +321,14 @@ def every_op() -> tuple[str, ...]:
     aten = aten_names()
     for _, owner, prefix in NAMESPACES:
         for attribute in dir(owner):
-            dunder = attribute in op_facts.DUNDERS
+            dunder = attribute in table.DUNDERS
             if attribute.startswith("_") and not dunder:
                 continue
             function = _lookup(owner, attribute)
             if function is None:
                 continue
             op = op_id(attribute, prefix)
-            known_as = (op.replace(".", "_"), *op_facts.SYNONYMS.get(op, ()))
+            known_as = (op.replace(".", "_"), *table.SYNONYMS.get(op, ()))
             python = isinstance(function, types.FunctionType) and owner is not torch.Tensor and function.__module__ in PYTHON_OPS
             if not aten.isdisjoint(known_as) or prefix or python or dunder:
                 found[op] = None
@@ -344,7 +344,7 @@ def aten_names() -> frozenset[str]:
 
 def starred() -> Iterator[str]:
     """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
-    left_out = op_facts.DTYPE_OPS | op_facts.VIEWS | op_facts.NOT_COMPUTED | op_facts.STRUCTURE
+    left_out = table.DTYPE_OPS | table.VIEWS | table.NOT_COMPUTED | table.STRUCTURE
     for op in every_op():
         last = op.rpartition(".")[2]
         if op not in left_out and last not in left_out and not op.endswith("_") and not last.startswith(("is_", "rand", "register_")):
