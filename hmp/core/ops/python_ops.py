@@ -25,7 +25,7 @@ _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
 def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
-    """Yield the sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided` (R8)."""
+    """Yield the sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided`."""
     for site in _python_ops():
         function: Any = site.original
         is_called = site.owner in OF_ONE_OP or not names_called(function).isdisjoint(changed)  # a higher-order op calls what it is given
@@ -145,7 +145,7 @@ _OWNERS = (
 
 
 def name_of(function: Any) -> str:
-    """Return the id of the op that `function` is; "" for anything but an op: attributes, and functions that are structure (R8)."""
+    """Return the id of the op that `function` is; "" for anything but an op: attributes, and functions that are structure."""
     name = sites.op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
     if name.endswith((".__get__", ".__set__", ".__delete__")):
         return ""

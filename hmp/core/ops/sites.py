@@ -145,7 +145,7 @@ def ancestry(op: str) -> tuple[str, ...]:
 
 @cached
 def is_view(op: str) -> bool:
-    """Return True if the op computes nothing and its result is a view of its input: no list casts it (R10)."""
+    """Return True if the op computes nothing and its result is a view of its input: no list casts it."""
     return not table.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
 
 
@@ -343,7 +343,7 @@ def aten_names() -> frozenset[str]:
 
 
 def starred() -> Iterator[str]:
-    """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
+    """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms."""
     left_out = table.DTYPE_OPS | table.VIEWS | table.NOT_COMPUTED | table.STRUCTURE
     for op in every_op():
         last = op.rpartition(".")[2]

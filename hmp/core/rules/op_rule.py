@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,7 @@ class CastRule:
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
     calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
-    ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
+    ops: AbstractSet[str] = frozenset()  # ops that it may apply to when no list names them
     keep: frozenset[int] = frozenset()  # positions of parameters whose tensors it never casts
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it

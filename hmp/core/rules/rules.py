@@ -99,7 +99,7 @@ def _is_promoted(case: Case) -> bool:
 def _is_guarded(case: Case) -> bool:
     if case.in_place:
         return case.base in table.GUARDED_ARITHMETIC
-    return case.op in table.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in table.GUARDED_IN_FLOAT16)
+    return case.op in table.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in table.SUMS)
 
 
 def _may_lack_a_kernel(case: Case) -> bool:
@@ -127,8 +127,8 @@ MASK_IN_PLACE = CastRule(
     label="in place",
     sentence="left to torch, in place; a sum with a mask stays finite in a low-precision dtype (R5, R12)",
     make=saturation.mask_in_place_wrapper,
-    holds=lambda case: case.in_place and not table.MASK_TAKERS_INPLACE.isdisjoint((case.op, case.base)),
-    ops=table.MASK_TAKERS_INPLACE,
+    holds=lambda case: case.in_place and not table.SUMS.isdisjoint((case.op, case.base)),
+    ops=table.SUMS,
 )
 NO_KERNEL_IN_PLACE = CastRule(
     "NO_KERNEL_IN_PLACE",
@@ -200,7 +200,7 @@ GUARD = CastRule(
     sentence="left to torch; with a scalar or a mask beyond the low-precision dtype the result saturates (R12)",
     make=saturation.guard_wrapper,
     holds=_is_guarded,
-    ops=table.GUARDED_ARITHMETIC | table.GUARDED_IN_FLOAT16,
+    ops=table.GUARDED_ARITHMETIC | table.SUMS,
 )
 FIRST_INPUT = CastRule(
     "FIRST_INPUT",
