@@ -20,8 +20,20 @@ from .sites import PYTHON_OPS, Site
 
 # --- Python functions that may call a listed op ------------------------------------------------------------------------------------
 
-_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
-_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+# Instruction of Python's bytecode → the dunder methods of Tensor that it may call.
+_DUNDERS: dict[str, tuple[str, ...]] = {
+    "COMPARE_OP": ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
+    "UNARY_NEGATIVE": ("__neg__",),
+    "BINARY_SUBSCR": ("__getitem__",),
+    "STORE_SUBSCR": ("__setitem__",),
+}
+for _word, _op in (
+    ("ADD", "add"), ("SUBTRACT", "sub"), ("MULTIPLY", "mul"), ("TRUE_DIVIDE", "truediv"), ("FLOOR_DIVIDE", "floordiv"),
+    ("REMAINDER", "mod"), ("MODULO", "mod"), ("POWER", "pow"), ("MATRIX_MULTIPLY", "matmul"),
+):  # fmt: skip
+    _DUNDERS[f"BINARY_{_word}"] = (f"__{_op}__", f"__r{_op}__")  # 2.0 / x calls __rtruediv__
+    _DUNDERS[f"INPLACE_{_word}"] = (f"__i{_op}__", f"__{_op}__")
+_OPCODES = tuple(opcode for opcode, name in enumerate(dis.opname[:256]) if name == "BINARY_OP" or name in _DUNDERS)
 
 
 def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
@@ -38,18 +50,10 @@ def _python_ops() -> tuple[Site, ...]:
     """Return the sites of all ops that torch implements in Python."""
     found = []
     for where, owner, _ in sites.NAMESPACES:
-        attributes = sites.attributes_of(owner)
-        # of a module its functions alone: to look at each of its names takes ten times as long
-        names = (
-            sorted(n for n, v in attributes.items() if isinstance(v, types.FunctionType))
-            if isinstance(owner, types.ModuleType)
-            else dir(owner)
-        )
-        for attribute in names:
+        for attribute, held in sites.attributes_of(owner).items():
             if (attribute.startswith("_") and attribute not in table.DUNDERS) or attribute in table.STRUCTURE:
                 continue
-            here = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
-            function = unpatched_op(here)
+            function = unpatched_op(held)
             if isinstance(function, types.FunctionType) and function.__module__ in PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)
@@ -102,36 +106,12 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
-    """Return the dunder methods of Tensor that a bytecode instruction may call."""
+    """Return the dunder methods of Tensor that an instruction may call."""
     name = dis.opname[opcode]
-    if name == "BINARY_OP":  # Python 3.11 and later: its argument says which operator
-        symbol = dis._nb_ops[argument][1]  # type: ignore[attr-defined]
-    elif name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: one instruction for each operator
-        kind, _, word = name.partition("_")
-        symbol = _WORDS.get(word, "") + ("=" if kind == "INPLACE" else "")
-    elif name == "COMPARE_OP":
-        return _COMPARISONS
-    else:
-        return {"UNARY_NEGATIVE": ("__neg__",), "STORE_SUBSCR": ("__setitem__",)}.get(name, ())
-    if symbol.startswith("["):
-        return ("__getitem__",)
-    op = _OPERATORS.get(symbol.removesuffix("="))
-    if op is None:
-        return ()
-    # 2.0 / x calls the reflected method, __rtruediv__
-    return (f"__i{op}__", f"__{op}__") if symbol.endswith("=") else (f"__{op}__", f"__r{op}__")
-
-
-_WORDS = {
-    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
-    "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
-}  # fmt: skip
-# The instructions for which _dunders() may return something.
-_OPCODES = tuple(
-    opcode
-    for opcode, name in enumerate(dis.opname[:256])
-    if name.startswith(("BINARY_", "INPLACE_")) or name in ("COMPARE_OP", "UNARY_NEGATIVE", "STORE_SUBSCR")
-)
+    if name == "BINARY_OP":  # Python 3.11 and later: its argument says which operator, NB_ADD or NB_INPLACE_ADD
+        operator = dis._nb_ops[argument][0].removeprefix("NB_")  # type: ignore[attr-defined]
+        name = operator if operator.startswith("INPLACE_") else f"BINARY_{operator}"
+    return _DUNDERS.get(name, ())
 
 
 # --- names of ops --------------------------------------------------------------------------------------------------------------
@@ -151,8 +131,7 @@ def name_of(function: Any) -> str:
         return ""
     for prefix in _OWNERS:
         name = name.removeprefix(prefix)
-    if name.startswith("__") and name.endswith("__"):
-        name = table.DUNDER_OPS.get(name[2:-2], name[2:-2])
+    name = sites.op_id(name, "")
     return "" if name in table.STRUCTURE else name
 
 
@@ -180,10 +159,7 @@ def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
 
 @functools.cache
 def _parameters_in_schemas(op: str) -> tuple[str, ...]:
-    longest: tuple[str, ...] = ()
-    for schema in schemas_of("aten::" + op.replace(".", "_")):
-        names = tuple(a.name for a in schema.arguments if not a.kwarg_only)
-        if len(names) > len(longest) and "Dimname" not in str(schema):
-            longest = names
+    schemas = (schema for schema in schemas_of("aten::" + op.replace(".", "_")) if "Dimname" not in str(schema))
+    longest = max((tuple(a.name for a in schema.arguments if not a.kwarg_only) for schema in schemas), key=len, default=())
     # Python calls the first argument of a function `input` where ATen says `self`
     return tuple("input" if name == "self" else name for name in longest)

@@ -157,10 +157,9 @@ _row("""to type type_as copy result_type can_cast promote_types resize_as set se
     stride storage_offset requires_grad_ retain_grad share_memory_ pin_memory is_pinned is_shared is_contiguous is_set_to is_inference
     is_coalesced is_distributed record_stream apply""", DTYPE_OPS)
 _row("map map2", DTYPE_OPS, MIXED_INPLACE_RAISES)
-_row("view_as expand_as reshape_as", DTYPE_OPS, VIEWS)
-# No list casts it for another reason, too: Python treats a class whose `__getitem__` was ever set as a sequence from then on, and then
+# getitem for another reason, too: Python treats a class whose `__getitem__` was ever set as a sequence from then on, and then
 # torch.tensor([loss, loss]) calls len() on the 0-dim tensors.
-_row("getitem", DTYPE_OPS, VIEWS)
+_row("view_as expand_as reshape_as getitem", DTYPE_OPS, VIEWS)
 _row("backward", DTYPE_OPS, STRUCTURE)
 _row("boolean_dispatch handle_torch_function register_hook register_post_accumulate_grad_hook", STRUCTURE)
 
@@ -186,10 +185,8 @@ _row("mul=multiply rmul", PROMOTED_BY_TORCH, ARITHMETIC, GUARDED_ARITHMETIC, MAS
 _row("add radd sub=subtract rsub", PROMOTED_BY_TORCH, ARITHMETIC, SUMS, MASK_TAKERS)
 _row("div=divide=true_divide=truediv", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA, ARITHMETIC)
 _row("rtruediv", ARITHMETIC)
-_row("remainder=mod rmod", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA)
 _row("addcmul addcdiv atan2=arctan2 pow rpow special.xlog1py", PROMOTED_BY_TORCH, PROMOTED_IN_PART)
-_row("maximum minimum max min logaddexp logaddexp2 xlogy", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA)
-_row("special.xlogy", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA)
+_row("remainder=mod rmod maximum minimum max min logaddexp logaddexp2 xlogy special.xlogy", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA)
 _row("""floor_divide=floordiv rfloordiv fmod float_power hypot copysign nextafter fmax fmin outer=ger kron dist diff linspace
     eq ne=not_equal lt=less le=less_equal gt=greater ge=greater_equal equal isin bucketize searchsorted
     logical_and logical_or logical_xor""", PROMOTED_BY_TORCH)
@@ -197,8 +194,7 @@ _row("igamma=special.gammainc igammac=special.gammaincc", PROMOTED_BY_TORCH, NO_
 _row("lerp heaviside", MIXED_RAISES, MIXED_INPLACE_RAISES)
 _row("isclose allclose cross linalg.cross cartesian_prod", MIXED_RAISES)
 _row("complex", MIXED_RAISES, NO_BFLOAT16_KERNEL)
-_row("polar", MIXED_RAISES, NO_LOW_KERNEL)
-_row("quantile nanquantile", MIXED_RAISES, NO_LOW_KERNEL)
+_row("polar quantile nanquantile", MIXED_RAISES, NO_LOW_KERNEL)
 _row("histogram histogramdd", MIXED_RAISES, KERNEL_BY_ARGUMENTS)
 _row("histc", NO_LOW_KERNEL_ON_CUDA)
 _row("""abs=absolute neg=negative fix=trunc acos=arccos acosh=arccosh asin=arcsin asinh=arcsinh atan=arctan atanh=arctanh
