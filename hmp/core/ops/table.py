@@ -157,6 +157,7 @@ _row("""to type type_as copy result_type can_cast promote_types resize_as set se
     stride storage_offset requires_grad_ retain_grad share_memory_ pin_memory is_pinned is_shared is_contiguous is_set_to is_inference
     is_coalesced is_distributed record_stream apply""", DTYPE_OPS)
 _row("map map2", DTYPE_OPS, MIXED_INPLACE_RAISES)
+_row("hash_tensor", DTYPE_OPS, FOREIGN)  # of the bits; torch 2.9 and later
 # getitem for another reason, too: Python treats a class whose `__getitem__` was ever set as a sequence from then on, and then
 # torch.tensor([loss, loss]) calls len() on the 0-dim tensors.
 _row("view_as expand_as reshape_as getitem", DTYPE_OPS, VIEWS)
