@@ -105,9 +105,9 @@ WIDE_UNDER_AUTOCAST: set[str] = set()
 FILLS: set[str] = set()
 # With a scalar beyond the range of the low-precision dtype it is computed in float32, and the result saturates.
 ARITHMETIC: set[str] = set()
-# Of those: it does so even where it is unlisted, for the idiom `(1 - mask) * finfo(float32).min`.
+# Arithmetic that does so even where it is unlisted, for the idiom `(1 - mask) * finfo(float32).min`.
 GUARDED_ARITHMETIC: set[str] = set()
-# Of those: it adds a mask to scores, and the sum stays finite. Unlisted ones do so in place; under a policy of float16, whose largest
+# Arithmetic that adds a mask to scores, and the sum stays finite. Unlisted ones do so in place; under a policy of float16, whose largest
 # number is 65504, always, for `scores - 1e9`.
 SUMS: set[str] = set()
 # It takes masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.
@@ -130,9 +130,9 @@ OPS: set[str] = set()
 def _row(ops: str, *facts: set[str], kept: str = "", follows: str = "", aten: str = "") -> None:
     """Add the ops to the sets of their facts.
 
-    `kept` are arguments that are never cast. `follows` is an op that computes the same: unlisted, these follow it, but the facts are their
-    own, as those of another Python function are. What is the same function object as that op, as torch.dsmm is torch.mm, needs none.
-    `aten` are names that ATen has for each of the ops, without those of overloads (`.Tensor_Scalar`).
+    `kept` are arguments that are never cast. `follows` is an op that these follow while unlisted, with facts of their own: another Python
+    function that computes the same, or a name of the same function object (torch.dsmm is torch.mm), which needs no facts. `aten` are names
+    that ATen has for each of the ops, without those of overloads (`.Tensor_Scalar`).
     """
     for group in ops.split():
         synonyms = tuple(group.split("="))
