@@ -199,7 +199,7 @@ _row("polar quantile nanquantile", MIXED_RAISES, NO_LOW_KERNEL)
 _row("histogram histogramdd", MIXED_RAISES, KERNEL_BY_ARGUMENTS)
 _row("histc", NO_LOW_KERNEL_ON_CUDA)
 _row("""abs=absolute neg=negative fix=trunc acos=arccos acosh=arccosh asin=arcsin asinh=arcsinh atan=arctan atanh=arctanh
-    digamma=special.psi lgamma=special.gammaln mvlgamma=special.multigammaln erfinv=special.erfinv i0=special.i0""")
+    digamma=special.psi lgamma=special.gammaln mvlgamma=special.multigammaln erfinv=special.erfinv i0=special.i0 logsigmoid=log_sigmoid""")
 
 # fills, bounds and indices
 _row("clamp=clip clamp_min clamp_max", PROMOTED_BY_TORCH, PROMOTED_IN_PART_ON_XLA, FILLS)
@@ -274,7 +274,6 @@ _row("log_softmax", SCORE_TAKERS, FORWARDERS, aten="_log_softmax")
 _row("_softmax _log_softmax softmin logsumexp", SCORE_TAKERS)
 _row("gumbel_softmax", SCORE_TAKERS, RANDOM)
 _row("prelu", MIXED_RAISES)
-_row("logsigmoid=log_sigmoid")
 _row("rrelu", RANDOM, NO_FLOAT16_KERNEL_ON_CPU)
 _row("rrelu_with_noise", RANDOM, NO_FLOAT16_KERNEL_ON_CPU, kept="noise")
 
