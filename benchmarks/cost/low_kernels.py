@@ -1,7 +1,7 @@
 """Low precision on a processor without instructions for it: torch's kernels, and float32 products of rounded inputs, over float32.
 
 `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` has torch and oneDNN run the kernels of a processor without such instructions. The first
-table is what SLOW_WITHOUT_INSTRUCTIONS of hmp/core/torch_ops/op_facts.py was chosen by; the second is of training steps and of inference.
+table is what SLOW_WITHOUT_INSTRUCTIONS of hmp/core/ops/table.py was chosen by; the second is of training steps and of inference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hmp
 from hmp.core.low_kernels import has_instructions
-from hmp.core.torch_ops import op_facts, sites
+from hmp.core.ops import sites, table
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import Side
@@ -72,7 +72,7 @@ def of_ops(rounds: int, smallest: bool) -> Found:
         f"{'op':30} {'dtype':9} " + " ".join(f"{each:>18}" for each in columns) + "  computes in",
     ]
     for call in by_op.calls():
-        slow = not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(call.op))
+        slow = not table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(call.op))
         for name, low in LOW.items():
             of_call = ratios(call, low, rounds)
             found.samples[f"{call.op} {name}"] = of_call

@@ -16,11 +16,11 @@ from . import lists, low_kernels, tables
 from .active import PROCESS, PolicyTable, Region, autocast, state
 from .compile import traced_functions
 from .compiler_stance import untraced
+from .ops import sites
 from .patching import patches
 from .policy import DEFAULT, HABANA, ListEntry, Policy, as_policy, in_dtype, scopes
 from .tables import announce
 from .tables import lock as _lock
-from .torch_ops import sites
 from .torch_patches import imports, module_calls
 from .torch_private import dynamo
 

@@ -165,8 +165,8 @@ def remove(name: str) -> None:
         HmpError: torch is patched, so that a policy with such a list may be active.
     """
     global _kinds
+    from .ops import sites
     from .patching import patches  # here, as what follows: they import torch
-    from .torch_ops import sites
 
     with _lock:
         if patches.installed():

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from . import locks, saved_tensors
 from .active import Off, PolicyTable, state
 from .casting import castable, dtype_name, each_castable
+from .ops.python_ops import name_of
 from .patching import unpatched_op
-from .torch_ops import name_of
 from .torch_private import (
     TorchDispatchMode,
     function_mode_stack,

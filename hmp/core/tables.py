@@ -20,10 +20,13 @@ from .casting import dtype_name, each_tensor
 from .lists import ListKind
 from .log import caller, log, should_log
 from .observe import Call, Listener
+from .ops import sites
+from .ops.python_ops import calling
+from .ops.sites import Site
+from .ops.table import DTYPE_OPS, FORWARDERS, STRUCTURE
 from .patching import names, patches
 from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
 from .rules import OpRule, op_wrap, rules
-from .torch_ops import Site, calling, op_facts, sites
 from .torch_patches import (
     backward,
     imports,
@@ -53,7 +56,7 @@ class Decision(NamedTuple):
         """Return True for a Python function of torch's that only calls a builtin, which is patched instead."""
         function = self.original
         of_torch = isinstance(function, types.FunctionType) and function.__module__ == "torch.nn.functional"
-        return of_torch and self.sites[0].op in op_facts.FORWARDERS
+        return of_torch and self.sites[0].op in FORWARDERS
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
@@ -100,13 +103,13 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
     found: dict[Any, Decision] = {}
     for op in _candidates(listed):
         source = listed.entry(op)
-        if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
+        if op in DTYPE_OPS or (op in STRUCTURE and source is None):
             continue
         rule = rules.rule_for(op, source, policy.dtype)
         if rule is None or rule is rules.VIEW:
             continue
         for site in sites.sites_of(op):
-            if site.is_private and source is None and op not in op_facts.FORWARDERS:
+            if site.is_private and source is None and op not in FORWARDERS:
                 continue  # left to torch, which raises
             ruled = rules.op_rule(site, rule, policy.dtype)
             if source is not None and lists.kind_of(source.list_name).rule is rule:
@@ -124,7 +127,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
     every_op = sites.starred if kind.every_op is None else kind.every_op
     for op in dict.fromkeys(_with_relatives((*(named - {EVERY_OP}), *(every_op() if EVERY_OP in named else ())))):
         entry = listed.added(kind.name, op)
-        for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
+        for site in sites.sites_of(op) if entry is not None and op not in DTYPE_OPS else ():
             known = found.get(site.original) or Decision(rules.op_rule(site, kind.rule, policy.dtype), (site,), entry)
             if kind not in known.ruled.added:
                 ruled = _with_words(known.ruled, kind, policy)._replace(added=(*known.ruled.added, kind))

@@ -11,9 +11,9 @@ from ..errors import HmpError
 from . import lists, observe
 from .active import state
 from .compiler_stance import untraced
+from .ops.sites import NAMESPACES, Site, function_site, op_id, op_of
 from .policy import ListName, can_be_listed
 from .rules import OpRule, op_wrap, rules
-from .torch_ops import NAMESPACES, Site, function_site, op_id, op_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,9 +8,9 @@ from typing import Any
 from ..core import lists
 from ..core.lists import ListKind, WordFile
 from ..core.log import log
+from ..core.ops import sites
 from ..core.policy import EVERY_OP, ListEntry, Policy
 from ..core.rules import CastRule, Op, OpRule, kernel_fallback
-from ..core.torch_ops import sites
 from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, packing_wrapper

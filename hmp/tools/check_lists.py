@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import lists, tables
+from ..core.ops import sites, table
 from ..core.policy import (
     EVERY_OP,
     Listed,
@@ -25,7 +26,6 @@ from ..core.policy import (
     folders as list_folders,
 )
 from ..core.rules import rules
-from ..core.torch_ops import op_facts, sites
 from ..errors import HmpError, OpListError
 from .explain import explain
 from .formatting import Word
@@ -216,7 +216,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tab
     if "." in entry.name and not sites.sites_of(ops[0]):
         return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
     told = explain(entry.name, policy)
-    if ops[0] in op_facts.DTYPE_OPS or sites.is_view(ops[0]):
+    if ops[0] in table.DTYPE_OPS or sites.is_view(ops[0]):
         return Level.NOTE, told.why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.list_name not in {each.list_name for each in sources}:

@@ -12,9 +12,10 @@ from ..core import lists, low_kernels, tables
 from ..core.active import state
 from ..core.casting import dtype_name
 from ..core.compiler_stance import untraced
+from ..core.ops import sites, table
+from ..core.ops.sites import Site, op_of
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, ops_of
 from ..core.rules import CastRule, kernel_fallback, rules
-from ..core.torch_ops import Site, op_facts, op_of, sites
 from ..errors import HmpError
 
 _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics keep their dtypes if torch has a kernel for that (R9)"
@@ -88,7 +89,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     in_star = listed.source(op) is None and op in sites.starred()  # `*` means what no entry names
     meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}
     scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(ops_of(entry))]
-    if op in op_facts.DTYPE_OPS:
+    if op in table.DTYPE_OPS:
         source, scoped = None, []
     decided = {site: d for d in tables.decide(chosen.unscoped).values() for site in d.sites}
     family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
@@ -116,7 +117,7 @@ def _at(site: Site, decision: tables.Decision | None) -> str:
 
 
 def _done(op: str, rule: CastRule) -> str:
-    return rule.sentence + (_OF_A_NORM if op in op_facts.NORMS else "")
+    return rule.sentence + (_OF_A_NORM if op in table.NORMS else "")
 
 
 def _name_of(function: object) -> str:
@@ -131,7 +132,7 @@ def _name_of(function: object) -> str:
 
 
 def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
-    if op in op_facts.DTYPE_OPS:
+    if op in table.DTYPE_OPS:
         return "hmp never casts it, even if it is on a list: its purpose is to set or read a dtype or memory (R7)"
     rule = rules.rule_for(op, source, policy.dtype)
     if sites.is_view(op):
@@ -156,12 +157,12 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
 def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
     for kind in lists.adding():
         entry = listed.added(kind.name, op)
-        if entry is not None and op not in op_facts.DTYPE_OPS:
+        if entry is not None and op not in table.DTYPE_OPS:
             yield kind.explained(op, entry, policy)
 
 
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
-    if sites.writes_first(op) or op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
+    if sites.writes_first(op) or table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
         return ""
     wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))

@@ -18,7 +18,7 @@ from torch.utils import checkpoint as torchs
 
 import hmp
 from device_kit import BF16, DEVICE, F16, F32, all_same, policy, same, seed, synchronize, tensor
-from hmp.core.torch_ops import op_facts
+from hmp.core.ops import table
 from ops_kit import OPS
 from oracle import Outcome, assert_same, by_explicit_casts, outcome
 
@@ -76,7 +76,7 @@ def test_r11_the_table_of_missing_kernels_is_true_of_this_device() -> None:
     """Each named op that can be called with one or two tensors: plain torch refuses the low dtype where the table says so."""
     named = {
         (name, dtype)
-        for where, dtypes, names in op_facts.NO_KERNEL
+        for where, dtypes, names in table.NO_KERNEL
         if where in ("*", DEVICE)
         for name in names
         for dtype in dtypes.split()

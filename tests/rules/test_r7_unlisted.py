@@ -153,3 +153,13 @@ def test_r7_numpys_names_of_parameters_are_torchs() -> None:
         assert torch.native_batch_norm(x=c.bfloat16(), **batch)[0].dtype is torch.float32
         group = {"weight": ones, "bias": zeros, "N": 2, "C": 3, "HxW": 4, "group": 1, "eps": 1e-5}
         assert torch.native_group_norm(x=c, **group)[0].dtype is torch.bfloat16
+
+
+@pytest.mark.skipif(not hasattr(torch, "hash_tensor"), reason="torch 2.9 and later")
+@pytest.mark.parametrize("listed", ["hash_tensor", "*"])
+def test_r7_a_hash_is_of_the_bits_whatever_lists_say(listed: str) -> None:
+    wide = torch.linspace(-1, 1, 7)
+    hashes = [torch.hash_tensor(x) for x in (wide, wide.to(BF16))]
+    for policy in (hmp.Policy(bf16={listed}), hmp.Policy(fp32={listed})):
+        with hmp.casts(policy):
+            assert [torch.hash_tensor(x) for x in (wide, wide.to(BF16))] == hashes

@@ -218,8 +218,8 @@ _NORMS = frozenset(
 )
 # R7: ops whose meaning is a dtype, or that hand out a number or a shape; and indexing, which cannot be patched reversibly (R16)
 _UNTOUCHED = frozenset(
-    """to type_as copy_ result_type can_cast view_as expand_as reshape_as set_ resize_ resize_as_ float half bfloat16 double int long
-    short char byte bool cfloat cdouble chalf item getitem __getitem__""".split()
+    """to type_as copy_ hash_tensor result_type can_cast view_as expand_as reshape_as set_ resize_ resize_as_ float half bfloat16 double int
+    long short char byte bool cfloat cdouble chalf item getitem __getitem__""".split()
 )
 # R10: ops whose result is a view of their input wherever memory allows one
 _VIEWS = frozenset(

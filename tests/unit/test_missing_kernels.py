@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from hmp.core import tables
+from hmp.core.ops import table
 from hmp.core.rules import kernel_fallback
-from hmp.core.torch_ops import op_facts
 
 
 @pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
@@ -47,7 +47,7 @@ def test_r11_random_ops_are_never_run_again() -> None:
 
 
 # What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.
-TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
+TRIED = table.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
 
 
 @pytest.mark.slow
@@ -57,11 +57,11 @@ def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype
     """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low-precision dtype is on the table."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
+    known = {name for device, dtypes, names in table.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
     missing = []
     for info in op_db:
         name = info.name.removeprefix("nn.functional.")
-        synonyms = op_facts.SYNONYMS.get(name, ())
+        synonyms = table.SYNONYMS.get(name, ())
         if torch.float32 not in info.dtypes or name.startswith("jiterator") or known.intersection({name, *synonyms}) or name in TRIED:
             continue
         for sample, _ in zip(info.sample_inputs_func(info, "cpu", torch.float32, False), range(4), strict=False):

@@ -109,6 +109,32 @@ def test_a_torch_whose_lists_are_not_known_has_those_of_the_nearest_older_releas
     presets._frozen.cache_clear()
 
 
+@pytest.mark.slow
+def test_what_hmp_does_with_an_op_of_a_new_release_is_one_row() -> None:
+    code = """
+    from hmp.core.ops import table
+
+    def blend(x, y, scale):  # refuses mixtures, and its scale is float32
+        if x.dtype is not y.dtype or scale.dtype is not torch.float32:
+            raise RuntimeError("expected one dtype")
+        return (x + y) * scale.to(x.dtype)
+
+    blend.__module__ = "torch.nn.functional"
+    F.blend = F.mix = blend
+    table._row("blend=mix", table.MIXED_RAISES, kept="scale")
+    x, y, one = torch.ones(2).bfloat16(), torch.ones(2), torch.ones(1)
+    with hmp.casts(hmp.Policy()):
+        assert F.blend(x, y, one).dtype is torch.bfloat16 and F.mix(y, x, scale=one).dtype is torch.float32
+    with hmp.casts(hmp.Policy(bf16={"mix"})):
+        assert F.blend(y, y, one).dtype is torch.bfloat16
+    try:
+        table._row("blend", table.VIEWS)
+    except ValueError as error:
+        print(error)
+    """
+    assert "got two of blend" in run_in_another_process(code)
+
+
 def imported_anew(module: str, patch: pytest.MonkeyPatch) -> str:
     """The error of an import of this module."""
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:

@@ -13,7 +13,7 @@ import torch
 from torch import int32
 
 from ...core.convert import is_in_place
-from ...core.torch_ops import Site, sites_of
+from ...core.ops.sites import Site, sites_of
 from ...core.torch_private import reset_dynamo
 from .device_arguments import scripted_as
 from .device_map import target

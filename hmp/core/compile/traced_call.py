@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .. import tables, user_ops
 from ..active import InBackward, autocast
+from ..ops import sites
 from ..patching import patches, unpatched_op
 from ..policy import Policy
 from ..rules import op_wrap
-from ..torch_ops import sites
 from ..torch_private import without_torch_function
 from .dynamo_names import dynamo
 from .traced_state import State, build, trace_of, under

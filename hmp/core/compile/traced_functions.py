@@ -23,9 +23,10 @@ import torch
 from .. import dispatching_ops, lists, torch_private, user_ops
 from ..active import Region, autocast, regions, state, without_casts
 from ..lists import ListKind
+from ..ops import table
+from ..ops.sites import sites_of
 from ..patching import PatchedOp
 from ..rules import op_wrap
-from ..torch_ops import op_facts, sites_of
 from ..torch_patches import module_calls, modules
 from . import traced_call
 from .dynamo_names import dynamo
@@ -115,7 +116,7 @@ def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
     name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
     found = traced_call.wrapper(current, function)
-    if found is None and is_python and name in op_facts.STRUCTURE:  # no op: its ops are decided one by one
+    if found is None and is_python and name in table.STRUCTURE:  # no op: its ops are decided one by one
         return under(tx, current, traced_call.plain_function(function), args, kwargs)
     if found is None and current.policy is not None and modules.has_autocast_kernel(function):
         found = modules.with_autocast(function, traced_call.op, current.policy.dtype)
@@ -306,7 +307,7 @@ def update_tables() -> None:
     """Have Dynamo know all functions that hmp has replaced or made so far."""
     originals = [op.original for op in dispatching_ops.patched_ops()]
     # those that modes are asked about: not all of these are overridable (torch.nn.functional.hardswish)
-    forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in op_facts.FORWARDERS))
+    forwarders = filter(None, (getattr(torch.nn.functional, name, None) for name in table.FORWARDERS))
     dynamo.get_overridable_functions().update(originals, forwarders)
     known = dynamo.get_torch_obj_rule_map()
     for each in originals:

@@ -15,20 +15,8 @@ import torch
 from ...errors import OpListError
 from .. import lists
 from ..log import log
-from ..torch_ops import (
-    NAMESPACES,
-    PYTHON_OPS,
-    Site,
-    aten_names,
-    every_op,
-    function_site,
-    op_facts,
-    op_id,
-    op_of,
-    sites,
-    sites_of,
-    takes_tensor,
-)
+from ..ops import sites, table
+from ..ops.sites import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
 from ..torch_private import IN_VARIABLE_FUNCTIONS, schemas_of
 from .entries import AUTOCAST, EVERY_OP, ListEntry, error_at
 from .presets import home
@@ -65,19 +53,19 @@ def _known(name: str) -> tuple[str, ...]:
     if name.startswith("__") and name.endswith("__"):
         name = op_id(name, "")
     elif name in ("idiv", "rdiv"):
-        name = op_facts.DUNDER_OPS[name]
+        name = table.DUNDER_OPS[name]
     overloaded = name.partition(".")[0]
     for spelling in dict.fromkeys((name, overloaded)):
         itself = (spelling,) if _is_op(spelling) else ()
-        if itself or spelling in op_facts.ATEN_SPELLINGS:
-            return op_facts.ATEN_SPELLINGS.get(spelling, ()) + itself
+        if itself or spelling in table.ATEN_SPELLINGS:
+            return table.ATEN_SPELLINGS.get(spelling, ()) + itself
         for _, _, prefix in NAMESPACES:
             namespace = prefix.rstrip(".")
             for candidate in (prefix + spelling, prefix + spelling.removeprefix(namespace + "_")) if prefix else ():
                 if _is_op(candidate):
                     return (candidate,)
     for spelling in (name, overloaded):
-        if spelling in op_facts.FOREIGN or spelling in aten_names() or spelling.removesuffix("_backward") in aten_names():
+        if spelling in table.FOREIGN or spelling in aten_names() or spelling.removesuffix("_backward") in aten_names():
             return ()
     raise KeyError(name)
 
@@ -140,7 +128,7 @@ def can_be_listed(op: str) -> bool:
 
     An op of torch's or a user's function, and no in-place form.
     """
-    if op.endswith("_") or op in op_facts.DTYPE_OPS or (op[:1] == "i" and op[1:] in op_facts.BINARY_DUNDERS):
+    if op.endswith("_") or op in table.DTYPE_OPS or (op[:1] == "i" and op[1:] in table.BINARY_DUNDERS):
         return False
     try:
         return op in _known(op)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .. import lists
-from ..torch_ops import sites
+from ..ops import sites
 from .entries import EVERY_OP, ListEntry, ListName, error_at
 
 if TYPE_CHECKING:

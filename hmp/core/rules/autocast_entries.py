@@ -14,7 +14,7 @@ import torch
 from .. import casting, copies
 from ..active import autocast
 from ..casting import Caster
-from ..torch_ops import op_facts
+from ..ops import table
 from ..torch_private import is_autocast_available, is_traced
 from . import refusals
 from .op_rule import Op, OpRule, survey
@@ -36,7 +36,7 @@ def wrapper(op: Op, inside: Op, unlisted: Op, rule: OpRule, caster: Caster) -> O
         caster: Casts a tensor.
     """
     call = _WithAutocast(op, inside, unlisted, rule, caster)
-    return call.cell if rule.op in op_facts.CELLS and caster is copies.low_weight else call.any
+    return call.cell if rule.op in table.CELLS and caster is copies.low_weight else call.any
 
 
 class _WithAutocast:
@@ -67,12 +67,12 @@ class _WithAutocast:
         if name == "sparse.mm":
             given, named = casting.cast_call(args, kwargs, dtype, self.caster)
             return self._enabled(device, _is_cached(tensors), given, named, args, kwargs)
-        if name not in op_facts.RECURRENT:
+        if name not in table.RECURRENT:
             return self._enabled(device, _is_cached(tensors), args, kwargs, args, kwargs)
-        if name in op_facts.CELLS or (copies.can_make_nodes() and not is_traced(tensors[0])):
+        if name in table.CELLS or (copies.can_make_nodes() and not is_traced(tensors[0])):
             weights = weights_at(name, args)
             given = [casting.cast_within(a, dtype, self.caster) if i in weights else a for i, a in enumerate(args)]
-            return self._enabled(device, name not in op_facts.CELLS and _is_cached(tensors), given, kwargs, args, kwargs)
+            return self._enabled(device, name not in table.CELLS and _is_cached(tensors), given, kwargs, args, kwargs)
         # no node that sums in float32 can be made: torch.autocast casts the weights of a layer for each step
         return self._enabled(device, False, args, kwargs, args, kwargs)
 
@@ -123,4 +123,4 @@ def casts_nothing(op: str, args: Sequence[Any], kwargs: dict[str, Any], tensors:
 
 def weights_at(op: str, args: Sequence[Any]) -> Sequence[int]:
     """Return the positions of a recurrent op's weights: all after a cell's state, the last list of a layer."""
-    return range(2, len(args)) if op in op_facts.CELLS else [i for i, each in enumerate(args) if isinstance(each, (list, tuple))][-1:]
+    return range(2, len(args)) if op in table.CELLS else [i for i, each in enumerate(args) if isinstance(each, (list, tuple))][-1:]

@@ -16,7 +16,7 @@ from .. import casting, low_kernels
 from ..active.autocast import is_enabled as _is_autocast_enabled
 from ..casting import Caster, Tensor, each_tensor
 from ..log import log, should_log
-from ..torch_ops import op_facts
+from ..ops import table
 from . import refusals
 from .op_rule import Op, OpRule, survey
 
@@ -25,7 +25,7 @@ _FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
 # Of others torch has few low-precision kernels, and where it has none the result stays float32.
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # Of the ops in which torch.autocast decides, those that are replaced: the others are rare, and left to it and its slow kernels.
-_REPLACED = op_facts.RECURRENT | {"einsum"}
+_REPLACED = table.RECURRENT | {"einsum"}
 
 _logged: set[torch.dtype] = set()
 
@@ -44,7 +44,7 @@ def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
     """
     if not _applies(rule):
         return op
-    stays_wide = as_autocast and rule.op in op_facts.WIDE_UNDER_AUTOCAST
+    stays_wide = as_autocast and rule.op in table.WIDE_UNDER_AUTOCAST
     low_dtype_of = functools.partial(_low_dtype_of, rule.op, low_kernels.computed_in_float32(), torch.float32 if stays_wide else None)
 
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     """
     if rule.op not in _REPLACED or not _applies(rule):
         return by_autocast
-    keep: frozenset[int | str] = frozenset({1, "hx"} if rule.op in op_facts.WIDE_UNDER_AUTOCAST else ())
+    keep: frozenset[int | str] = frozenset({1, "hx"} if rule.op in table.WIDE_UNDER_AUTOCAST else ())
 
     def rounded(*args: Any, **kwargs: Any) -> Any:
         if not _is_replaced(rule, args) or not replaces_autocast(rule, survey(args, kwargs, rule) or []):

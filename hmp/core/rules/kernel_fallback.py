@@ -12,8 +12,8 @@ import torch
 from .. import casting, locks
 from ..casting import Tensor, dtype_name
 from ..log import log, should_log
+from ..ops import sites, table
 from ..patching import patches
-from ..torch_ops import op_facts, sites
 from ..torch_private import in_no_transform
 from . import refusals
 from .op_rule import OpRule
@@ -164,7 +164,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
 def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
     """Return the id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
     found: dict[str, set[tuple[str, torch.dtype]]] = {}
-    for device, dtypes, names in op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL:
+    for device, dtypes, names in table.NO_BACKWARD_KERNEL if backward else table.NO_KERNEL:
         for name in names:
             found.setdefault(name, set()).update((device, getattr(torch, dtype)) for dtype in dtypes.split())
     return found

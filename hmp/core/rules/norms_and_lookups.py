@@ -13,7 +13,7 @@ import torch
 
 from .. import casting
 from ..casting import Caster, Tensor, castable, deliver
-from ..torch_ops import op_facts
+from ..ops import table
 from ..torch_private import ATTENTION_BIASES, is_functorchs
 from . import refusals
 from .op_rule import Op, OpRule, chooser, torchs_name
@@ -66,7 +66,7 @@ def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
                 dtype = x.dtype if is_unlisted else choose(tensors)
                 if dtype is x.dtype and (given is dtype or (x.is_cpu and not is_functorchs(x) and not x.is_nested)):
                     return op(*args)
-                if given is torch.float32 and (dtype is given or (x.device.type not in op_facts.MIXED_NORM_KERNELS and not x.is_nested)):
+                if given is torch.float32 and (dtype is given or (x.device.type not in table.MIXED_NORM_KERNELS and not x.is_nested)):
                     return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(*args, **kwargs)
 
@@ -101,7 +101,7 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     """
     order, choose, call = rule.facts.order, chooser(rule), _in_one_dtype(op, rule)
     stats_at = order.index("running_mean") if "running_mean" in order else None
-    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if not rule.kind.is_list and rule.op in norms}
+    widens = {device for device, norms in table.WIDENING_NORMS.items() if not rule.kind.is_list and rule.op in norms}
     without_stats = tuple(n for n in order if not n.startswith("running_"))
 
     def general(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
-            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (
+            mixed_kernel = rule.op in table.MIXED_NORM_KERNELS.get(x.device.type, table.NORMS) and not (
                 x.is_nested and x.layout is torch.strided
             )
             wanted = torch.float32 if mixed_kernel or stats else dtype
@@ -246,7 +246,7 @@ def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: di
 
 
 BUILDERS: dict[str, Callable[[Op, OpRule, Caster], Op]] = {
-    **dict.fromkeys(op_facts.NORMS, norm),
+    **dict.fromkeys(table.NORMS, norm),
     "scaled_dot_product_attention": attention,
     "flex_attention": attention,
     "embedding": embedding,

@@ -10,7 +10,7 @@ import torch
 from ..casting import Caster, Tensor, castable, dtype_name, each_castable
 from ..copies import saved_here
 from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
-from ..torch_ops import op_facts
+from ..ops import table
 from ..torch_private import (
     devices_in_autocast,
     function_mode_at,
@@ -180,7 +180,7 @@ def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
     rule = call.rule
     assert rule is not None
     args, kwargs = call.args, call.kwargs
-    if _compiling() or not in_plain_autograd() or rule.op in op_facts.CHANGED_BY_LISTENING:
+    if _compiling() or not in_plain_autograd() or rule.op in table.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
         call.computed = "" if rule.leaves_to_autocast or _compiling() else dtypes_of((result,))

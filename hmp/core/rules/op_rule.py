@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,9 @@ import torch
 
 from .. import casting
 from ..casting import Tensor, castable, each_tensor
-from ..torch_ops import Site, op_facts, parameters, sites
+from ..ops import sites, table
+from ..ops.python_ops import parameters
+from ..ops.sites import Site
 from . import refusals
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class CastRule:
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
     calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
-    ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
+    ops: AbstractSet[str] = frozenset()  # ops that it may apply to when no list names them
     keep: frozenset[int] = frozenset()  # positions of parameters whose tensors it never casts
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
@@ -132,7 +135,7 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
     return found
 
 
-_OF_NUMPY = {alias: name for name, aliases in op_facts.NUMPY_NAMES.items() for alias in aliases}
+_OF_NUMPY = {alias: name for name, aliases in table.NUMPY_NAMES.items() for alias in aliases}
 
 
 def torchs_name(keyword: str, order: tuple[str, ...]) -> str:
@@ -194,8 +197,8 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
     `with_order`: the names of a builtin's parameters, too, which its schemas have.
     """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
-    order = parameters(site.original, op) if is_python or with_order or keep or op in op_facts.KEPT_ARGUMENTS else ()
-    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if at in keep}
+    order = parameters(site.original, op) if is_python or with_order or keep or op in table.KEPT_ARGUMENTS else ()
+    kept = table.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if at in keep}
     return OpFacts(
         order=order,
         keep=kept | {order.index(name) for name in kept if name in order},
@@ -204,9 +207,9 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
         in_place=in_place,
         composite=is_python,
         # somebody else's patch of torch is the user's Python, which must not run twice
-        takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
-        needs_instructions=not in_place and not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
-        retries=not in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
+        takes_some_mixtures=op in table.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
+        needs_instructions=not in_place and not table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
+        retries=not in_place and table.RANDOM.isdisjoint(line) and table.NORMS.isdisjoint(line),
     )
 
 

@@ -16,8 +16,9 @@ from ..active import without_casts
 from ..casting import Caster
 from ..lists import ListKind
 from ..observe import Listener, clock_of
+from ..ops import sites, table
+from ..ops.sites import Site
 from ..policy import ListEntry, ListName
-from ..torch_ops import Site, op_facts, sites
 from . import autocast_entries, float32_products, lost_writes, norms_and_lookups, saturation, wrappers
 from .cudnn_weights import with_one_buffer
 from .kernel_fallback import known
@@ -29,7 +30,7 @@ from .wrappers import one_dtype_wrapper
 
 
 def _widest(rule: OpRule) -> Choose:
-    count_0dim = rule.op in op_facts.JOINS or rule.op in op_facts.MIXED_BACKWARD_RAISES
+    count_0dim = rule.op in table.JOINS or rule.op in table.MIXED_BACKWARD_RAISES
     return lambda tensors: casting.widest(tensors, count_0dim=count_0dim)
 
 
@@ -91,20 +92,20 @@ def _with_autocast(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) 
 
 def _is_promoted(case: Case) -> bool:
     if case.list == "promote":
-        return case.op not in op_facts.PROMOTED_WHOLLY
-    return case.list is None and case.op in op_facts.MIXED_BACKWARD_RAISES
+        return case.op not in table.PROMOTED_WHOLLY
+    return case.list is None and case.op in table.MIXED_BACKWARD_RAISES
 
 
 def _is_guarded(case: Case) -> bool:
     if case.in_place:
-        return case.base in op_facts.GUARDED_ARITHMETIC
-    return case.op in op_facts.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
+        return case.base in table.GUARDED_ARITHMETIC
+    return case.op in table.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in table.SUMS)
 
 
 def _may_lack_a_kernel(case: Case) -> bool:
     if case.in_place:
         return False
-    return case.op in op_facts.KERNEL_BY_ARGUMENTS or bool(known(case.line) or known(case.line, backward=True))
+    return case.op in table.KERNEL_BY_ARGUMENTS or bool(known(case.line) or known(case.line, backward=True))
 
 
 # --- the table: an op has the first rule that holds for it ----------------------------------------------------------------
@@ -116,8 +117,8 @@ IN_PLACE = CastRule(
     sentence="an in-place op: its result keeps the dtype of the tensor that it writes to, whatever list it is on (R5)",
     make=wrappers.in_place_wrapper,
     choose=_first,
-    holds=lambda case: case.in_place and not op_facts.MIXED_INPLACE_RAISES.isdisjoint((case.op, case.base)),
-    ops=op_facts.MIXED_INPLACE_RAISES,
+    holds=lambda case: case.in_place and not table.MIXED_INPLACE_RAISES.isdisjoint((case.op, case.base)),
+    ops=table.MIXED_INPLACE_RAISES,
     repairs=True,
 )
 MASK_IN_PLACE = CastRule(
@@ -126,8 +127,8 @@ MASK_IN_PLACE = CastRule(
     label="in place",
     sentence="left to torch, in place; a sum with a mask stays finite in a low-precision dtype (R5, R12)",
     make=saturation.mask_in_place_wrapper,
-    holds=lambda case: case.in_place and not op_facts.MASK_TAKERS_INPLACE.isdisjoint((case.op, case.base)),
-    ops=op_facts.MASK_TAKERS_INPLACE,
+    holds=lambda case: case.in_place and not table.SUMS.isdisjoint((case.op, case.base)),
+    ops=table.SUMS,
 )
 NO_KERNEL_IN_PLACE = CastRule(
     "NO_KERNEL_IN_PLACE",
@@ -137,7 +138,7 @@ NO_KERNEL_IN_PLACE = CastRule(
     make=wrappers.in_place_wrapper,
     choose=_first,
     holds=lambda case: case.in_place and bool(known(case.line)),
-    ops=op_facts.WITHOUT_KERNEL,
+    ops=table.WITHOUT_KERNEL,
     repairs=True,
     leaves_dtypes=True,
 )
@@ -168,7 +169,7 @@ PROMOTE = CastRule(
     sentence="its floating-point inputs are cast to the widest dtype among them (R3)",
     make=_cast_inputs,
     holds=_is_promoted,
-    ops=op_facts.MIXED_BACKWARD_RAISES,
+    ops=table.MIXED_BACKWARD_RAISES,
     is_list=True,
     choose=_widest,
     repairs=True,
@@ -189,8 +190,8 @@ FILL = CastRule(
     label="saturates",
     sentence="left to torch; a finite scalar beyond the tensor's dtype becomes that dtype's largest finite magnitude (R12)",
     make=saturation.fill_wrapper,
-    holds=lambda case: (case.base if case.in_place else case.op) in op_facts.FILLS,
-    ops=op_facts.FILLS,
+    holds=lambda case: (case.base if case.in_place else case.op) in table.FILLS,
+    ops=table.FILLS,
 )
 GUARD = CastRule(
     "GUARD",
@@ -199,7 +200,7 @@ GUARD = CastRule(
     sentence="left to torch; with a scalar or a mask beyond the low-precision dtype the result saturates (R12)",
     make=saturation.guard_wrapper,
     holds=_is_guarded,
-    ops=op_facts.GUARDED_ARITHMETIC | op_facts.GUARDED_IN_FLOAT16,
+    ops=table.GUARDED_ARITHMETIC | table.SUMS,
 )
 FIRST_INPUT = CastRule(
     "FIRST_INPUT",
@@ -208,8 +209,8 @@ FIRST_INPUT = CastRule(
     sentence="unlisted: left to torch; if torch refuses mixed dtypes, its inputs are cast to the dtype of the first floating-point input "
     "(R7)",
     make=_cast_inputs,
-    holds=lambda case: case.list is None and (case.op in op_facts.MIXED_RAISES or case.op in op_facts.NORMS),
-    ops=op_facts.MIXED_RAISES | op_facts.NORMS,
+    holds=lambda case: case.list is None and (case.op in table.MIXED_RAISES or case.op in table.NORMS),
+    ops=table.MIXED_RAISES | table.NORMS,
     in_order=True,
     choose=_first,
     repairs=True,
@@ -221,7 +222,7 @@ NO_KERNEL = CastRule(
     sentence="left to torch; if the device has no kernel for a low-precision dtype, it runs in float32 (R11)",
     make=wrappers.unlisted_wrapper,
     holds=_may_lack_a_kernel,
-    ops=op_facts.WITHOUT_KERNEL | op_facts.KERNEL_BY_ARGUMENTS,
+    ops=table.WITHOUT_KERNEL | table.KERNEL_BY_ARGUMENTS,
     choose=_low_among_them,
     repairs=True,
     leaves_dtypes=True,
@@ -371,10 +372,10 @@ def _caster(rule: OpRule) -> Caster:
     """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
     if rule.facts.users:
         return lost_writes.watched_cast
-    if rule.op in op_facts.PRODUCTS:
+    if rule.op in table.PRODUCTS:
         return copies.low
-    if rule.op in op_facts.CELLS:
+    if rule.op in table.CELLS:
         return copies.low_weight
-    if rule.op in op_facts.RECURRENT:
+    if rule.op in table.RECURRENT:
         return functools.partial(copies.low, by_step=True)
     return saturation.caster(rule)

@@ -11,7 +11,7 @@ import torch
 
 from .. import casting
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
-from ..torch_ops import op_facts, sites
+from ..ops import sites, table
 from . import refusals
 from .op_rule import Op, OpRule, survey
 
@@ -30,27 +30,27 @@ _PLAIN = frozenset({Tensor, _Parameter})
 
 def is_arithmetic(rule: OpRule) -> bool:
     """Return True if the op computes in float32 where a scalar is beyond the low-precision dtype."""
-    return rule.op in op_facts.ARITHMETIC
+    return rule.op in table.ARITHMETIC
 
 
 def fills(rule: OpRule) -> bool:
     """Return True if a scalar beyond the low-precision dtype becomes that dtype's extreme."""
-    return sites.base_of(rule.op) in (*op_facts.FILLS, "index_put")  # x[m] = s by another name
+    return sites.base_of(rule.op) in (*table.FILLS, "index_put")  # x[m] = s by another name
 
 
 def is_sum(rule: OpRule) -> bool:
     """Return True if the op may add a mask to scores in a low-precision dtype."""
-    return sites.base_of(rule.op) in op_facts.SUMS and rule.dtype is not torch.float32
+    return sites.base_of(rule.op) in table.SUMS and rule.dtype is not torch.float32
 
 
 def takes_scores(rule: OpRule) -> bool:
     """Return True if the op's input may be scores with a mask added."""
-    return not rule.facts.users and not op_facts.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
+    return not rule.facts.users and not table.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
 
 
 def takes_masks(rule: OpRule) -> bool:
     """Return True if a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
-    return takes_scores(rule) or sites.base_of(rule.op) in op_facts.MASK_TAKERS
+    return takes_scores(rule) or sites.base_of(rule.op) in table.MASK_TAKERS
 
 
 def caster(rule: OpRule) -> Caster:

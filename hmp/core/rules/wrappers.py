@@ -10,7 +10,7 @@ import torch
 
 from .. import casting, copies
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
-from ..torch_ops import op_facts, sites
+from ..ops import sites, table
 from ..torch_private import in_no_transform
 from ..torch_private import trace_here as _tracing
 from . import lost_writes, refusals, saturation
@@ -48,9 +48,9 @@ class RuledOp:
         self._takes_scores = saturation.takes_scores(rule)
         self._asks_torch_first = rule.facts.takes_some_mixtures and not rule.kind.is_list
         base = sites.base_of(rule.op)
-        takes_mixtures = self.is_arithmetic or rule.op in op_facts.PROMOTED_BY_TORCH
-        self._mixes_in_place = takes_mixtures and base not in op_facts.MIXED_INPLACE_RAISES
-        self._refused_in_backward = rule.facts.in_place and base in op_facts.MIXED_BACKWARD_RAISES
+        takes_mixtures = self.is_arithmetic or rule.op in table.PROMOTED_BY_TORCH
+        self._mixes_in_place = takes_mixtures and base not in table.MIXED_INPLACE_RAISES
+        self._refused_in_backward = rule.facts.in_place and base in table.MIXED_BACKWARD_RAISES
 
     def wrapper(self) -> Op:
         """Return the function that takes every call of the op; one whose tensors support no cast is left to torch."""
@@ -220,7 +220,7 @@ def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return True if torch's answer to a mixture of dtypes can be trusted (R7): only some kernels check, meta or empty tensors run none."""
-    if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(casting.has_values(t) and t.numel() for t in tensors):
+    if rule.op not in table.REFUSED_BY_KERNELS_ALONE or all(casting.has_values(t) and t.numel() for t in tensors):
         return True
     # a target of probabilities may be in another dtype than the scores, on every device
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))

@@ -12,9 +12,9 @@ import torch
 
 from ...core import lists
 from ...core.casting import dtype_name
+from ...core.ops import sites, table
 from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
 from ...core.rules import rules
-from ...core.torch_ops import op_facts, sites
 from ...errors import OpListError
 from ..aten import Facts
 from ..compare.distance import widened
@@ -187,7 +187,7 @@ def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
     owner, op = call.owner, call.owner.op
     if not is_low:
         return "it ran in float32 or wider, so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
-    if op in op_facts.DTYPE_OPS:
+    if op in table.DTYPE_OPS:
         return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
     if owner.policy is None and call.by_user:
         return "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in the backward of an "

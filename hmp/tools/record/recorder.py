@@ -14,9 +14,9 @@ from ...core import lists, locks, low_kernels
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
+from ...core.ops import sites
 from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
 from ...core.rules import CastRule, rules
-from ...core.torch_ops import sites
 from ...core.torch_private import without_torch_function
 from ..formatting import provenance
 from .models import RunningModels

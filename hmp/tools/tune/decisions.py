@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from ...core.ops.sites import ancestry, sites_of
 from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, ops_of, policies
-from ...core.torch_ops import ancestry, sites_of
 from ...errors import HmpError
 
 _CASTS = ("bf16", "fp32", "promote")  # the lists that every policy has

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from .. import torch_private
 from ..patching import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
-from . import op_facts
+from . import table
 
 # (name, namespace, prefix of the ids of its ops)
 NAMESPACES: tuple[tuple[str, Any, str], ...] = (
@@ -103,10 +103,10 @@ def base_of(op: str) -> str:
     """Return the op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself otherwise."""
     if op.endswith("_"):
         return op[:-1]
-    if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
+    if op[:1] in ("r", "i") and op[1:] in table.BINARY_DUNDERS:
         return op[1:]
     namespace, _, name = op.rpartition(".")
-    if namespace in ("special", "linalg", "sparse") and name in _ids() and sites_of(name):
+    if namespace in ("special", "linalg", "sparse") and name in _places() and sites_of(name):
         return name
     return op
 
@@ -122,15 +122,15 @@ def synonyms(op: str) -> tuple[str, ...]:
     """Return the ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
-    known = op_facts.SYNONYMS.get(op, ())
-    return (*known, twin) if twin in _ids() and twin not in known and sites_of(twin) and sites_of(op) else known
+    known = table.SYNONYMS.get(op, ())
+    return (*known, twin) if twin in _places() and twin not in known and sites_of(twin) and sites_of(op) else known
 
 
 @cached
 def namesakes(op: str) -> tuple[str, ...]:
     """Return the synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
     named = {site.original for site in sites_of(op)}
-    return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
+    return tuple(each for each in table.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
 
 
 @cached
@@ -145,29 +145,16 @@ def ancestry(op: str) -> tuple[str, ...]:
 
 @cached
 def is_view(op: str) -> bool:
-    """Return True if the op computes nothing and its result is a view of its input: no list casts it (R10)."""
-    return not op_facts.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
+    """Return True if the op computes nothing and its result is a view of its input: no list casts it."""
+    return not table.VIEWS.isdisjoint(ancestry(op)) and not writes_first(op)
 
 
 def op_id(attribute: str, prefix: str) -> str:
     """Return the id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
     if attribute.startswith("__") and attribute.endswith("__"):
         bare = attribute[2:-2]
-        return op_facts.DUNDER_OPS.get(bare, bare)
+        return table.DUNDER_OPS.get(bare, bare)
     return prefix + attribute
-
-
-@functools.cache
-def _dunders_by_op() -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for attribute in op_facts.DUNDERS:
-        op = op_id(attribute, "")
-        found[op] = (*found.get(op, ()), attribute)
-    return found
-
-
-# Attributes that getattr() finds on every class.
-_OF_OBJECTS = frozenset(dir(object))
 
 
 _WRITTEN_IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
@@ -181,16 +168,9 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """Return torch's function `owner.attribute`, or None."""
-    # dictionaries first: most names are not there, and a getattr() that fails is slow
-    if isinstance(owner, types.ModuleType):
-        found = attributes_of(owner).get(attribute)
-        if found is None and owner is torch_private.vf and attribute in torch_private.CALLED_IN_VF:
-            found = getattr(torch_private.variable_functions, attribute, None)
-    elif attribute in owner.__dict__ or attribute in TensorBase.__dict__:
-        found = getattr(owner, attribute, None)
-    else:
-        # TensorBase's, where every Python class has it too (`__eq__`)
-        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
+    found = attributes_of(owner).get(attribute) if isinstance(owner, types.ModuleType) else getattr(owner, attribute, None)
+    if found is None and owner is torch_private.vf and attribute in torch_private.CALLED_IN_VF:
+        found = getattr(torch_private.variable_functions, attribute, None)
     if type(found) in _WRITTEN_IN_C:
         return found
     if found is None or not callable(found) or isinstance(found, type):
@@ -223,28 +203,20 @@ _equal_to_others: dict[int, Callable[..., Any]] = {}
 _clears.append(_equal_to_others.clear)
 
 
-@functools.cache
-def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
-
-
 @cached
-def _names(namespace: str) -> frozenset[str]:
-    """Return every name that may be an op's in the namespaces with that prefix: most names that are looked up aren't ops."""
-    owners = [owner for _, owner in _namespaces(namespace)]
-    names = {name for owner in owners for name in attributes_of(owner)}
-    if torch.Tensor in owners:
-        names |= vars(TensorBase).keys() | _dunders_by_op().keys()
-    return frozenset(names | torch_private.CALLED_IN_VF if torch_private.vf in owners else names)
-
-
-@cached
-def _ids() -> frozenset[str]:
-    """Return every id that may be an op's."""
-    found: set[str] = set()
-    for prefix in dict.fromkeys(prefix for _, _, prefix in NAMESPACES):
-        found.update([prefix + name for name in _names(prefix.rstrip("."))])
-    return frozenset(found)
+def _places() -> dict[str, list[tuple[str, Any, str]]]:
+    """Return id → (where, namespace, attribute) of each name that may be an op's. Most aren't, and are looked up when asked for."""
+    found: dict[str, list[tuple[str, Any, str]]] = {}
+    for where, owner, prefix in NAMESPACES:
+        names = dict.fromkeys(name for name in attributes_of(owner) if not name.startswith("__"))
+        if owner is torch.Tensor:
+            names |= dict.fromkeys((*(name for name in vars(TensorBase) if not name.startswith("__")), *table.DUNDERS))
+            del names["unfold"]  # another op than F.unfold
+        elif owner is torch_private.vf:
+            names |= dict.fromkeys(torch_private.CALLED_IN_VF)
+        for attribute in names:
+            found.setdefault(op_id(attribute, prefix), []).append((where, owner, attribute))
+    return found
 
 
 @cached
@@ -256,18 +228,12 @@ def sites_of(op: str) -> tuple[Site, ...]:
 
 @cached
 def _as_found(op: str) -> tuple[Site, ...]:
-    namespace, _, name = op.rpartition(".")
-    if name not in _names(namespace):
-        return ()
     sites = []
-    for where, owner in _namespaces(namespace):
-        attributes = [name]
-        if owner is torch.Tensor:
-            attributes += _dunders_by_op().get(op, ())
-        for attribute in attributes:
-            original = None if where == "torch.Tensor" and op == "unfold" else _lookup(owner, attribute)  # F.unfold is another op
-            if original is not None:
-                sites.append(Site(owner, attribute, original, where, op))
+    for where, owner, attribute in _places().get(op, ()):
+        original = _lookup(owner, attribute)
+        if original is not None:
+            sites.append(Site(owner, attribute, original, where, op))
+    namespace, _, name = op.rpartition(".")
     for where, owner, prefix in BUILTIN_NAMESPACES:
         for attribute in (f"{namespace}_{name}", f"_{namespace}_{name}", f"_{name}") if prefix == namespace + "." else ():
             original = _lookup(owner, attribute)
@@ -305,7 +271,7 @@ def _is_hmps(function: types.FunctionType) -> bool:
 @cached
 def relatives(op: str) -> tuple[str, ...]:
     """Return the ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
-    found, ids = [], _ids()
+    found, ids = [], _places()
     for name in (op, *synonyms(op)):
         if name != op and name not in found:
             found.append(name)
@@ -317,21 +283,15 @@ def relatives(op: str) -> tuple[str, ...]:
 @cached
 def every_op() -> tuple[str, ...]:
     """Return the ids of all ops of torch that take a tensor, sorted."""
-    found: dict[str, None] = {}
-    aten = aten_names()
-    for _, owner, prefix in NAMESPACES:
-        for attribute in dir(owner):
-            dunder = attribute in op_facts.DUNDERS
-            if attribute.startswith("_") and not dunder:
-                continue
-            function = _lookup(owner, attribute)
-            if function is None:
-                continue
-            op = op_id(attribute, prefix)
-            known_as = (op.replace(".", "_"), *op_facts.SYNONYMS.get(op, ()))
+    found, aten = set[str](), aten_names()
+    for op, places in _places().items():
+        known_as = (op.replace(".", "_"), *table.SYNONYMS.get(op, ()))
+        for _, owner, attribute in places:
+            dunder = attribute in table.DUNDERS
+            function = None if attribute.startswith("_") and not dunder else _lookup(owner, attribute)
             python = isinstance(function, types.FunctionType) and owner is not torch.Tensor and function.__module__ in PYTHON_OPS
-            if not aten.isdisjoint(known_as) or prefix or python or dunder:
-                found[op] = None
+            if function is not None and ("." in op or python or dunder or not aten.isdisjoint(known_as)):
+                found.add(op)
     return tuple(sorted(found))
 
 
@@ -343,8 +303,8 @@ def aten_names() -> frozenset[str]:
 
 
 def starred() -> Iterator[str]:
-    """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
-    left_out = op_facts.DTYPE_OPS | op_facts.VIEWS | op_facts.NOT_COMPUTED | op_facts.STRUCTURE
+    """Yield the ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms."""
+    left_out = table.DTYPE_OPS | table.VIEWS | table.NOT_COMPUTED | table.STRUCTURE
     for op in every_op():
         last = op.rpartition(".")[2]
         if op not in left_out and last not in left_out and not op.endswith("_") and not last.startswith(("is_", "rand", "register_")):
