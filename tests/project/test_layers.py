@@ -24,8 +24,8 @@ MAY_NAME = {
     ("policy/policy.py", "saved_recipe"): "the same",
     ("rules/cudnn_weights.py", "packed"): "a PackedSequence of torch",
     ("rules/float32_products.py", "packed"): "the same",
-    ("rules/kernel_fallback.py", "fp8"): "fallbacks() has an example of its docstring's keys",
-    ("rules/kernel_fallback.py", "packed"): "the same",
+    ("rules/kernels.py", "fp8"): "fallbacks() has an example of its docstring's keys",
+    ("rules/kernels.py", "packed"): "the same",
     ("torch_patches/modules.py", "packed"): "a nested tensor that torch makes of a padded batch",
     ("torch_private.py", "float8"): "the dtype that a private function of torch takes",
 }

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from hmp.core import tables
-from hmp.core.rules import kernel_fallback
+from hmp.core.rules import kernels
 from hmp.core.torch_ops import op_facts
 
 
@@ -25,9 +25,9 @@ def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
         "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
     }
     tried = []
-    retry = kernel_fallback.Kernels.retry
-    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
-    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
+    retry = kernels.Kernels.retry
+    monkeypatch.setattr(kernels.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
+    monkeypatch.setattr(kernels, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
     for _ in range(2):
         with hmp.convert(policy=hmp.Policy(bf16={op})):
             calls[op]()

@@ -1,4 +1,4 @@
-"""What a rule is (`CastRule`), and an op under its rule (`OpRule`): which tensors of a call it may cast (`survey`), to what (`chooser`)."""
+"""What a rule is, and an op under its rule: which tensors of a call it may cast, and to what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from .. import casting
 from ..casting import Tensor, castable, each_tensor
 from ..torch_ops import Site, op_facts, parameters, sites
-from . import refusals
+from . import kernels
 
 if TYPE_CHECKING:
     from ..lists import ListKind
@@ -42,8 +42,9 @@ class Case(NamedTuple):
 class CastRule:
     """One rule. `rules` has them all: whatever asks which rule an op is under compares with an object of that table.
 
-    `make(op, rule, caster)` makes the wrapper of `op` under the OpRule `rule`. Where such a wrapper calls more than torch's own function,
-    `calls` makes its functions of that one: `make` is given the first as `op`, and the others after `caster`.
+    `make(op, ruled, caster)` makes the wrapper of `op`, a function that computes the op under its rule `ruled`. Where such a wrapper calls
+    more than torch's own function, `calls` makes its functions of that one: `make` is given the first as `op`, and the others after
+    `caster`.
     """
 
     name: str
@@ -51,17 +52,17 @@ class CastRule:
     sentence: str  # what is done, as explain(), reports and messages print it
     make: Callable[..., Op]
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
-    calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
+    calls: Callable[[Op, OpUnderRule], tuple[Op, ...]] | None = None
     holds: Callable[[Case], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
     ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
-    keep: frozenset[int] = frozenset()  # positions of parameters whose tensors it never casts
+    only: frozenset[int | str] = frozenset()  # the parameters whose tensors it casts, by position or name; empty: all
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
-    choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
+    choose: Callable[[OpUnderRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
     hides_dtypes: bool = False  # what it rounds shows in no dtype of its inputs and results
-    leaves_dtypes: bool = False  # nothing is cast unless a kernel is missing (R11)
-    repairs: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
+    only_on_missing_kernel: bool = False  # nothing is cast unless a kernel is missing
+    applies_in_backward: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
 
     def __str__(self) -> str:
         return self.label or self.number
@@ -87,21 +88,21 @@ class OpFacts(NamedTuple):
     retries: bool = False  # after a failure in the low-precision dtype it may run again in float32 (R11)
 
 
-class OpRule(NamedTuple):
+class OpUnderRule(NamedTuple):
     """An op under its rule: what op_wrap is given."""
 
     op: str  # its id
-    kind: CastRule
+    rule: CastRule
     facts: OpFacts
     low_dtype: torch.dtype = torch.bfloat16
     words: tuple[tuple[str, str], ...] = ()  # the fields of the policy that say how the ops of its lists are done, and what they say
     added: tuple[ListKind, ...] = ()  # the lists that add to what is done with it
-    unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
+    unlisted: OpUnderRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
-        return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
+        return None if self.rule.dtype is None else self.rule.dtype(self.low_dtype)
 
     def word(self, field: str) -> str:
         """Return what the policy says in the field."""
@@ -110,20 +111,20 @@ class OpRule(NamedTuple):
     @property
     def leaves_to_autocast(self) -> bool:
         """Return True if torch.autocast decides inside the op."""
-        return self.kind.name == "AUTOCAST"
+        return self.rule.name == "AUTOCAST"
 
 
-def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:
+def castable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpUnderRule) -> list[Tensor] | None:
     """Return the castable tensors that the rule may cast, in the order of the op's parameters.
 
     None where the call is left to torch: with a float64 or complex tensor among the inputs, or an explicit `dtype=`.
     """
     found: list[Tensor] = []
-    keep = rule.facts.keep
+    keep = ruled.facts.keep
     for i, value in enumerate(args):
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
             return None
-    order = rule.facts.order
+    order = ruled.facts.order
     names = sorted(kwargs, key=lambda name: _position(name, order)) if order and len(kwargs) > 1 else kwargs
     for name in names:
         value = kwargs[name]
@@ -163,13 +164,13 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
     return True
 
 
-def chooser(rule: OpRule) -> Choose:
+def chooser(ruled: OpUnderRule) -> Choose:
     """Return the function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
-    dtype = rule.dtype
+    dtype = ruled.dtype
     if dtype is not None:
         return lambda tensors: dtype
-    assert rule.kind.choose is not None, f"{rule.kind.name} casts nothing to one dtype"
-    return rule.kind.choose(rule)
+    assert ruled.rule.choose is not None, f"{ruled.rule.name} casts nothing to one dtype"
+    return ruled.rule.choose(ruled)
 
 
 def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
@@ -177,9 +178,9 @@ def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> boo
     return bool(args[position] if position < len(args) else kwargs.get("inplace"))
 
 
-def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
+def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpUnderRule) -> bool:
     """Return True if the call writes into one of its arguments, by `out` or `inplace`."""
-    facts = rule.facts
+    facts = ruled.facts
     at = facts.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")
     return out is not None or (facts.inplace_at is not None and flag(args, kwargs, facts.inplace_at))
@@ -188,14 +189,14 @@ def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bo
 # --- the facts of a function ----------------------------------------------------------------------------------------------
 
 
-def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
-    """Return the facts of torch's function at `site`, under a rule that never casts what is at the positions `keep`.
+def facts_of(site: Site, only: frozenset[int | str], *, with_order: bool) -> OpFacts:
+    """Return the facts of torch's function at `site`, under a rule that casts the parameters `only`, or all.
 
     `with_order`: the names of a builtin's parameters, too, which its schemas have.
     """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
-    order = parameters(site.original, op) if is_python or with_order or keep or op in op_facts.KEPT_ARGUMENTS else ()
-    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if at in keep}
+    order = parameters(site.original, op) if is_python or with_order or only or op in op_facts.KEPT_ARGUMENTS else ()
+    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if only and only.isdisjoint((at, name))}
     return OpFacts(
         order=order,
         keep=kept | {order.index(name) for name in kept if name in order},
@@ -204,7 +205,7 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
         in_place=in_place,
         composite=is_python,
         # somebody else's patch of torch is the user's Python, which must not run twice
-        takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
+        takes_some_mixtures=op in op_facts.MIXED_SOMETIMES_RAISES and kernels.is_torchs_function(site.original),
         needs_instructions=not in_place and not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
         retries=not in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
     )
