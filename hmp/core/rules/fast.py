@@ -76,7 +76,14 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
         if (
             failed
             or (may_write and writes(args, kwargs, ruled))
-            or (kwargs and (kwargs.get("dtype") is not None or ((out := kwargs.get("out")) is not None and not _has(out, listed))))
+            or (
+                kwargs
+                and (
+                    kwargs.get("dtype") is not None
+                    # an `out` in the list's dtype is like an input that has it already
+                    or ((out := kwargs.get("out")) is not None and (type(out) is not Tensor or out.dtype is not listed))
+                )
+            )
         ):
             return call(*args, **kwargs)
         cast_args, target, in_copies = given, listed, has_copies and _tracing() is None
@@ -111,9 +118,9 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 continue
             return call(*args, **kwargs)
         try:
-            if not kwargs:
-                return op(*cast_args)
-            return op(*cast_args[: len(args)], **dict(zip(kwargs, cast_args[len(args) :], strict=True)))
+            if cast_args is given:
+                return op(*args, **kwargs)
+            return op(*cast_args[: len(args)], **dict(zip(kwargs, cast_args[len(args) :], strict=True))) if kwargs else op(*cast_args)
         except RuntimeError as error:
             result = GIVEN_UP if "out" in kwargs else retry(error, args, kwargs)
             if result is GIVEN_UP:
@@ -121,11 +128,6 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
             return result
 
     return fast
-
-
-def _has(out: Any, dtype: torch.dtype | None) -> bool:
-    """Return True if `out` is a plain tensor in the list's dtype: it is like an input that has it already."""
-    return type(out) is Tensor and out.dtype is dtype
 
 
 def _setitem_wrapper(op: Op, any_call: Op) -> Op:
