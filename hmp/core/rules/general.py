@@ -134,7 +134,7 @@ class GeneralWrapper:
             return op(*args, **kwargs)
         if self._refused_in_backward and not (_grad_enabled() and any(t.requires_grad for t in tensors)):
             return op(*args, **kwargs)
-        if self.kernels.lacks_in_place(first):
+        if self.kernels.lacks([first], first.dtype, (), {}):
             # computed in float32, then written into the input itself
             cast_args, cast_kwargs = self._cast_for(first, torch.float32, args, kwargs)
             return first.copy_(op(*cast_args, **cast_kwargs))

@@ -99,10 +99,6 @@ class Kernels:
             self._note(device, dtype)
         return found
 
-    def lacks_in_place(self, tensor: Tensor) -> bool:
-        """Return True if an op that writes into `tensor` is known to have no kernel in its dtype."""
-        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {})
-
     def retry(
         self,
         error: RuntimeError,
@@ -158,18 +154,10 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
 
     `names` are the op's id and the ids of the ops whose entries it follows.
     """
-    without = _without(backward)
-    return frozenset().union(*[without[name] for name in names if name in without])
-
-
-@functools.cache
-def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
-    """Return the id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
-    found: dict[str, set[tuple[str, torch.dtype]]] = {}
-    for device, dtypes, names in op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL:
-        for name in names:
-            found.setdefault(name, set()).update((device, getattr(torch, dtype)) for dtype in dtypes.split())
-    return found
+    table = op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL
+    return frozenset(
+        (device, getattr(torch, dtype)) for device, dtypes, ops in table if not ops.isdisjoint(names) for dtype in dtypes.split()
+    )
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -121,14 +121,11 @@ def castable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpU
     """
     found: list[Tensor] = []
     keep = ruled.facts.keep
-    for i, value in enumerate(args):
-        if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
-            return None
-    order = ruled.facts.order
-    names = sorted(kwargs, key=lambda name: _position(name, order)) if order and len(kwargs) > 1 else kwargs
-    for name in names:
-        value = kwargs[name]
-        if (type(value) is torch.dtype and value not in _QUANTIZED) or (name not in keep and not _collect(value, found)):
+    order, named = ruled.facts.order, list(kwargs.items())
+    if order and len(named) > 1:
+        named.sort(key=lambda item: _position(item[0], order))
+    for at, value in (*enumerate(args), *named):
+        if (type(value) is torch.dtype and value not in _QUANTIZED) or (at not in keep and not _collect(value, found)):
             return None
     return found
 

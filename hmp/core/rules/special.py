@@ -27,6 +27,7 @@ from ..torch_private import (
     storage_of,
 )
 from . import kernels
+from .fast import one_dtype_wrapper
 from .op import Op, OpUnderRule, castable_inputs, chooser, torchs_name
 
 # torch's own, taken before anything is patched
@@ -34,7 +35,8 @@ _renorm_ = torch.embedding_renorm_
 _ones_like = torch.ones_like
 _detach = torch.Tensor.detach
 _reshape = torch.reshape
-_PLAIN = frozenset({Tensor})
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_OTHERS = ("weight", "bias", *sorted(_STATISTICS))
 _compiling, _no_grad = torch.compiler.is_dynamo_compiling, torch.no_grad
 _alias = data_of.__get__  # with a version of its own: others may have saved the weight for backward
 
@@ -49,41 +51,76 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
 
 
 def norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return a norm whose input is cast (R9).
-
-    Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place.
-    """
-    order, choose = ruled.facts.order, chooser(ruled)
+    """Return the wrapper of a norm, whose input is cast. Weight, bias and statistics are cast only where torch has no kernel for theirs."""
+    order, choose, call, any_call = ruled.facts.order, chooser(ruled), _in_one_dtype(op, ruled), _any_norm(op, ruled, caster)
     weight_at, bias_at = order.index("weight"), order.index("bias")
-    others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
-    call = _in_one_dtype(op, ruled)
-    general = kernels.or_uncast(_any_norm(op, ruled, caster), op)
-    last_at = max(others_at)
-    is_usual, is_unlisted = order[0] == "input", not ruled.rule.is_list
+    others_at = tuple(order.index(n) for n in _OTHERS if n in order)
+    is_usual, is_unlisted, last_at = order[0] == "input", not ruled.rule.is_list, max(others_at)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and is_usual and len(args) > last_at and type(x := args[0]) is Tensor and x.dtype in casting.CASTABLE:
-            # the common call: everything but the input is float32, or in the input's dtype, or absent
-            tensors: list[Tensor] = [x]
-            given = torch.float32
+            tensors = [x]
             for i in others_at:
                 other = args[i]
-                if other is None:
-                    continue
-                if isinstance(other, Tensor) and other.dtype is x.dtype and len(tensors) == 1:
-                    given = x.dtype
-                if not isinstance(other, Tensor) or other.dtype is not given:
-                    return general(*args, **kwargs)
-                tensors.append(other)
-            if args[bias_at] is None or args[weight_at] is not None:
-                dtype = x.dtype if is_unlisted else choose(tensors)
-                if dtype is x.dtype and (given is dtype or (x.is_cpu and not is_functorchs(x) and not x.is_nested)):
+                if other is not None:
+                    if not isinstance(other, Tensor) or other.dtype is not (tensors[1] if len(tensors) > 1 else other).dtype:
+                        return any_call(*args)
+                    tensors.append(other)
+            if args[weight_at] is not None or args[bias_at] is None:
+                dtype, given = x.dtype if is_unlisted else choose(tensors), tensors[-1].dtype
+                if x.dtype is dtype and given is dtype:
                     return op(*args)
-                if given is torch.float32 and (dtype is given or (x.device.type not in op_facts.MIXED_NORM_KERNELS and not x.is_nested)):
-                    return call(dtype, x if x.dtype is dtype else caster(x, dtype), *args[1:])
-        return general(*args, **kwargs)
+                if len(tensors) == 1 or given is dtype or (given is torch.float32 and _takes_float32(ruled.op, x)):
+                    return call(dtype, caster(x, dtype), *args[1:])
+        return any_call(*args, **kwargs)
 
     return wrapper
+
+
+def _any_norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
+    """Return the wrapper for any call of a norm.
+
+    torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
+    statistics are written back into the tensors that were passed.
+    """
+    order, choose, call = ruled.facts.order, chooser(ruled), _in_one_dtype(op, ruled)
+    without_statistics = tuple(n for n in order if n not in _STATISTICS)
+    statistics_at = order.index("running_mean") if "running_mean" in order else len(order)
+    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if not ruled.rule.is_list and ruled.op in norms}
+
+    def general(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {torchs_name(name, order): value for name, value in kwargs.items()}
+        # a bool at the position of the statistics: the overload without them
+        names = without_statistics if statistics_at < len(args) and isinstance(args[statistics_at], bool) else order
+        values = _bind(names, args, kwargs)
+        x: Any = values.get("input")
+        if not castable(x) or _left_to_torch(values) or x.device.type in widens:
+            return op(*args, **kwargs)
+        others = {n: values[n] for n in _OTHERS if castable(values.get(n))}
+        dtype, dtypes = choose([x, *others.values()]), {t.dtype for t in others.values()}
+        out = values.pop("out", None)
+        if out is not None and torch.is_grad_enabled() and any(t.requires_grad for t in casting.each_tensor((args, kwargs))):
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        if dtypes <= {dtype} and x.dtype is dtype and (out is None or not ruled.rule.is_list):
+            return op(*args, **kwargs)
+        kwargs.pop("out", None)
+        copies = others
+        if not dtypes <= {dtype}:
+            wanted = torch.float32 if _takes_float32(ruled.op, x) or not _STATISTICS.isdisjoint(others) else dtype
+            copies = {n: caster(t, wanted) for n, t in others.items()}
+            if "bias" in copies and "weight" not in copies and "weight" in values:
+                copies["weight"] = _ones_like(copies["bias"])  # torch has no kernel for a bias alone in another dtype than the input
+        result = _call_with(functools.partial(call, dtype), names, args, kwargs, {**values, **copies, "input": caster(x, dtype)})
+        if _updates_statistics(names, values):
+            _write_back(copies, others)
+        return result if out is None else write_out(result, out)
+
+    return kernels.or_uncast(general, op)
+
+
+def _takes_float32(op: str, x: Tensor) -> bool:
+    """Return True if torch has a kernel of the norm for this low-precision input with the others in float32."""
+    return op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (x.is_nested and x.layout is torch.strided)
 
 
 def _in_one_dtype(op: Op, ruled: OpUnderRule) -> Callable[..., Any]:
@@ -106,68 +143,12 @@ def _in_one_dtype(op: Op, ruled: OpUnderRule) -> Callable[..., Any]:
     return call
 
 
-def _any_norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Any call of a norm (R9).
-
-    torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
-    statistics are written back into the tensors that were passed.
-    """
-    order, choose, call = ruled.facts.order, chooser(ruled), _in_one_dtype(op, ruled)
-    stats_at = order.index("running_mean") if "running_mean" in order else None
-    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if not ruled.rule.is_list and ruled.op in norms}
-    without_stats = tuple(n for n in order if not n.startswith("running_"))
-
-    def general(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {torchs_name(name, order): value for name, value in kwargs.items()}
-        # a bool at the position of the statistics: the overload without them
-        names = without_stats if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool) else order
-        values = _bind(names, args, kwargs)
-        x: Any = values.get("input")
-        if not castable(x) or _left_to_torch(values) or x.device.type in widens:
-            return op(*args, **kwargs)
-        affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
-        stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
-        dtype = choose([x, *affine.values(), *stats.values()])
-        dtypes = {t.dtype for t in (*affine.values(), *stats.values())}
-        out = values.pop("out", None)
-        if out is not None and torch.is_grad_enabled() and any(t.requires_grad for t in casting.each_tensor((args, kwargs))):
-            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
-        if dtypes <= {dtype} and x.dtype is dtype and (out is None or not ruled.rule.is_list):
-            return op(*args, **kwargs)
-        kwargs.pop("out", None)
-        copies = stats
-        if dtypes and dtypes != {dtype}:
-            mixed_kernel = ruled.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS) and not (
-                x.is_nested and x.layout is torch.strided
-            )
-            wanted = torch.float32 if mixed_kernel or stats else dtype
-            affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
-            copies = {n: caster(t, wanted) for n, t in stats.items()}
-        values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
-        result = _call_with(functools.partial(call, dtype), names, args, kwargs, values)
-        if copies is not stats and _updates_statistics(names, values):
-            _write_back(copies, stats)
-        return result if out is None else write_out(result, out)
-
-    return general
-
-
-def _with_weight(affine: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Tensor]:
-    """Return `affine`, with a weight of ones where it has only a bias.
-
-    torch has no kernel for a bias alone in another dtype than the input.
-    """
-    if "bias" in affine and "weight" not in affine and "weight" in values:
-        return {**affine, "weight": _ones_like(affine["bias"])}
-    return affine
-
-
-def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
-    """Write `copies`, which a norm has updated, into the running statistics that they were cast from (R9)."""
+def _write_back(copies: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    """Write the statistics in `copies`, which a norm has updated, into the tensors that they were cast from."""
     with torch.no_grad():
-        for n, copy in copies.items():
-            if copy is not stats[n]:
-                stats[n].copy_(copy)
+        for n in _STATISTICS & others.keys():
+            if copies[n] is not others[n]:
+                others[n].copy_(copies[n])
 
 
 def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
@@ -225,32 +206,27 @@ def embedding_bag(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
 
 
 def attention(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Attention with query, key and value cast (R1, R2, R7), and the mask in the dtype of query, its finite values staying finite (R12)."""
-    order, choose, listed = ruled.facts.order, chooser(ruled), ruled.dtype
+    """Return the wrapper of attention, whose mask stays finite in the dtype of query, key and value. torch's bias objects are not cast."""
+    usual, listed = one_dtype_wrapper(op, ruled, caster), ruled.dtype
+    beside_bias = one_dtype_wrapper(op, ruled._replace(facts=ruled.facts._replace(keep=frozenset({3, "attn_mask"}))), caster)
+    within = kernels.or_uncast(casting.within, lambda mask, dtype: mask)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 3 and _PLAIN.issuperset(map(type, args)) and kwargs.get("attn_mask") is None:
-            dtype = args[0].dtype if listed is None else listed
-            if args[0].dtype is dtype and args[1].dtype is dtype and args[2].dtype is dtype:
-                return op(*args, **kwargs)
-            if listed is not None and all(a.dtype in casting.CASTABLE and a.layout is torch.strided for a in args):
-                return op(*(a if a.dtype is dtype else caster(a, dtype) for a in args), **kwargs)
-        values = _bind(order, args, kwargs)
-        mask = values.get("attn_mask")
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        if mask is None:
+            return usual(*args, **kwargs)
         if type(mask).__module__ == ATTENTION_BIASES:
-            mask = None
-        projected = {n: values[n] for n in ("query", "key", "value") if castable(values.get(n))}
-        if not projected or _left_to_torch({**values, "attn_mask": mask}):
-            return op(*args, **kwargs)
-        dtype = choose(list(projected.values()))
-        for n, tensor in projected.items():
-            if tensor.dtype is not dtype:
-                values[n] = caster(tensor, dtype)
-        if castable(mask) and mask.dtype is not dtype:
-            values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
-        return _call_with(op, order, args, kwargs, values)
+            return beside_bias(*args, **kwargs)
+        query = args[0] if args else kwargs.get("query")
+        if castable(mask) and castable(query):
+            mask = within(mask, query.dtype if listed is None else listed)
+            if len(args) > 3:
+                args = (*args[:3], mask, *args[4:])
+            else:
+                kwargs = {**kwargs, "attn_mask": mask}
+        return usual(*args, **kwargs)
 
-    return kernels.or_uncast(wrapper, op)
+    return wrapper
 
 
 def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
