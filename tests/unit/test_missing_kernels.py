@@ -25,8 +25,8 @@ def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
         "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
     }
     tried = []
-    retry = kernels.Kernels.retry
-    monkeypatch.setattr(kernels.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
+    remember = kernels.Kernels.remember
+    monkeypatch.setattr(kernels.Kernels, "remember", lambda self, *args: (tried.append(args[1]), remember(self, *args))[1])
     monkeypatch.setattr(kernels, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
     for _ in range(2):
         with hmp.convert(policy=hmp.Policy(bf16={op})):

@@ -65,23 +65,33 @@ class GeneralWrapper:
     def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call after it raised `error` in the low-precision dtype: in float32, or of a mixture cast.
 
-        GIVEN_UP without one: the caller, who caught `error`, then re-raises it by a bare `raise`.
+        GIVEN_UP if the op may not run again, or raises again: random ops, ops that write into their inputs, and where the user's Python saw
+        the call. The caller, who caught `error`, then re-raises it by a bare `raise`.
         """
         tensors = castable_inputs(args, kwargs, self.ruled)
-        if not tensors:
+        if not tensors or not self.facts.retries:
             return GIVEN_UP
-
-        def run(dtype: torch.dtype) -> Any:
+        dtype, is_uncast, keep = self._dtype_of(tensors), self.rule.only_on_missing_kernel, self.facts.keep
+        if dtype not in kernels.LOW or not kernels.may_run_again(error, tensors):
+            return GIVEN_UP
+        # a tensor and its tangent in forward-mode differentiation may differ, too
+        may_be_mixed = not in_no_transform() or bool(keep) or (is_uncast and any(t.dtype is not tensors[0].dtype for t in tensors))
+        is_mixture = may_be_mixed and kernels.is_mixture(error)
+        try:
             # through float32: of a tensor that has the dtype already this casts the tangent, which may have another one
-            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast, self.facts.keep)
-            if dtype is not torch.float32:
-                cast_args, cast_kwargs = cast_call(tuple(cast_args), cast_kwargs, dtype, self.caster, self.facts.keep)
-            return self.op(*cast_args, **cast_kwargs)
-
-        dtype, is_uncast = self._dtype_of(tensors), self.rule.only_on_missing_kernel
-        first = tensors[0].dtype if is_uncast else dtype
-        may_be_mixed = not in_no_transform() or bool(self.facts.keep) or (is_uncast and any(t.dtype is not first for t in tensors))
-        return self.kernels.retry(error, tensors, dtype, first if may_be_mixed else None, args, kwargs, run)
+            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast, keep)
+            if is_mixture:
+                cast_args, cast_kwargs = cast_call(
+                    tuple(cast_args), cast_kwargs, tensors[0].dtype if is_uncast else dtype, self.caster, keep
+                )
+            result = self.op(*cast_args, **cast_kwargs)
+        except RuntimeError as second:
+            if not kernels.is_torchs_own(second):
+                raise
+            return GIVEN_UP
+        if not is_mixture:
+            self.kernels.remember(tensors, dtype, args, kwargs)
+        return result
 
     def _target(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.dtype, bool]:
         """Return the dtype of the call, float32 if that one is known to have no kernel, and whether the inputs are cast to it."""

@@ -79,7 +79,6 @@ class Kernels:
         self._known = known(line)
         self._no_backward = known(line, backward=True)
         self.may_lack = bool(self._known or self._no_backward) and ruled.dtype is not torch.float32
-        self._retries = ruled.facts.retries
         self.failed: dict[Any, None] = {}
 
     def lacks(self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -99,46 +98,18 @@ class Kernels:
             self._note(device, dtype)
         return found
 
-    def retry(
-        self,
-        error: RuntimeError,
-        tensors: list[Tensor] | None,
-        dtype: torch.dtype,
-        mixed_dtype: torch.dtype | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        run: Callable[[torch.dtype], Any],
-    ) -> Any:
-        """Return the result of `run(torch.float32)` after the op raised `error` in `dtype`.
+    def remember(self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Have no call try `dtype` again that has the same devices, layouts, dimensions and other arguments as this one, which raised.
 
-        If its inputs may have been a mixture of dtypes, as a tensor and its tangent in forward-mode differentiation, and `error` is about
-        one: that of `run(mixed_dtype)`. GIVEN_UP if the op may not run again, or raises again: random ops, ops that write into their
-        inputs, and where the user's Python saw the call.
-
-        After a success in float32, calls with the same devices, layouts, dimensions and other arguments do not try the low-precision dtype
-        again. In a function transform or forward-mode differentiation nothing is remembered.
+        Nothing is remembered in a function transform or forward-mode differentiation.
         """
-        if not tensors or not self._retries or dtype not in LOW or not may_run_again(error, tensors):
-            return GIVEN_UP
-        retried_in = mixed_dtype if mixed_dtype is not None and is_mixture(error) else None
-        try:
-            result = run(retried_in or torch.float32)
-        except RuntimeError as second:
-            if not is_torchs_own(second):
-                raise
-            return GIVEN_UP
-        if retried_in is None:  # not a mixture
-            if in_no_transform():
-                self._remember(_signature(tensors, dtype, args, kwargs))
-            self._note(tensors[0].device.type, dtype)
-        return result
-
-    def _remember(self, signature: Any) -> None:
-        if not self.failed:
-            patches.on_restore(self.failed.clear)  # a wrapper may be called again after revert() and convert()
-        if len(self.failed) >= _MOST_FAILED:
-            self.failed.clear()
-        self.failed[signature] = None
+        if in_no_transform():
+            if not self.failed:
+                patches.on_restore(self.failed.clear)  # a wrapper may be called again after revert() and convert()
+            if len(self.failed) >= _MOST_FAILED:
+                self.failed.clear()
+            self.failed[_signature(tensors, dtype, args, kwargs)] = None
+        self._note(tensors[0].device.type, dtype)
 
     def _note(self, device: str, dtype: torch.dtype) -> None:
         if _count(self._op) and should_log():
