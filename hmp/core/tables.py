@@ -92,7 +92,7 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
     """Return `found`, with torch's Python functions that call a listed op added: each is one op, inside which nothing is cast."""
     for site in calling({site.attribute for d in found.values() if d.is_listed for site in d.sites}, found):
-        _add(found, site, registry.op_rule(site, registry.ONE_OP, policy.dtype))
+        _add(found, site, registry.op_rule(site, registry.COMPOSITE, policy.dtype))
     return found
 
 
@@ -376,7 +376,7 @@ class VerboseLog(Listener):
         """Log the decision where it is a new one."""
         ruled = call.ruled
         inputs = tuple(tensor.dtype for tensor in each_tensor(call.given))
-        if not inputs or ruled is None or ruled.rule is registry.ONE_OP:
+        if not inputs or ruled is None or ruled.rule is registry.COMPOSITE:
             return
         place = "{}:{}".format(*caller())
         decision = (ruled.op, place, inputs, tuple(call.cast_dtypes))

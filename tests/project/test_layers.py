@@ -22,10 +22,10 @@ MAY_NAME = {
     ("policy/policy.py", "fp32_result"): "the same",
     ("policy/policy.py", "packed"): "the same",
     ("policy/policy.py", "saved_recipe"): "the same",
-    ("rules/cudnn_weights.py", "packed"): "a PackedSequence of torch",
-    ("rules/float32_products.py", "packed"): "the same",
+    ("rules/emulation.py", "packed"): "a PackedSequence of torch",
     ("rules/kernels.py", "fp8"): "fallbacks() has an example of its docstring's keys",
     ("rules/kernels.py", "packed"): "the same",
+    ("rules/special.py", "packed"): "a PackedSequence of torch",
     ("torch_patches/modules.py", "packed"): "a nested tensor that torch makes of a padded batch",
     ("torch_private.py", "float8"): "the dtype that a private function of torch takes",
 }

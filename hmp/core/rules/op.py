@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
 Choose = Callable[[list[Tensor]], torch.dtype]
-# Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
+# Types of arguments that no rule changes. No numbers are among them: they may overflow.
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 # As an argument `dtype` these say how a float32 input is quantized, and nothing of the dtype to compute in.
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     base: str  # the op that it follows, see `sites.base_of`
     line: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
     in_place: bool  # every call writes into the first input
-    list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts (R5)
+    list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts
     low_dtype: torch.dtype
 
 
@@ -80,12 +80,12 @@ class OpFacts(NamedTuple):
     keep: frozenset[int | str] = frozenset()  # positions and keywords that are never cast
     inplace_at: int | None = None  # the position of `inplace`, in a Python function
     out_at: int | None = None  # and of `out`
-    in_place: bool = False  # every call writes into the first input (R5)
-    composite: bool = False  # a Python function: what it calls is not decided again (R8)
-    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
-    takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast (R7)
-    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
-    retries: bool = False  # after a failure in the low-precision dtype it may run again in float32 (R11)
+    in_place: bool = False  # every call writes into the first input
+    composite: bool = False  # a Python function: what it calls is not decided again
+    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other
+    takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast
+    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype
+    retries: bool = False  # after a failure in the low-precision dtype it may run again in float32
 
 
 class OpUnderRule(NamedTuple):
@@ -209,7 +209,7 @@ def facts_of(site: Site, only: frozenset[int | str], *, with_order: bool) -> OpF
 
 
 def facts_of_users(function: Callable[..., Any]) -> OpFacts:
-    """Return the facts of a user's own function: it is one op (R8), and a parameter `out` that it writes into is not cast."""
+    """Return the facts of a user's own function: it is one op, and a parameter `out` that it writes into is not cast."""
     # of the function itself, not of one that it wraps: positions are those of the call
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):

@@ -31,7 +31,7 @@ def calls_of(
 ) -> Callable[[Op, OpUnderRule], tuple[Op, ...]]:
     """Return a rule's `calls`: torch's own function, and `compute(rule's op, low_dtype, words, *args, **kwargs)`.
 
-    What `compute` calls is not decided again (R8): torch's decompositions are Python, and would call the op that they are of. In compiled
+    What `compute` calls is not decided again: torch's decompositions are Python, and would call the op that they are of. In compiled
     code the compiler traces it as it traces user code, with its autograd.Function; else its steps would be differentiated.
 
     Args:

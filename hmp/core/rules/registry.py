@@ -78,7 +78,7 @@ def _cast_inputs(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
 
 def _with_autocast(op: Op, ruled: OpUnderRule, caster: Caster, own: Op, unlisted: Op) -> Op:
     alone = own if ruled.unlisted is None else ruled.unlisted.rule.make(unlisted, ruled.unlisted, caster)
-    # under torch.autocast too a scalar beyond the low-precision dtype saturates (R12)
+    # under torch.autocast too a scalar beyond the low-precision dtype saturates
     inside = alone if ruled.unlisted is not None and ruled.unlisted.rule in (FILL, GUARD) else own
     wrapper = special.autocast_wrapper(own, inside, alone, ruled, caster)
     return emulation.under_autocast(wrapper, op, ruled, caster)
@@ -228,8 +228,8 @@ NO_KERNEL = CastRule(
     applies_in_backward=True,
     only_on_missing_kernel=True,
 )
-ONE_OP = CastRule(  # of torch's Python functions that call an op with another rule
-    "ONE_OP",
+COMPOSITE = CastRule(  # of torch's Python functions that call an op with another rule
+    "COMPOSITE",
     number="R8",
     label="",
     sentence="left to torch: Python code of torch, in which inner calls are not looked up on the lists (R8)",
@@ -373,7 +373,7 @@ def _with_attributes(wrapper: Op, op: Op) -> Op:
 
 
 def _caster(ruled: OpUnderRule) -> Caster:
-    """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
+    """Return the function that casts the tensors of the rule's op: cached, saturating or plain."""
     if ruled.facts.users:
         return general.watched_cast
     if ruled.op in op_facts.PRODUCTS:

@@ -1,4 +1,4 @@
-"""Wrappers of ops of which not all inputs may be cast: statistics of norms and tables of look-ups are state (R2, R9).
+"""Wrappers of ops of which not all inputs may be cast: statistics of norms and tables of look-ups are state.
 
 `BUILDERS` has the function that makes the wrapper, by op id. Each takes (op, rule, caster).
 """
@@ -159,7 +159,7 @@ def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
 
 
 def embedding(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of a look-up: its result is cast and not its table (R2), and `max_norm=` renormalises the real table (R9)."""
+    """Return the wrapper of a look-up: its result is cast and not its table, and `max_norm=` renormalises the real table."""
     choose = chooser(ruled)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def embedding(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
 
 
 def embedding_bag(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of sums of looked-up rows, of a cast table (R1, R2). `max_norm=` renormalises the real table first (R9)."""
+    """Return the wrapper of sums of looked-up rows, of a cast table. `max_norm=` renormalises the real table first."""
     order, choose = ruled.facts.order, chooser(ruled)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
