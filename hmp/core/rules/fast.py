@@ -159,12 +159,12 @@ def _setitem_wrapper(op: Op, any_call: Op) -> Op:
 def unlisted_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
     """Return the wrapper of an op that is called as it is, and again in float32 if torch raises for want of a kernel.
 
-    After the first such failure each call is checked before `op` is tried.
+    After the first such failure each call is checked before `op` is tried. An op that must not run twice is returned itself.
     """
     general = GeneralWrapper(op, ruled, caster)
     call, retry, failed = general.wrapper(), general.retry, general.kernels.failed
-    if general.kernels.may_lack:
-        return call
+    if general.kernels.may_lack or not ruled.facts.retries:
+        return call if general.kernels.may_lack else op
 
     def unlisted(*args: Any, **kwargs: Any) -> Any:
         if failed:
@@ -178,11 +178,6 @@ def unlisted_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
             return result
 
     return unlisted
-
-
-def composite_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of an op that torch writes in Python, which runs again as a whole; `op` itself if it must not run twice."""
-    return unlisted_wrapper(op, ruled, caster) if ruled.facts.retries else op
 
 
 # --- left to torch, unless a number or a mask is beyond the dtype ---------------------------------------------------------------
