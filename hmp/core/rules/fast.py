@@ -254,22 +254,19 @@ def sum_wrapper(op: Op, ruled: OpUnderRule, any_call: Op) -> Op:
         dtype, kind = a.dtype, type(b)
         if dtype not in dtypes:
             return any_call(a, b)
-        if kind is Tensor:
-            if b.dtype is dtype:
-                if dtype is _float32:
-                    return op(a, b)
-                if a.requires_grad:
-                    if b.requires_grad and a.layout is _strided:
-                        return op(a, b)
-                elif (
-                    a.is_contiguous()
-                    and b.is_contiguous()
-                    and not b.requires_grad
-                    and (a.numel() == b.numel() or not overflow.overflows(ruled, args, kwargs, dtype))
-                ):
-                    return op(a, b)
-        elif (kind is float or kind is int) and -most[dtype] < b < most[dtype]:
-            return op(a, b)
-        return any_call(a, b)
+        if kind is float or kind is int:
+            has_no_mask = -most[dtype] < b < most[dtype]
+        elif kind is not Tensor or b.dtype is not dtype:
+            has_no_mask = False
+        elif a.requires_grad:
+            has_no_mask = dtype is _float32 or (b.requires_grad and a.layout is _strided)
+        else:
+            has_no_mask = dtype is _float32 or (
+                a.is_contiguous()
+                and b.is_contiguous()
+                and not b.requires_grad
+                and (a.numel() == b.numel() or not overflow.overflows(ruled, args, kwargs, dtype))
+            )
+        return op(a, b) if has_no_mask else any_call(a, b)
 
     return finite

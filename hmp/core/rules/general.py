@@ -74,8 +74,9 @@ class GeneralWrapper:
         dtype, is_uncast, keep = self._dtype_of(tensors), self.rule.only_on_missing_kernel, self.facts.keep
         if dtype not in kernels.LOW or not kernels.may_run_again(error, tensors):
             return GIVEN_UP
-        # a tensor and its tangent in forward-mode differentiation may differ, too
-        may_be_mixed = not in_no_transform() or bool(keep) or (is_uncast and any(t.dtype is not tensors[0].dtype for t in tensors))
+        is_mixed = is_uncast and any(t.dtype is not tensors[0].dtype for t in tensors)
+        # a tensor and its tangent in forward-mode differentiation may differ, too, and so may inputs that the rule leaves
+        may_be_mixed = is_mixed or not in_no_transform() or bool(self.rule.only)
         is_mixture = may_be_mixed and kernels.is_mixture(error)
         try:
             # through float32: of a tensor that has the dtype already this casts the tangent, which may have another one

@@ -206,10 +206,10 @@ def embedding_bag(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
 
 
 def attention(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of attention, whose mask stays finite in the dtype of query, key and value. torch's bias objects are not cast."""
-    usual, listed = one_dtype_wrapper(op, ruled, caster), ruled.dtype
+    """Return the wrapper of attention, whose mask gets the dtype of query, key and value and stays finite. torch's biases are not cast."""
+    usual, choose = one_dtype_wrapper(op, ruled, caster), chooser(ruled)
     beside_bias = one_dtype_wrapper(op, ruled._replace(facts=ruled.facts._replace(keep=frozenset({3, "attn_mask"}))), caster)
-    within = kernels.or_uncast(casting.within, lambda mask, dtype: mask)
+    cast_mask = kernels.or_uncast(lambda mask, dtype: caster(casting.within(mask, dtype), dtype), lambda mask, dtype: mask)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -217,9 +217,9 @@ def attention(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
             return usual(*args, **kwargs)
         if type(mask).__module__ == ATTENTION_BIASES:
             return beside_bias(*args, **kwargs)
-        query = args[0] if args else kwargs.get("query")
-        if castable(mask) and castable(query):
-            mask = within(mask, query.dtype if listed is None else listed)
+        heads = list(casting.each_castable((*args[:3], *(kwargs.get(name) for name in ("query", "key", "value")))))
+        if heads and castable(mask):
+            mask = cast_mask(mask, choose(heads))
             if len(args) > 3:
                 args = (*args[:3], mask, *args[4:])
             else:
