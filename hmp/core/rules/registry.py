@@ -259,44 +259,37 @@ RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, 
 for _rule in RULES:
     lists.add_rule(_rule)
 
+_core_list = functools.partial(ListKind, module=__name__, is_optional=False, takes_functions=True)
+
 lists.add(
-    ListKind(
+    _core_list(
         name="bf16",
         title="BF16",
         contents="ops that run in the low-precision dtype",
-        module=__name__,
         rule=BF16_LIST,
         over=("promote",),
         excludes=("fp32",),
         is_low=True,
         aliases=("fp16", "float16", "lower"),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 lists.add(
-    ListKind(
+    _core_list(
         name="fp32",
         title="FP32",
         contents="ops that run in float32",
-        module=__name__,
         rule=FP32_LIST,
         over=("promote",),
         aliases=("float32",),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 lists.add(
-    ListKind(
+    _core_list(
         name="promote",
         title="promote",
         contents="ops that run in the widest dtype of their inputs",
-        module=__name__,
         rule=PROMOTE,
         aliases=("widest",),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 
