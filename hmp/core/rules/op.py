@@ -27,12 +27,12 @@ SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Ge
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
-class Case(NamedTuple):
+class OpOnList(NamedTuple):
     """An op under a policy: what its rule is chosen by."""
 
     op: str
     base: str  # the op that it follows, see `sites.base_of`
-    line: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
+    ancestry: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
     in_place: bool  # every call writes into the first input
     list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts
     low_dtype: torch.dtype
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CastRule:
-    """One rule. `rules` has them all: whatever asks which rule an op is under compares with an object of that table.
+    """One rule. `registry` has them all: whatever asks which rule an op is under compares with an object of that table.
 
     `make(op, ruled, caster)` makes the wrapper of `op`, a function that computes the op under its rule `ruled`. Where such a wrapper calls
     more than torch's own function, `calls` makes its functions of that one: `make` is given the first as `op`, and the others after
@@ -53,7 +53,7 @@ class CastRule:
     make: Callable[..., Op]
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
     calls: Callable[[Op, OpUnderRule], tuple[Op, ...]] | None = None
-    holds: Callable[[Case], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
+    holds: Callable[[OpOnList], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
     ops: frozenset[str] = frozenset()  # ops that it may apply to when no list names them
     only: frozenset[int | str] = frozenset()  # the parameters whose tensors it casts, by position or name; empty: all
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords

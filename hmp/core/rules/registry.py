@@ -21,7 +21,7 @@ from ..torch_ops import Site, op_facts, sites
 from . import emulation, fast, general, overflow, special
 from .kernels import known
 from .listeners import counted, observed, timed
-from .op import Case, CastRule, Choose, Op, OpUnderRule, facts_of, facts_of_users
+from .op import CastRule, Choose, Op, OpOnList, OpUnderRule, facts_of, facts_of_users
 
 # --- the dtype of a call --------------------------------------------------------------------------------------------------
 
@@ -87,22 +87,22 @@ def _with_autocast(op: Op, ruled: OpUnderRule, caster: Caster, own: Op, unlisted
 # --- conditions that are longer than a line -------------------------------------------------------------------------------
 
 
-def _is_promoted(case: Case) -> bool:
+def _is_promoted(case: OpOnList) -> bool:
     if case.list == "promote":
         return case.op not in op_facts.PROMOTED_WHOLLY
     return case.list is None and case.op in op_facts.MIXED_BACKWARD_RAISES
 
 
-def _is_guarded(case: Case) -> bool:
+def _is_guarded(case: OpOnList) -> bool:
     if case.in_place:
         return case.base in op_facts.GUARDED_ARITHMETIC
     return case.op in op_facts.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in op_facts.GUARDED_IN_FLOAT16)
 
 
-def _may_lack_a_kernel(case: Case) -> bool:
+def _may_lack_a_kernel(case: OpOnList) -> bool:
     if case.in_place:
         return False
-    return case.op in op_facts.KERNEL_BY_ARGUMENTS or bool(known(case.line) or known(case.line, backward=True))
+    return case.op in op_facts.KERNEL_BY_ARGUMENTS or bool(known(case.ancestry) or known(case.ancestry, backward=True))
 
 
 # --- the table: an op has the first rule that holds for it ----------------------------------------------------------------
@@ -136,7 +136,7 @@ NO_KERNEL_IN_PLACE = CastRule(
     sentence="left to torch, in place; without a kernel it runs in float32 and the result is written back (R5, R11)",
     make=fast.in_place_wrapper,
     choose=_first,
-    holds=lambda case: case.in_place and bool(known(case.line)),
+    holds=lambda case: case.in_place and bool(known(case.ancestry)),
     ops=op_facts.WITHOUT_KERNEL,
     applies_in_backward=True,
     only_on_missing_kernel=True,
@@ -307,14 +307,14 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
     in_place = sites.writes_first(op)
     listed = None if in_place or sites.is_view(op) else entry
     on_list = None if listed is None else "autocast" if listed.is_autocasts else listed.list_name
-    case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
+    case = OpOnList(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
     if listed is not None and not listed.is_autocasts:
         kind = lists.kind_of(listed.list_name)
         if kind.rule.holds(case):
             return kind.rule
         case = case._replace(list=kind.instead or listed.list_name)
     for rule in RULES:
-        if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.line):
+        if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.ancestry):
             continue  # it cannot hold, and most ops are in no such set
         if rule.holds(case):
             return rule
