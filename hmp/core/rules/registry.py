@@ -195,7 +195,7 @@ FILL = CastRule(
 GUARD = CastRule(
     "GUARD",
     number="R12",
-    label="product saturates",
+    label="arithmetic saturates",
     sentence="left to torch; with a scalar or a mask beyond the low-precision dtype the result saturates (R12)",
     make=fast.guard_wrapper,
     holds=_is_guarded,
