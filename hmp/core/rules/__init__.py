@@ -2,7 +2,7 @@
 
 from . import kernels, registry
 from .emulation import replaces_autocast
-from .kernels import fallbacks, fallbacks_of
+from .kernels import fallbacks
 from .op import CastRule, Op, OpUnderRule, writes
 from .overflow import takes_masks
 from .registry import op_wrap
@@ -12,7 +12,6 @@ __all__ = [
     "Op",
     "OpUnderRule",
     "fallbacks",
-    "fallbacks_of",
     "kernels",
     "op_wrap",
     "registry",

@@ -13,6 +13,7 @@ import torch
 from .. import casting, locks
 from ..casting import Tensor, dtype_name
 from ..log import log, should_log
+from ..observe import here
 from ..patching import patches
 from ..torch_ops import op_facts, sites
 from ..torch_private import in_no_transform, is_in_trace, saved_tensors_hooks
@@ -43,11 +44,6 @@ def fallbacks() -> dict[str, int]:
     """
     with _lock:
         return dict(_counts)
-
-
-def fallbacks_of(op: str) -> int:
-    """Return how many calls of the op ran in float32, as `fallbacks()` has them."""
-    return _counts[op]
 
 
 def count(op: str, what: str, reason: str) -> bool:
@@ -112,6 +108,8 @@ class Kernels:
         self._note(tensors[0].device.type, dtype)
 
     def _note(self, device: str, dtype: torch.dtype) -> None:
+        if here.call is not None and here.call.op == self._op:
+            here.call.lacks_kernel = True
         if _count(self._op) and should_log():
             log.warning(
                 "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",

@@ -23,7 +23,6 @@ from ..torch_private import (
     tree_leaves,
 )
 from .emulation import replaces_autocast
-from .kernels import fallbacks_of
 from .op import Op, OpUnderRule
 
 _MOST_KERNELS = 4096
@@ -136,17 +135,13 @@ def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
         call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
     else:
         call.is_autocast = ruled.rule.dtype is not None and is_any_autocast_enabled()
-    lacking = fallbacks_of(ruled.op)
+    if not call.is_autocast:
+        return wrapper(*call.args, **call.kwargs)
+    began = clock()
     try:
-        if not call.is_autocast:
-            return wrapper(*call.args, **call.kwargs)
-        began = clock()
-        try:
-            return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
-        finally:
-            call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
+        return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
     finally:
-        call.lacks_kernel = fallbacks_of(ruled.op) > lacking  # other threads count too
+        call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
 
 
 # --- what torch.autocast does inside an op ---
