@@ -16,6 +16,7 @@ from .. import casting, low_kernels
 from ..active.autocast import is_enabled as _is_autocast_enabled
 from ..casting import Caster, Tensor, each_tensor
 from ..log import log, should_log
+from ..observe import here
 from ..torch_ops import op_facts
 from . import kernels
 from .op import Op, OpUnderRule, castable_inputs
@@ -26,8 +27,6 @@ _FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # Of the ops in which torch.autocast decides, those that are replaced: the others are rare, and left to it and its slow kernels.
 _REPLACED = op_facts.RECURRENT | {"einsum"}
-
-_logged: set[torch.dtype] = set()
 
 
 def _applies(ruled: OpUnderRule) -> bool:
@@ -51,15 +50,15 @@ def in_float32(op: Op, ruled: OpUnderRule, *, as_autocast: bool = False) -> Op:
         low_dtype = low_dtype_of(args, kwargs)
         if low_dtype is None:
             return op(*args, **kwargs)
-        if low_dtype not in _logged and not _compiling():
+        if not _compiling():
             _log(low_dtype)
+            if here.call is not None:
+                here.call.in_float32 = True
         wide_args, wide_kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
         result = op(*wide_args, **wide_kwargs)
         return result if stays_wide else casting.cast_within(result, low_dtype, casting.cast)
 
-    call = kernels.or_uncast(computed, op)
-    call.computes_in_float32 = low_dtype_of  # type: ignore[attr-defined]  # for reports
-    return call
+    return kernels.or_uncast(computed, op)
 
 
 def _low_dtype_of(
@@ -125,9 +124,9 @@ def _is_replaced(ruled: OpUnderRule, args: tuple[Any, ...]) -> bool:
     return bool(several - {"."} - set(result if arrow else ""))
 
 
+@functools.cache
 def _log(low_dtype: torch.dtype) -> None:
     """Say once in a process that products compute in float32, and how to have torch's kernels."""
-    _logged.add(low_dtype)
     if should_log():
         log.info(
             "matrix multiplications, convolutions and recurrent ops in %s compute in float32 on the CPU, on rounded inputs: %s; "

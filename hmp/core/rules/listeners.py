@@ -68,7 +68,6 @@ def timed(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener], clock: Cloc
     own = getattr(op, "computes", None)
     computes = "" if own is None else dtype_name(own)
     about = getattr(op, "notes", "")
-    low_of = getattr(op, "computes_in_float32", None)
 
     def timing(*args: Any, **kwargs: Any) -> Any:
         call = here.call
@@ -78,8 +77,6 @@ def timed(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener], clock: Cloc
         call.computed = computes or asked_dtype(given) or first_dtype(given)
         if about:
             kwargs["observer"] = noting(listeners, about, ruled.op, kwargs.get("observer"))
-        if low_of is not None and low_of(args, kwargs) is not None:
-            call.in_float32 = True
         started = clock()
         try:
             return op(*args, **kwargs)

@@ -51,7 +51,7 @@ def with_added(op: Op, ruled: OpUnderRule) -> Op:
     """Return `op`, a function that computes the rule's op, with what the lists do around it that add to the rule."""
     for kind in ruled.added:
         if kind.around is not None:
-            op = _with_attributes(kind.around(op, ruled), op)
+            op = functools.update_wrapper(kind.around(op, ruled), op, ("computes", "notes"), ())
     return op
 
 
@@ -63,7 +63,7 @@ def torchs(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
 def _saturating(op: Op, ruled: OpUnderRule) -> Op:
     """Return `op`, with masks that stay finite in it if it takes them as torch's own function does."""
     make = None if ruled.facts.composite else overflow.SATURATING.get(sites.base_of(ruled.op))
-    return op if make is None else _with_attributes(make(op), op)
+    return op if make is None else make(op)
 
 
 def _torchs_and_for_autocast(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
@@ -358,11 +358,6 @@ def op_wrap(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener] = (), arou
         calls, caster = tuple(timed(each, ruled, listeners, clock) for each in calls), counted(caster, clock, listeners)
     wrapper = ruled.rule.make(calls[0], ruled, caster, *calls[1:])
     return observed(wrapper, ruled, op, listeners, clock) if listeners else wrapper
-
-
-def _with_attributes(wrapper: Op, op: Op) -> Op:
-    functools.update_wrapper(wrapper, op, ("computes", "computes_in_float32", "notes"), ())
-    return wrapper
 
 
 def _caster(ruled: OpUnderRule) -> Caster:
