@@ -36,20 +36,14 @@ _used_once, _LEAST, _LEAST_WITHOUT_GRAPH = copies.used_once, copies.LEAST, copie
 
 
 def one_dtype_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of an op whose castable inputs get the list's dtype, or the one that they have among them."""
+    """Return the wrapper of an op whose castable inputs get the list's dtype, that of the first in place, or the one that they share."""
     general = GeneralWrapper(op, ruled, caster)
+    if ruled.op == "setitem":
+        return _setitem_wrapper(op, general.wrapper())
     if overflow.is_sum(ruled):
         return sum_wrapper(op, ruled, general.wrapper())
     needs_care = general.is_arithmetic or general.fills if ruled.dtype is None else ruled.facts.users
     return general.wrapper() if general.kernels.may_lack or needs_care else _fast_wrapper(general)
-
-
-def in_place_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
-    """Return the wrapper of an op that writes into its first input, and that runs in float32 without a kernel for that."""
-    general = GeneralWrapper(op, ruled, caster)
-    if ruled.op == "setitem":
-        return _setitem_wrapper(op, general.wrapper())
-    return general.wrapper() if general.kernels.may_lack or general.fills or ruled.facts.users else _fast_wrapper(general)
 
 
 def _fast_wrapper(general: GeneralWrapper) -> Op:

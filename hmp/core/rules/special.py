@@ -186,20 +186,17 @@ def embedding_bag(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
         dtype = choose(summed)
         if all(t.dtype is dtype for t in summed):
             return op(*args, **kwargs)
-        if values.get("sparse"):
-            # a sparse gradient does not pass through a cast of the table: the sums are cast instead
-            if castable(scale):
-                values["per_sample_weights"] = caster(scale, weight.dtype)
-            result = _call_with(op, order, args, kwargs, values)
-            return casting.cast_within(result, dtype, caster)  # torch.embedding_bag returns indices, too
+        is_sparse = bool(values.get("sparse"))
+        if castable(scale):
+            values["per_sample_weights"] = caster(scale, weight.dtype if is_sparse else dtype)
+        if is_sparse:  # a sparse gradient does not pass through a cast of the table: the sums are cast instead
+            return casting.cast_within(_call_with(op, order, args, kwargs, values), dtype, caster)  # torch.embedding_bag gives indices, too
         if values.get("max_norm") is not None:
             indices = values["input"] if "input" in values and values["input"] is not weight else values["indices"]
             with torch.no_grad():
                 _renorm_(_detach(weight), _reshape(indices, (-1,)), values["max_norm"], values.get("norm_type", 2.0))
             values["max_norm"] = None
         values["weight"] = caster(weight, dtype)
-        if castable(scale):
-            values["per_sample_weights"] = caster(scale, dtype)
         return _call_with(op, order, args, kwargs, values)
 
     return kernels.or_uncast(wrapper, op)
