@@ -22,12 +22,13 @@ import hmp
 from hmp.compat import habana
 
 from ..harness.results import Found, Row, at_most
-from ..harness.sides import LOW, converted, rotated
-from ..harness.stats import Estimate, paired_difference, ratio_of
+from ..harness.sides import LOW, converted, policy_of, rotated
+from ..harness.stats import Estimate, paired_difference, paired_ratio, ratio_of
 from ..harness.timing import no_garbage_collection, one_thread
 
 POLICY = "habana"
 FUNCTIONS, METHODS = 1.6, 2.6  # times what a closure adds
+SPELLED = 2.5  # times torch.autocast's
 SIDES = ("plain", "closure", "hmp", "hmp off", "autocast")
 # Where the loops below find their ops.
 PLACES = (
@@ -265,6 +266,54 @@ def unlisted(rounds: int, calls: int) -> dict[str, Estimate]:
     return {side: paired_difference(found[side], found["no list"]) for side in policies if side != "no list"}
 
 
+def spellings() -> dict[str, Callable[[], Any]]:
+    """Return calls as programs spell them, with keywords, into another tensor or by index, of small tensors that have to be cast or not."""
+    torch.manual_seed(0)
+    x, w, b, p = torch.randn(8, 8), torch.randn(8, 8), torch.randn(8), torch.nn.Parameter(torch.randn(8, 8))
+    low, out, buffer = x.to(LOW), torch.empty(8, 8, dtype=LOW), torch.zeros(8, 8, 8)
+    query, image, kernel = torch.randn(1, 2, 8, 8), torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)
+    target, mask = torch.zeros(8, dtype=torch.int64), torch.zeros(8, 8, dtype=torch.bool)
+    return {
+        "linear(input=, weight=, bias=)": lambda: F.linear(input=x, weight=w, bias=b),
+        "layer_norm(weight=, bias=)": lambda: F.layer_norm(x, (8,), weight=b, bias=b),
+        "cross_entropy(reduction=)": lambda: F.cross_entropy(x, target, reduction="mean"),
+        "clamp(min=)": lambda: torch.clamp(low, min=0.0),
+        "scaled_dot_product_attention(is_causal=)": lambda: F.scaled_dot_product_attention(query, query, query, is_causal=True),
+        "conv2d(padding=)": lambda: F.conv2d(image, kernel, padding=1),
+        "b[:, 1] = x": lambda: buffer.__setitem__((slice(None), 1), x),
+        "mm(out=)": lambda: torch.mm(low, low, out=out),
+        "F.pad": lambda: F.pad(low, (1, 1)),
+        "x @ parameter": lambda: x @ p,
+        "where": lambda: torch.where(mask, low, low),
+        "masked_fill": lambda: low.masked_fill(mask, -1e9),
+    }
+
+
+def spelled(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
+    """Return nanoseconds a call, by spelling and side, under torch.autocast and under hmp with the same lists, one for each round."""
+
+    def loop_of(call: Callable[[], Any]) -> Loop:
+        def loop(calls: range) -> None:
+            for _ in calls:
+                call()
+
+        return loop
+
+    loops = {name: loop_of(call) for name, call in spellings().items()}
+    sides: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "autocast": _region, "hmp": lambda: hmp.casts(policy_of("cpu"), dtype=LOW)
+    }  # fmt: skip
+    found: dict[str, dict[str, list[float]]] = {name: {side: [] for side in sides} for name in loops}
+    with one_thread(), torch.no_grad(), no_garbage_collection():
+        for number in range(rounds):
+            for side in rotated(list(sides), number):
+                with sides[side]():
+                    for name, loop in loops.items():
+                        found[name][side].append(_nanoseconds(loop, calls))
+    hmp.revert()
+    return found
+
+
 def _region() -> torch.autocast:
     return torch.autocast("cpu", dtype=LOW)
 
@@ -319,6 +368,16 @@ def run(rounds: int, calls: int) -> Found:
     found.rows.append(Row("call under hmp.record(), time added", "-", figures, None))
     figures = ", ".join(f"linear {side} {added.text(0)} ns" for side, added in unlisted(rounds, calls).items())
     found.rows.append(Row("call under a saved list, time added", "0 for an op on no list", figures, None))
+    usual = spelled(rounds, calls)
+    times = {name: paired_ratio(sides["hmp"], sides["autocast"]) for name, sides in usual.items()}
+    found.samples |= {f"spelled {name}": sides for name, sides in usual.items()}
+    found.details += ["nanoseconds, the lists of torch.autocast on the CPU, medians"] + [
+        f"{name:42} autocast {median(sides['autocast']):7.0f}   hmp {median(sides['hmp']):7.0f}   ratio {times[name].text(2)}"
+        for name, sides in usual.items()
+    ]
+    worst = max(times, key=lambda name: times[name].value)
+    what = "a call as usually spelled, time / torch.autocast's, the worst"
+    found.rows.append(at_most(what, SPELLED, times[worst], f"{times[worst].text(2)} ({worst})"))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

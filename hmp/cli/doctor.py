@@ -102,7 +102,7 @@ def _of_torch() -> dict[str, Any]:
             times = {"kernel": seconds(functools.partial(torch.mm, y, y)) / wide, "rounded": seconds(rounded) / wide}
             products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
     for each in tables.patched_by(hmp.Policy("one op", bf16=frozenset({"linear"}))).values():
-        patched[each.ruled.kind.number or each.ruled.kind.label] += len(each.sites)
+        patched[each.ruled.rule.number or each.ruled.rule.label] += len(each.sites)
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

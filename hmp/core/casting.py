@@ -310,7 +310,7 @@ def in_shape(result: Tensor, shape: tuple[int, ...]) -> Tensor:
 # --- into `out=` ----------------------------------------------------------------------------------------------------------
 
 
-def deliver(result: Any, out: Any) -> Any:
+def write_out(result: Any, out: Any) -> Any:
     """Write `result` into `out`, a tensor or one tensor for each of the result's, and return what torch returns for `out=`."""
     if isinstance(out, Tensor):
         return _into(result, out)

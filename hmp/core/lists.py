@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .observe import Call
     from .policy import ListEntry, Policy
-    from .rules import CastRule, Op, OpRule
+    from .rules import CastRule, Op, OpUnderRule
 
 GROUP = "hmp.lists"  # the group of entry points by which an installed distribution brings its kinds
 
@@ -102,7 +102,7 @@ class ListKind:
     described: Callable[[Policy], str] = _nothing
     explained: Callable[[str, ListEntry, Policy], str] = _nothing
     without_effect: str = "has no effect"
-    around: Callable[[Op, OpRule], Op] | None = None
+    around: Callable[[Op, OpUnderRule], Op] | None = None
     around_cast: Callable[[Any], Any] | None = None
     columns: Mapping[str, Callable[[Call], float]] = field(default_factory=dict)
     report: Callable[[], Any] | None = None
@@ -127,6 +127,7 @@ def _load_installed() -> None:
 
 
 _kinds: tuple[ListKind, ...] = ()  # those that decide first, each before what it comes over; then those that add
+_labels: dict[str, CastRule] = {}  # the rules that reports and logs call by a word
 _providers: list[Callable[[], object]] = [_load_installed]  # what is called when somebody first asks for the kinds
 _lock = locks.RLock()
 
@@ -138,7 +139,7 @@ def add(kind: ListKind) -> None:
         kind: The kind of list.
 
     Raises:
-        HmpError: There is one of that name or file already.
+        HmpError: There is one of that name or file already, or another rule has the label of its rule.
 
     Example:
         See "A list of your own kind" in the manual.
@@ -151,8 +152,15 @@ def add(kind: ListKind) -> None:
                 raise HmpError(f"lists.add(): there is a list or a word {name!r} already; choose another name")
         if not kind.name.isidentifier():
             raise HmpError(f"lists.add(): expected a name such as 'stochastic', got {kind.name!r}")
+        add_rule(kind.rule)
         at = next((at for at, known in enumerate(_kinds) if known.name in kind.over or (known.adds and not kind.adds)), len(_kinds))
         _kinds = (*_kinds[:at], kind, *_kinds[at:])
+
+
+def add_rule(rule: CastRule) -> None:
+    """Note a rule, of which reports and logs print the label. Raise HmpError if another rule has the same one."""
+    if rule.label and _labels.setdefault(rule.label, rule) is not rule:
+        raise HmpError(f"expected a label that no other rule has, got {rule.label!r} of {rule.name}; {_labels[rule.label].name} has it")
 
 
 def remove(name: str) -> None:
@@ -171,6 +179,7 @@ def remove(name: str) -> None:
     with _lock:
         if patches.installed():
             raise HmpError(f"lists.remove({name!r}): torch is patched for a policy; call hmp.revert() first")
+        _labels.pop(next((known.rule.label for known in _kinds if known.name == name), ""), None)
         _kinds = tuple(known for known in _kinds if known.name != name)
         sites.forget()  # what was decided by such a list
 
@@ -220,6 +229,11 @@ def kind_of(name: str) -> ListKind:
     if found is None:
         raise HmpError(missing(name))
     return found
+
+
+def with_rule(rule: CastRule) -> str:
+    """Return the name of the list that decides by this rule; "" for a rule of no list."""
+    return next((kind.name for kind in kinds() if kind.rule is rule and not kind.adds), "")
 
 
 def missing(name: str) -> str:

@@ -30,7 +30,7 @@ from .torch_private import (
 )
 
 if TYPE_CHECKING:
-    from .rules import Op, OpRule
+    from .rules import CastRule, Op, OpUnderRule
 
 _MOST_NAMES = 4096  # which a mode remembers
 _compiling = torch.compiler.is_compiling
@@ -39,8 +39,8 @@ _compiling = torch.compiler.is_compiling
 class Call:
     """The call of an op: the same object where it begins and where it ends.
 
-    `rule` is hmp's for the op, None for a torch function that hmp leaves as it is; then `decided` says whether hmp decided an op inside of
-    it. `here` is the active state as the call began. `result` is None while it runs, `error` what it raised.
+    `ruled` is the op under its rule, None for a torch function that hmp leaves as it is; then `decided` says whether hmp decided an op
+    inside of it. `here` is the active state as the call began. `result` is None while it runs, `error` what it raised.
 
     The others are noted for listeners that measure: the dtypes that torch's op `computed` in, seconds in the op and in casts, how many
     `casts` were made, of how many bytes, and how many a cache saved; `cast_dtypes` has the two dtypes of each, where a listener asks.
@@ -56,13 +56,18 @@ class Call:
     computed = ""
     cast_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()
 
-    def __init__(self, op: str, rule: OpRule | None, function: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, op: str, ruled: OpUnderRule | None, function: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.op = op
-        self.rule = rule
+        self.ruled = ruled
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.here: PolicyTable | Off = state.current_state()
+
+    @property
+    def rule(self) -> CastRule | None:
+        """Return the op's rule, one of those that lists or the core bring."""
+        return None if self.ruled is None else self.ruled.rule
 
     @property
     def given(self) -> tuple[Any, ...]:

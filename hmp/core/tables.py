@@ -26,7 +26,7 @@ from .ops.sites import Site
 from .ops.table import DTYPE_OPS, FORWARDERS, STRUCTURE
 from .patching import names, patches
 from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
-from .rules import OpRule, op_wrap, rules
+from .rules import OpUnderRule, op_wrap, registry
 from .torch_patches import (
     backward,
     imports,
@@ -41,7 +41,7 @@ from .torch_patches import (
 class Decision(NamedTuple):
     """What a policy does with one torch function."""
 
-    ruled: OpRule
+    ruled: OpUnderRule
     sites: tuple[Site, ...]  # all places of the function
     source: ListEntry | None = None  # the entry that it comes from; None for a rule without a list
     is_listed: bool = False  # on any list
@@ -69,10 +69,10 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     for name, source in dotted:
         # one op: what a user's function calls inside is not cast again. Not cached: the name may be bound to another function later
         site = user_site(name)
-        _add(found, site, rules.user_rule(site.original, name, source.list_name, policy.dtype), source)
+        _add(found, site, registry.user_rule(site.original, name, source.list_name, policy.dtype), source)
     for site, cast in registered:
         if site.original not in found:
-            _add(found, site, rules.user_rule(site.original, site.op, cast, policy.dtype))
+            _add(found, site, registry.user_rule(site.original, site.op, cast, policy.dtype))
     return _with_composites(found, policy)
 
 
@@ -92,7 +92,7 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
     """Return `found`, with torch's Python functions that call a listed op added: each is one op, inside which nothing is cast."""
     for site in calling({site.attribute for d in found.values() if d.is_listed for site in d.sites}, found):
-        _add(found, site, rules.op_rule(site, rules.ONE_OP, policy.dtype))
+        _add(found, site, registry.op_rule(site, registry.COMPOSITE, policy.dtype))
     return found
 
 
@@ -105,13 +105,13 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         source = listed.entry(op)
         if op in DTYPE_OPS or (op in STRUCTURE and source is None):
             continue
-        rule = rules.rule_for(op, source, policy.dtype)
-        if rule is None or rule is rules.VIEW:
+        rule = registry.rule_for(op, source, policy.dtype)
+        if rule is None or rule is registry.VIEW:
             continue
         for site in sites.sites_of(op):
             if site.is_private and source is None and op not in FORWARDERS:
                 continue  # left to torch, which raises
-            ruled = rules.op_rule(site, rule, policy.dtype)
+            ruled = registry.op_rule(site, rule, policy.dtype)
             if source is not None and lists.kind_of(source.list_name).rule is rule:
                 ruled = _with_words(ruled, lists.kind_of(source.list_name), policy)
             _add(found, site, ruled, source if rule.is_list else None)
@@ -128,7 +128,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
     for op in dict.fromkeys(_with_relatives((*(named - {EVERY_OP}), *(every_op() if EVERY_OP in named else ())))):
         entry = listed.added(kind.name, op)
         for site in sites.sites_of(op) if entry is not None and op not in DTYPE_OPS else ():
-            known = found.get(site.original) or Decision(rules.op_rule(site, kind.rule, policy.dtype), (site,), entry)
+            known = found.get(site.original) or Decision(registry.op_rule(site, kind.rule, policy.dtype), (site,), entry)
             if kind not in known.ruled.added:
                 ruled = _with_words(known.ruled, kind, policy)._replace(added=(*known.ruled.added, kind))
                 found[site.original] = known._replace(ruled=ruled, is_listed=True)
@@ -139,7 +139,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
 def _candidates(listed: Listed) -> Iterable[str]:
     """Return the ids of all ops that may need a wrapper under a policy with these lists."""
     named = [name for table in listed.by_list.values() for name in table if name != EVERY_OP]
-    unlisted = [name for rule in rules.RULES for name in rule.ops]
+    unlisted = [name for rule in registry.RULES for name in rule.ops]
     return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
 
 
@@ -147,13 +147,13 @@ def _with_relatives(ops: Iterable[str]) -> list[str]:
     return [each for op in ops for each in (op, *sites.relatives(op))]
 
 
-def _with_words(ruled: OpRule, kind: ListKind, policy: Policy) -> OpRule:
+def _with_words(ruled: OpUnderRule, kind: ListKind, policy: Policy) -> OpUnderRule:
     """Return the op under its rule with what the policy says in the one-word files of a list."""
     words = {**dict(ruled.words), **{word.field: getattr(policy, word.field) for word in kind.words}}
     return ruled._replace(words=tuple(words.items()))
 
 
-def _add(found: dict[Any, Decision], site: Site, ruled: OpRule, source: ListEntry | None = None) -> None:
+def _add(found: dict[Any, Decision], site: Site, ruled: OpUnderRule, source: ListEntry | None = None) -> None:
     # one function may have several sites: torch.conv2d is F.conv2d
     known = found.get(site.original)
     found[site.original] = (
@@ -162,7 +162,7 @@ def _add(found: dict[Any, Decision], site: Site, ruled: OpRule, source: ListEntr
 
 
 @functools.partial(sites.cached, most=8192)
-def _wrapper(original: Callable[..., Any], ruled: OpRule) -> Callable[..., Any]:
+def _wrapper(original: Callable[..., Any], ruled: OpUnderRule) -> Callable[..., Any]:
     """Return what is called instead of the function: one for all policies with this decision, because it remembers what failed."""
     return op_wrap(original, ruled)
 
@@ -335,7 +335,7 @@ def _patch_around_ops() -> None:
 
 def _dtype_repairs() -> state.Replacements:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others."""
-    return _replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.ruled.kind.repairs})
+    return _replacements({original: d for original, d in _of_ops(Policy("no lists")).items() if d.ruled.rule.applies_in_backward})
 
 
 def _forget_replacements() -> None:
@@ -371,13 +371,13 @@ class VerboseLog(Listener):
 
     def end(self, call: Call) -> None:
         """Log the decision where it is a new one."""
-        rule = call.rule
+        ruled = call.ruled
         inputs = tuple(tensor.dtype for tensor in each_tensor(call.given))
-        if not inputs or rule is None or rule.kind is rules.ONE_OP:
+        if not inputs or ruled is None or ruled.rule is registry.COMPOSITE:
             return
         place = "{}:{}".format(*caller())
-        decision = (rule.op, place, inputs, tuple(call.cast_dtypes))
+        decision = (ruled.op, place, inputs, tuple(call.cast_dtypes))
         if decision not in self._said and should_log():
             self._said.add(decision)
             casts = ", ".join(dict.fromkeys(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in call.cast_dtypes)) or "nothing to cast"
-            log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(dtype_name, inputs)), casts)
+            log.info("%s (%s) at %s: inputs %s: %s", ruled.op, ruled.rule, place, ", ".join(map(dtype_name, inputs)), casts)

@@ -13,7 +13,7 @@ from .active import state
 from .compiler_stance import untraced
 from .ops.sites import NAMESPACES, Site, function_site, op_id, op_of
 from .policy import ListName, can_be_listed
-from .rules import OpRule, op_wrap, rules
+from .rules import OpUnderRule, op_wrap, registry
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,9 +94,9 @@ class UserOp:
         self._cast = cast
         self._wrappers: dict[Any, Callable[..., Any]] = {}  # by the low-precision dtype
 
-    def rule(self, low: Any) -> OpRule:
+    def rule(self, low: Any) -> OpUnderRule:
         """Return the rule of the function under a policy with this low-precision dtype."""
-        return rules.user_rule(self.function, self._name, self._cast, low)
+        return registry.user_rule(self.function, self._name, self._cast, low)
 
     def wrapper(self, low: Any) -> Callable[..., Any]:
         """Return what is called instead of the function under a policy with this low-precision dtype."""

@@ -11,7 +11,7 @@ import torch
 from ..core import lists
 from ..core.lists import ListKind
 from ..core.policy import ListEntry
-from ..core.rules import CastRule, OpRule, substitutes
+from ..core.rules.plug_ins import CastRule, OpUnderRule, calls_of, make_of
 from .products import PRODUCTS, needs_casts
 from .refusals import why_not
 
@@ -20,8 +20,8 @@ def _compute(op: str, low_dtype: torch.dtype, words: object, *args: Any, **kwarg
     return PRODUCTS[op](*args, low_dtype=low_dtype, **kwargs)
 
 
-def _why_not_of(rule: OpRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    return functools.partial(why_not, rule.op, low_dtype=rule.low_dtype)
+def _why_not_of(ruled: OpUnderRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    return functools.partial(why_not, ruled.op, low_dtype=ruled.low_dtype)
 
 
 def _by_casts(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
@@ -33,9 +33,9 @@ FP32_RESULT_LIST = CastRule(
     number="R23",
     label="fp32_result",
     sentence="its inputs are rounded to the low-precision dtype, and its result stays float32 (R23)",
-    make=substitutes.make_of(_why_not_of, "its result not in float32", "fp32_result", _by_casts),
+    make=make_of(_why_not_of, "its result not in float32", "fp32_result", _by_casts),
     holds=lambda case: case.op in PRODUCTS,
-    calls=substitutes.calls_of(_compute, computes=lambda rule: rule.low_dtype),
+    calls=calls_of(_compute, computes=lambda ruled: ruled.low_dtype),
     is_list=True,
     dtype=lambda low_dtype: low_dtype,
     hides_dtypes=True,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, cast, deliver, in_shape, scaled_sum
+from ..core.casting import Tensor, cast, in_shape, scaled_sum, write_out
 from ..core.torch_private import in_plain_autograd, is_any_autocast_enabled, is_autocast_available, is_traced
 from .autograd import product
 from .einsum import Contraction, contraction
@@ -117,7 +117,7 @@ def _computed(op: str, *args: Any, low_dtype: torch.dtype, by_casts: bool | None
         result = _by_casts(op, call, low_dtype)
     if call.out is None:
         return result
-    deliver(result, call.out)
+    write_out(result, call.out)
     out: Tensor = call.out
     return out
 

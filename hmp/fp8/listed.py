@@ -11,7 +11,7 @@ import torch
 from ..core import lists
 from ..core.lists import ListKind, WordFile
 from ..core.policy import ListEntry, Policy
-from ..core.rules import CastRule, OpRule, substitutes
+from ..core.rules.plug_ins import CastRule, OpUnderRule, calls_of, make_of
 from .kernels import is_real
 from .products import PRODUCTS
 from .quantization import E4M3, RECIPES
@@ -23,8 +23,8 @@ def _compute(op: str, low_dtype: torch.dtype, words: tuple[tuple[str, str], ...]
     return PRODUCTS[op](*args, recipe=RECIPES[said["fp8_recipe"]], low_dtype=low_dtype, kernel=said["fp8_kernel"], **kwargs)
 
 
-def _why_not_of(rule: OpRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    return functools.partial(why_not, rule.op, recipe=RECIPES[rule.word("fp8_recipe")], low_dtype=rule.low_dtype)
+def _why_not_of(ruled: OpUnderRule) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    return functools.partial(why_not, ruled.op, recipe=RECIPES[ruled.word("fp8_recipe")], low_dtype=ruled.low_dtype)
 
 
 FP8_LIST = CastRule(
@@ -32,9 +32,9 @@ FP8_LIST = CastRule(
     number="R20",
     label="fp8",
     sentence="it runs in FP8 if its shapes and the device allow it, else in the low-precision dtype (R20)",
-    make=substitutes.make_of(_why_not_of, "not in FP8", "FP8"),
+    make=make_of(_why_not_of, "not in FP8", "FP8"),
     holds=lambda case: case.op in PRODUCTS,  # not every alias of a product is one
-    calls=substitutes.calls_of(_compute, computes=lambda rule: E4M3, notes="fp8"),  # both inputs, under every recipe
+    calls=calls_of(_compute, computes=lambda ruled: E4M3, notes="fp8"),  # both inputs, under every recipe
     is_list=True,
     dtype=lambda low_dtype: low_dtype,
     hides_dtypes=True,  # where FP8 is emulated its rounded values are float32 numbers

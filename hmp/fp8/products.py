@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, deliver, in_shape, scaled_sum
+from ..core.casting import Tensor, in_shape, scaled_sum, write_out
 from .autograd import Settings, product
 from .kernels import is_real
 from .quantization import Observer, Recipe
@@ -120,7 +120,7 @@ def _computed(
         result = scaled_sum(call.added, call.beta, result, call.alpha)
     if call.out is None:
         return result
-    deliver(result, call.out)
+    write_out(result, call.out)
     out: Tensor = call.out
     return out
 

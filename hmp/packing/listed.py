@@ -10,13 +10,13 @@ from ..core.lists import ListKind, WordFile
 from ..core.log import log
 from ..core.ops import sites
 from ..core.policy import EVERY_OP, ListEntry, Policy
-from ..core.rules import CastRule, Op, OpRule, kernel_fallback
+from ..core.rules.plug_ins import CastRule, Op, OpUnderRule, count
 from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, packing_wrapper
 from .packable import KEEPS, packing_of, why_never
 
-SAVED_LIST = CastRule(  # of an op that no other list names; the others say so in their OpRule
+SAVED_LIST = CastRule(  # of an op that no other list names; the others say so in their OpUnderRule
     "SAVED_LIST",
     number="R22",
     label="",
@@ -25,13 +25,13 @@ SAVED_LIST = CastRule(  # of an op that no other list names; the others say so i
 )
 
 
-def _around(op: Op, rule: OpRule) -> Op:
-    return packing_wrapper(op, rule.op, rule.word("saved_recipe"), functools.partial(_count, rule.op), hasattr(op, "inlined"))
+def _around(op: Op, ruled: OpUnderRule) -> Op:
+    return packing_wrapper(op, ruled.op, ruled.word("saved_recipe"), functools.partial(_count, ruled.op), hasattr(op, "inlined"))
 
 
 def _count(op: str, reason: str) -> None:
     """Count a call that saves what torch saves, for hmp.fallbacks()."""
-    if kernel_fallback.count(op, "not packed", reason):
+    if count(op, "not packed", reason):
         log.info("%s is on the saved list, but its activations are not packed (%s); hmp.fallbacks() counts such calls", op, reason)
 
 

@@ -25,7 +25,7 @@ from ..core.policy import (
 from ..core.policy import (
     folders as list_folders,
 )
-from ..core.rules import rules
+from ..core.rules import registry
 from ..errors import HmpError, OpListError
 from .explain import explain
 from .formatting import Word
@@ -224,7 +224,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tab
     own = {(entry.list_name, entry.name)}
     places = [s for d in decided if d.source is not None and (d.source.list_name, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
-        return Level.NOTE, rules.IN_PLACE.sentence
+        return Level.NOTE, registry.IN_PLACE.sentence
     return Level.OK, f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
 
 

@@ -15,7 +15,7 @@ from ..core.compiler_stance import untraced
 from ..core.ops import sites, table
 from ..core.ops.sites import Site, op_of
 from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, ops_of
-from ..core.rules import CastRule, kernel_fallback, rules
+from ..core.rules import CastRule, kernels, registry
 from ..errors import HmpError
 
 _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics keep their dtypes if torch has a kernel for that (R9)"
@@ -111,8 +111,8 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
 def _at(site: Site, decision: tables.Decision | None) -> str:
     if decision is not None:
-        more = [kind.rule.sentence for kind in decision.ruled.added if kind.rule is not decision.ruled.kind]
-        return "; ".join([_done(site.op, decision.ruled.kind), *more])
+        more = [kind.rule.sentence for kind in decision.ruled.added if kind.rule is not decision.ruled.rule]
+        return "; ".join([_done(site.op, decision.ruled.rule), *more])
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 
@@ -134,10 +134,10 @@ def _name_of(function: object) -> str:
 def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if op in table.DTYPE_OPS:
         return "hmp never casts it, even if it is on a list: its purpose is to set or read a dtype or memory (R7)"
-    rule = rules.rule_for(op, source, policy.dtype)
+    rule = registry.rule_for(op, source, policy.dtype)
     if sites.is_view(op):
-        refused = f"; {rules.FIRST_INPUT.sentence}" if rule is rules.FIRST_INPUT else ""
-        return rules.VIEW.sentence + refused + _without_kernel(op)
+        refused = f"; {registry.FIRST_INPUT.sentence}" if rule is registry.FIRST_INPUT else ""
+        return registry.VIEW.sentence + refused + _without_kernel(op)
     if source is None:
         if rule is None or not rule.label or (rule.choose is None and rule.dtype is None):  # it changes no dtype
             return "unlisted: it is left to torch" + _without_kernel(op)
@@ -145,13 +145,13 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
         return f"unlisted: {done}" if rule.is_list else done
     own = sites.sites_of(op)  # none, for a function of the user's
     if own and sites.writes_first(op):
-        return rules.IN_PLACE.sentence
+        return registry.IN_PLACE.sentence
     if rule is None or not rule.is_list:
         return "torch itself promotes its inputs to the widest dtype, so hmp does nothing (R3)"
     described = lists.kind_of(source.list_name).described(policy)
     done = _done(op, rule) + (f" ({described})" if described and rule is lists.kind_of(source.list_name).rule else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
-    return done + spelled + ("" if rule is rules.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
+    return done + spelled + ("" if rule is registry.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
 
 
 def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
@@ -166,12 +166,12 @@ def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
         return ""
     wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
-    return f"; {rules.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
+    return f"; {registry.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
 
 
 def _without_kernel(op: str) -> str:
     devices: dict[str, list[str]] = {}
-    for device, dtype in sorted(kernel_fallback.known(sites.ancestry(op)), key=str):
+    for device, dtype in sorted(kernels.known(sites.ancestry(op)), key=str):
         devices.setdefault("any device" if device == "*" else device, []).append(dtype_name(dtype))
     return "".join(
         f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()

@@ -15,7 +15,7 @@ from ..core.active import current_state
 from ..core.log import PACKAGES, caller
 from ..core.observe import Call, Listener, here, modules
 from ..core.policy import Policy
-from ..core.rules import OpRule
+from ..core.rules import OpUnderRule
 from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number
@@ -61,7 +61,7 @@ class Owner(NamedTuple):
     """
 
     op: str
-    rule: OpRule | None
+    ruled: OpUnderRule | None
     policy: Policy | None
     place: Place
 
@@ -119,7 +119,7 @@ class OpOwners(Listener):
         if call is None:
             owner = Owner(aten, None, current_state().policy, place_here())
         else:
-            owner = Owner(call.op, call.rule, call.here.policy, place_here())
+            owner = Owner(call.op, call.ruled, call.here.policy, place_here())
         return self._owners.setdefault(owner, owner)
 
 

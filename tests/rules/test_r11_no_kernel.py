@@ -266,3 +266,14 @@ def test_r11_explain_says_where_an_op_has_no_kernel() -> None:
     assert anywhere in str(hmp.explain("linalg.inv", "habana"))
     assert "without a kernel on cpu in bfloat16 and float16" in str(hmp.explain("avg_pool3d", "habana"))
     assert "R11" not in str(hmp.explain("relu", "habana"))
+
+
+def test_r11_a_failed_call_with_out_raises_or_has_its_result_there() -> None:
+    """`out` is among the keywords: a retry that cast it would write into a copy."""
+    out, norm = torch.zeros((), dtype=torch.bfloat16, device=X.device), torch.linalg.matrix_norm(X, "nuc")
+    with hmp.casts(hmp.Policy("listed", bf16={"linalg.matrix_norm"})):
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            torch.linalg.matrix_norm(X, "nuc", out=out)
+        torch.linalg.matrix_norm(X, "nuc")
+        assert torch.linalg.matrix_norm(X, "nuc", out=out) is out
+        torch.testing.assert_close(out, norm, check_dtype=False, rtol=0.01, atol=0)

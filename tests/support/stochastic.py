@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from hmp.core import lists
-from hmp.core.rules import CastRule, Op, OpRule, one_dtype_wrapper, substitutes, writes
+from hmp.core.rules.plug_ins import CastRule, Op, OpUnderRule, calls_of, one_dtype_wrapper, writes
 
 
 def rounded(op: str, low_dtype: torch.dtype, words: object, result: Any) -> Any:
@@ -18,12 +18,12 @@ def rounded(op: str, low_dtype: torch.dtype, words: object, result: Any) -> Any:
     return (result + (up_or_down - result.detach())).to(low_dtype)  # exact: the two are neighbours
 
 
-def make(op: Op, rule: OpRule, caster: Any, round_result: Op) -> Op:
-    in_float32 = one_dtype_wrapper(op, rule, caster)
+def make(op: Op, ruled: OpUnderRule, caster: Any, round_result: Op) -> Op:
+    in_float32 = one_dtype_wrapper(op, ruled, caster)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = in_float32(*args, **kwargs)
-        return result if writes(args, kwargs, rule) else round_result(result)
+        return result if writes(args, kwargs, ruled) else round_result(result)
 
     return wrapper
 
@@ -33,7 +33,7 @@ RULE = CastRule(
     label="stochastic",
     sentence="it computes in float32, and its result is rounded stochastically",
     make=make,
-    calls=substitutes.calls_of(rounded, computes=lambda rule: torch.float32),
+    calls=calls_of(rounded, computes=lambda ruled: torch.float32),
     is_list=True,
     dtype=lambda low_dtype: torch.float32,
 )
@@ -52,6 +52,6 @@ KIND = lists.ListKind(
     over=("bf16", "promote"),
     excludes=("fp32",),
     refusal=refusal,
-    columns={"rounded": lambda call: call.result.numel() if call.rule is not None and call.rule.kind is RULE else 0},
+    columns={"rounded": lambda call: call.result.numel() if call.rule is RULE else 0},
 )
 lists.add(KIND)

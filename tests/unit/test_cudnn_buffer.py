@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.core.rules import cudnn_weights
+from hmp.core.rules import special
 from trap_kit import policy
 
 LAYERS = {
@@ -37,8 +37,8 @@ def test_cudnn_is_asked_as_the_module_asks_it(name: str, packed: bool, monkeypat
             each.set_(buffer[at : at + each.numel()].view_as(each))
             at += each.numel()
 
-    monkeypatch.setattr(cudnn_weights, "flatten_cudnn_weights", flatten)
-    monkeypatch.setattr(cudnn_weights, "_are_for_cudnn", lambda weights: weights[0].dtype is torch.bfloat16)
+    monkeypatch.setattr(special, "flatten_cudnn_weights", flatten)
+    monkeypatch.setattr(special, "_are_for_cudnn", lambda weights: weights[0].dtype is torch.bfloat16)
     x = torch.randn(5, 2, 3).transpose(0, 1) if layer.batch_first else torch.randn(5, 2, 3)
     batch = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3], layer.batch_first) if packed else x
     low = {n: p.detach().bfloat16().requires_grad_() for n, p in layer.named_parameters()}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import hmp
 from hmp.core import tables
 from hmp.core.ops import table
-from hmp.core.rules import kernel_fallback
+from hmp.core.rules import kernels
 
 
 @pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
@@ -25,9 +25,9 @@ def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
         "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
     }
     tried = []
-    retry = kernel_fallback.Kernels.retry
-    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
-    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
+    remember = kernels.Kernels.remember
+    monkeypatch.setattr(kernels.Kernels, "remember", lambda self, *args: (tried.append(args[1]), remember(self, *args))[1])
+    monkeypatch.setattr(kernels, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
     for _ in range(2):
         with hmp.convert(policy=hmp.Policy(bf16={op})):
             calls[op]()

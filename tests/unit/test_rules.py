@@ -12,16 +12,17 @@ import pytest
 import torch
 
 import hmp
-from hmp.core import tables
-from hmp.core.rules import CastRule, rules
+from hmp.core import lists, tables
+from hmp.core.rules import registry
+from hmp.core.rules.plug_ins import CastRule, one_dtype_wrapper
 from process_kit import ROOT
 
 
 def test_every_rule_has_its_name_a_number_of_the_page_and_a_sentence_of_its_own() -> None:
-    assert [getattr(rules, rule.name) for rule in rules.RULES] == list(rules.RULES)
+    assert [getattr(registry, rule.name) for rule in registry.RULES] == list(registry.RULES)
     page = (ROOT / "docs" / "pages" / "background" / "how-casting-works.md").read_text(encoding="utf-8")
-    assert {rule.number for rule in rules.RULES} <= set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
-    assert len({rule.sentence for rule in rules.RULES}) == len(rules.RULES)
+    assert {rule.number for rule in registry.RULES} <= set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
+    assert len({rule.sentence for rule in registry.RULES}) == len(registry.RULES)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[CastRule]:
         holds=lambda case: case.list is None and case.op == "tanh",
         ops=frozenset({"tanh"}),
     )
-    monkeypatch.setattr(rules, "RULES", (added, *rules.RULES))
+    monkeypatch.setattr(registry, "RULES", (added, *registry.RULES))
     tables.decide_anew()
     yield added
     tables.decide_anew()
@@ -60,24 +61,47 @@ def test_a_rule_is_added_by_one_entry_and_one_function(rounds: CastRule) -> None
     assert "float32 (R2)" in hmp.explain("tanh", policy.replace(fp32={"tanh"})).why
 
 
-def test_a_rule_on_the_second_input_alone_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = CastRule(
-        "SECOND_INPUT",
-        number="R11",
-        label="second input",
-        sentence="its second input becomes the low-precision dtype (R11)",
-        make=rules.BF16_LIST.make,
-        holds=lambda case: case.list is None and case.op == "mul",
-        ops=frozenset({"mul"}),
-        keep=frozenset({0}),
+@pytest.fixture
+def second() -> Iterator[CastRule]:
+    rule = CastRule(
+        "SECOND_LIST",
+        label="second",
+        sentence="its second input is cast to the low-precision dtype",
+        make=one_dtype_wrapper,
+        only=frozenset({1}),
+        is_list=True,
         dtype=lambda low_dtype: low_dtype,
     )
-    monkeypatch.setattr(rules, "RULES", (second, *rules.RULES))
-    tables.decide_anew()
-    x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.001, 1.001])  # bfloat16 has no 1.001
-    with hmp.casts(hmp.Policy("second", bf16={"mm"})):
-        for found in (torch.mul(x, y), torch.mul(input=x, other=y), torch.mul(other=y, input=x), x * y):
-            assert found.dtype is torch.float32 and found.tolist() == [1, 2]
-        assert torch.equal(torch.mul(y, x), y * torch.ones(2) * x)  # not the first
+    lists.add(lists.ListKind(name="second", title="second", contents="ops whose second input is rounded", module=__name__, rule=rule))
+    yield rule
     hmp.revert()
-    tables.decide_anew()
+    lists.remove("second")
+
+
+def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog: pytest.LogCaptureFixture) -> None:
+    policy = hmp.Policy("mine", second={"hypot", "addmv"})
+    x, y = torch.tensor([3.0, 6.0]), torch.tensor([4.001, 8.001])  # bfloat16 has neither of the second
+    matrix, low = y.outer(y), x.bfloat16()
+    with hmp.record() as report, hmp.convert(policy=policy, verbose=True):
+        for found in (torch.hypot(x, y), torch.hypot(input=x, other=y), torch.hypot(other=y, input=x), x.hypot(y)):
+            assert torch.equal(found, torch.tensor([5.0, 10.0]))
+        assert torch.hypot(y, x).tolist() != [5.0, 10.0]  # not the first
+        for added in (torch.addmv(low, matrix, low), torch.addmv(low, mat=matrix, vec=low)):
+            assert torch.equal(added, low.addmv(matrix.bfloat16(), low))
+        with pytest.raises(RuntimeError, match="dtype"):  # torch refuses what the rule makes; that is no missing kernel
+            torch.addmv(x, matrix, x)
+        assert hmp.fallbacks() == {}
+    rows = {(row.op, row.rule, row.source, row.compute, row.casts > 0) for row in report.rows if row.op in ("hypot", "addmv")}
+    assert {row[:3] for row in rows} == {("hypot", "second", "hypot"), ("addmv", "second", "addmv")}
+    assert ("hypot", "second", "hypot", "float32", True) in rows and ("addmv", "second", "addmv", "bfloat16", True) in rows
+    logged = caplog.text
+    assert "hypot (second)" in logged and "float32 -> bfloat16" in logged and "kernel" not in logged
+    assert hmp.explain("addmv", policy).why == second.sentence
+
+
+def test_two_rules_with_one_label_are_an_error(second: CastRule) -> None:
+    for label in ("second", "in place", "bf16"):
+        rule = CastRule("OTHER", label=label, sentence="", make=one_dtype_wrapper)
+        with pytest.raises(hmp.HmpError, match=f"no other rule has, got '{label}' of OTHER"):
+            lists.add(lists.ListKind(name="other", title="other", contents="", module=__name__, rule=rule))
+    assert "other" not in lists.names()

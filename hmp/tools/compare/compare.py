@@ -20,7 +20,6 @@ from ...core.compiler_stance import running_uncompiled
 from ...core.copies import clear_cache
 from ...core.observe import here, listen
 from ...core.policy import Policy, can_be_listed
-from ...core.rules import rules
 from ...core.torch_private import without_torch_dispatch, without_torch_function
 from ...errors import HmpError
 from .. import model_call
@@ -322,8 +321,8 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
 
 def _recorder(statistics: ErrorSums) -> Seen:
     def seen(call: AtenCall, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
-        rule = call.owner.rule
-        listed = rule.kind.label if rule is not None and rule.kind.is_list and rule.kind is not rules.AUTOCAST else ""
+        ruled = call.owner.ruled
+        listed = "" if ruled is None else lists.with_rule(ruled.rule)
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 

@@ -67,7 +67,7 @@ class Float32Reference(OpOwners):
 
     def end(self, call: Call) -> None:
         """Handle the end of an op of hmp's: what comes next takes its result as it is, rounded."""
-        if call.rule is None:
+        if call.ruled is None:
             return
         self._inside.clear()
         for tell in self._unrounded.values():  # it was not rounded
@@ -279,8 +279,8 @@ class Float32Reference(OpOwners):
 
 
 def _may_be_rounded(call: AtenCall) -> bool:
-    rule = call.owner.rule
-    return rule is not None and rule.facts.needs_instructions and rule.kind.calls is None
+    ruled = call.owner.ruled
+    return ruled is not None and ruled.facts.needs_instructions and ruled.rule.calls is None
 
 
 class _Dropout:

@@ -14,7 +14,7 @@ from ...core import lists
 from ...core.casting import dtype_name
 from ...core.ops import sites, table
 from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
-from ...core.rules import rules
+from ...core.rules import registry
 from ...errors import OpListError
 from ..aten import Facts
 from ..compare.distance import widened
@@ -164,7 +164,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     if owner.policy is None:
         return "none: no policy was active here"
     if _in_place(owner):
-        return rules.IN_PLACE.sentence
+        return registry.IN_PLACE.sentence
     if explained is None or explained.cast is None:
         return f"on no list of policy {owner.policy.name!r}: computed in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
@@ -175,12 +175,12 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
 
 
 def _in_place(owner: Owner) -> bool:
-    return owner.op.endswith("_") if owner.rule is None else owner.rule.facts.in_place
+    return owner.op.endswith("_") if owner.ruled is None else owner.ruled.facts.in_place
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     """Return True if few bits took part, also those of rounded values that are float32 numbers."""
-    return (owner.rule is not None and owner.rule.kind.hides_dtypes) or any(t.dtype in LOW for t in tensors)
+    return (owner.ruled is not None and owner.ruled.rule.hides_dtypes) or any(t.dtype in LOW for t in tensors)
 
 
 def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:

@@ -142,8 +142,8 @@ class NonfiniteFinder(OpOwners):
         return out
 
     def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
-        rule = call.owner.rule
-        if rule is None or not rule.facts.needs_instructions:
+        ruled = call.owner.ruled
+        if ruled is None or not ruled.facts.needs_instructions:
             self._unrounded = None
         elif results and not known.moves:
             self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
@@ -177,8 +177,8 @@ class NonfiniteFinder(OpOwners):
         inputs = [t for t in leaves if isinstance(t, Tensor) and t.dtype in FLOATS and id(t) not in ignored]
         bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
         has_nan = any(_has_nan(t) for t in odd)
-        rule = call.owner.rule
-        quantises = rule is not None and rule.kind.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
+        ruled = call.owner.ruled
+        quantises = ruled is not None and ruled.rule.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin(OriginKind.WRITTEN))
         elif not bad:
@@ -209,7 +209,7 @@ class NonfiniteFinder(OpOwners):
 
     def end(self, call: Call) -> None:
         """Handle the end of a call of a torch function."""
-        if call.rule is not None or call.error is not None:
+        if call.ruled is not None or call.error is not None:
             return
         if self._held:
             self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((call.result,))) if origin is not None})
@@ -253,8 +253,8 @@ class NonfiniteFinder(OpOwners):
 
     def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
         """Return True if an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
-        rule = call.owner.rule
-        if known.name == "_to_copy" and rule is not None and takes_masks(rule):
+        ruled = call.owner.ruled
+        if known.name == "_to_copy" and ruled is not None and takes_masks(ruled):
             return True  # hmp puts the finite extreme in its place (R12)
         if not inputs or all(t in self._of_integers for t in inputs):
             return True

@@ -19,7 +19,7 @@ from ...core.casting import castable, dtype_name, each_castable, each_tensor
 from ...core.log import PACKAGES
 from ...core.observe import RUNS_BACKWARD, Call, modules
 from ...core.policy import Listed, ListEntry, Policy, unwrapped
-from ...core.rules import OpRule, rules
+from ...core.rules import OpUnderRule, registry
 from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
@@ -184,28 +184,28 @@ class OverrideRecorder:
         with self._lock:
             return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
 
-    def decided(self, call: Call, rule: OpRule, given: Given) -> None:
+    def decided(self, call: Call, ruled: OpUnderRule, given: Given) -> None:
         """Note a call of an op that hmp decided by `rule`."""
         policy, given_by_user = call.here.policy, call.here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
-        if policy is not None and rule.kind.is_list:
+        if policy is not None and ruled.rule.is_list:
             lacks = (
-                Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(rule.low_dtype)} kernel for it (R11)")
+                Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)")
                 if call.lacks_kernel
                 else _LEFT
             )
             got = "float32" if call.lacks_kernel else call.computed
-            self._check(policy, rule.op, got, over_casts() or lacks, given, call.result)
-            if rule.kind is rules.FP32_LIST:
-                self._look_at_inputs(policy, rule.op, given, call.result)
+            self._check(policy, ruled.op, got, over_casts() or lacks, given, call.result)
+            if ruled.rule is registry.FP32_LIST:
+                self._look_at_inputs(policy, ruled.op, given, call.result)
         self.rounded.notice(given, call.result)
 
     def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
         """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before."""
         low, words = self.rounded.before(given, result)
         entry = self._entry(policy, op) if low else None
-        if entry is not None and entry.list_name == "fp32":
+        if entry is not None and registry.of_entry(entry) is registry.FP32_LIST:
             self._note(
                 op, entry.source, "float32", f"float32, on values already rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words)
             )

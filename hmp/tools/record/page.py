@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core import lists
-from ...core.rules import rules
+from ...core.rules import registry
 from ..formatting import count, share, short_entry, size, some, typeset_duration
 from ..pages.page import (
     Cell,
@@ -87,7 +87,7 @@ def report_page(report: Report) -> Page:
 def rule_sentences() -> dict[str, list[str]]:
     """Return what reports call a rule → the sentences of all rules that they call so."""
     found: dict[str, list[str]] = {}
-    for rule in dict.fromkeys((*(kind.rule for kind in lists.kinds()), *rules.RULES)):
+    for rule in dict.fromkeys((*(kind.rule for kind in lists.kinds()), *registry.RULES)):
         if rule.in_reports:
             found.setdefault(rule.in_reports, []).append(rule.sentence)
     found[UNLISTED] = ["on no list: left to torch"]

@@ -16,7 +16,7 @@ from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.ops import sites
 from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
-from ...core.rules import CastRule, rules
+from ...core.rules import CastRule, registry
 from ...core.torch_private import without_torch_function
 from ..formatting import provenance
 from .models import RunningModels
@@ -55,18 +55,18 @@ class Recorder(Listener):
 
     def end(self, call: Call) -> None:
         """Count a call."""
-        rule = call.rule
-        if rule is None:
+        ruled = call.ruled
+        if ruled is None:
             if call.error is None:
                 self._unlisted(call)
             return
-        said, given, raised = _said_of(rule.kind), call.given, call.error is not None
+        rule, given, raised = _reported(ruled.rule), call.given, call.error is not None
         inputs, output = dtypes_of(given), "" if raised else dtypes_of((call.result,))
-        if said == UNLISTED and not call.lacks_kernel:
+        if rule is None and not call.lacks_kernel:
             call.computed = _computed(given, inputs, call.result)
-        self._note(call, said, inputs, output, raised and type(call.error).__name__ != _STOP)
+        self._note(call, rule, inputs, output, raised and type(call.error).__name__ != _STOP)
         if not raised and not _compiling():
-            self.last_word.decided(call, rule, given)
+            self.last_word.decided(call, ruled, given)
 
     def backward_begins(self) -> None:
         """Look for what overrides the policy in backward."""
@@ -86,14 +86,14 @@ class Recorder(Listener):
         inputs, output = dtypes_of(call.given), dtypes_of((result,))
         self.last_word.rounded.notice_cast(call.op, call.args, result)
         call.computed = _computed(call.given, inputs, result)
-        rule = UNLISTED
+        rule = None
         if call.function in call.here.replacements.functions:
             rule = BYPASSED
             self.last_word.past(call)
         if inputs or output:
             self._note(call, rule, inputs, output, False)
 
-    def _note(self, call: Call, rule: str, inputs: str, output: str, raised: bool) -> None:
+    def _note(self, call: Call, rule: CastRule | str | None, inputs: str, output: str, raised: bool) -> None:
         policy, given = call.here.policy, call.here.user_policy
         if policy is None or given is None:
             return  # reverted since the call began
@@ -144,13 +144,11 @@ class Recorder(Listener):
         """Return what was noted so far, in the order of first calls."""
         found = []
         for entry, op, rule, *rest in self._entries():
-            if rule == UNLISTED and entry is not None and entry.list_name == "promote":
-                rule = rules.PROMOTE.in_reports  # torch itself promotes: no wrapper is needed
-            follows = entry is not None and (
-                rule in (entry.list_name, BYPASSED) or (rule == rules.AUTOCAST.in_reports and entry.is_autocasts)
-            )
-            source = entry.source if follows else ""
-            found.append(Row(op, rule, source, *rest))
+            asked = None if entry is None else registry.of_entry(entry)
+            if rule is None and asked is registry.PROMOTE:
+                rule = asked  # torch itself promotes: no wrapper is needed
+            source = entry.source if entry is not None and rule in (asked, BYPASSED) else ""
+            found.append(Row(op, _name_of(rule), source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
     def _entries(self) -> list[tuple[Any, ...]]:
@@ -177,8 +175,13 @@ class Recorder(Listener):
 
 
 @functools.cache
-def _said_of(kind: CastRule) -> str:
-    return kind.in_reports or UNLISTED
+def _reported(rule: CastRule) -> CastRule | None:
+    """Return the rule, or None for one that leaves the op to torch."""
+    return rule if rule.in_reports else None
+
+
+def _name_of(rule: CastRule | str | None) -> str:
+    return UNLISTED if rule is None else rule if isinstance(rule, str) else rule.in_reports
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ...core.rules import rules
+from ...core.rules import registry
 from ..op_owners import Place, place_here
 
 T = TypeVar("T")
@@ -17,8 +17,8 @@ ELSEWHERE = Place("", "", 0)
 UNLISTED = "unlisted"
 # And of a listed op that was called by a name that Python code took before, and that hmp did not find.
 BYPASSED = "bypassed"
-# A rule's number says nothing by itself.
-_WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in rules.RULES if rule.in_reports and not rule.is_list}
+# A rule's number says nothing by itself. Of rules with one number the first has the word for all.
+_WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in reversed(registry.RULES) if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
 # What rows may be taken together by, with the fields that then distinguish them.

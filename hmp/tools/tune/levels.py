@@ -129,7 +129,7 @@ class _PackableCalls(Listener):
         self._module = module
 
     def begin(self, call: Call) -> None:
-        if call.rule is not None and any(kind.name == "saved" for kind in call.rule.added):
+        if call.ruled is not None and any(kind.name == "saved" for kind in call.ruled.added):
             self.seen[call.op, self._module()] = None
 
 

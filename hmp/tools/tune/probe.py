@@ -24,7 +24,7 @@ from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tens
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Listener, listen
 from ...core.policy import plain_path
-from ...core.rules import Op, OpRule, op_wrap, rules, writes
+from ...core.rules import Op, OpUnderRule, op_wrap, registry, writes
 from ...core.torch_private import functorch_level
 from ..benchmark.sampling import least_seconds
 from ..model_state import random_state_kept
@@ -136,7 +136,7 @@ class _Op:
     """
 
     name: str
-    rule: OpRule
+    ruled: OpUnderRule
     full: Op
     low: Op
     fp8: Op | None
@@ -162,7 +162,7 @@ class Probe(Listener):
         self._decisions = decisions
         self._paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
         self.hooks: list[Any] = []
-        self._ops: dict[tuple[Any, OpRule], _Op | None] = {}
+        self._ops: dict[tuple[Any, OpUnderRule], _Op | None] = {}
         self._begun: tuple[_Op, Call, Tensor] | None = None  # with the arguments as they were before, and the state of random numbers
         self._thread = threading.get_ident()
         self._timed: dict[Any, tuple[float, float, int]] = {}
@@ -171,13 +171,13 @@ class Probe(Listener):
     def begin(self, call: observe.Call) -> None:
         """Keep the arguments of a decided op."""
         self._begun = None
-        if threading.get_ident() != self._thread or call.rule is None:
+        if threading.get_ident() != self._thread or call.ruled is None:
             return
-        key = call.function, call.rule
+        key = call.function, call.ruled
         if key not in self._ops:
             self._ops[key] = self._in_each_dtype(*key)
         op = self._ops[key]
-        if op is None or writes(call.args, call.kwargs, call.rule):
+        if op is None or writes(call.args, call.kwargs, call.ruled):
             return
         if functorch_level() is not None:
             measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
@@ -194,18 +194,18 @@ class Probe(Listener):
             with disable_casts():
                 self._measure(op, given, call.result, not torch.equal(draws, self._draws()))
 
-    def _in_each_dtype(self, function: Op, rule: OpRule) -> _Op | None:
-        name = self._decisions.op_of(rule.op)
-        if rule.kind is not rules.FP32_LIST or name is None:
+    def _in_each_dtype(self, function: Op, ruled: OpUnderRule) -> _Op | None:
+        name = self._decisions.op_of(ruled.op)
+        if ruled.rule is not registry.FP32_LIST or name is None:
             return None
         fp8 = None
         kind = lists.kind_of("fp8")
-        if self._decisions.in_fp8 and rule.op in kind.level.ops:
+        if self._decisions.in_fp8 and ruled.op in kind.level.ops:
             start = self._decisions.start
             words = tuple((word.field, getattr(start, word.field)) for word in kind.words)
-            fp8 = op_wrap(function, rule._replace(kind=kind.rule, words=words))
-        op = _Op(name, rule, op_wrap(function, rule), function, fp8)
-        op.low = op_wrap(function, rule._replace(kind=rules.BF16_LIST), around_cast=op.noting)
+            fp8 = op_wrap(function, ruled._replace(rule=kind.rule, words=words))
+        op = _Op(name, ruled, op_wrap(function, ruled), function, fp8)
+        op.low = op_wrap(function, ruled._replace(rule=registry.BF16_LIST), around_cast=op.noting)
         return op
 
     def _draws(self) -> Tensor:
@@ -261,7 +261,7 @@ class Probe(Listener):
         work = _work(op.full, (args, kwargs))
         measured.work += work
         start = self._decisions.start
-        if not lists.kind_of("fp8").level.why_not(op.rule.op, args, kwargs, start):
+        if not lists.kind_of("fp8").level.why_not(op.ruled.op, args, kwargs, start):
             measured.work_fp8 += work
             try:
                 with torch.no_grad():
@@ -273,7 +273,7 @@ class Probe(Listener):
 
     def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
         """Note seconds and saved bytes in both dtypes; measured once for calls of the same form."""
-        form = (op.rule, _form(call))
+        form = (op.ruled, _form(call))
         if form not in self._timed:
             wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
             self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call, self._decisions.low, taken))

@@ -1,4 +1,7 @@
-"""For lists of plug-ins whose ops are computed by a function of the plug-in's: where that cannot take a call, the op is cast as on BF16."""
+"""What a plug-in imports to write the rule of its list.
+
+`calls_of` and `make_of` are for ops that a function of the plug-in's computes: where that cannot take a call, the op is cast as on BF16.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,23 @@ import torch
 from ..active import without_casts
 from ..casting import Caster
 from ..log import log
-from .kernel_fallback import count
-from .op_rule import Op, OpRule
-from .rules import torchs, with_added
-from .wrappers import one_dtype_wrapper
+from .fast import one_dtype_wrapper
+from .kernels import count
+from .op import CastRule, Op, OpUnderRule, writes
+from .registry import torchs, with_added
+
+__all__ = ["CastRule", "Op", "OpUnderRule", "calls_of", "count", "make_of", "one_dtype_wrapper", "writes"]
 
 _compiling = torch.compiler.is_dynamo_compiling
 _counted = threading.local()  # the ops whose calls, counted as computed otherwise, are running in this thread
 
 
 def calls_of(
-    compute: Callable[..., Any], *, computes: Callable[[OpRule], torch.dtype], notes: str = ""
-) -> Callable[[Op, OpRule], tuple[Op, ...]]:
+    compute: Callable[..., Any], *, computes: Callable[[OpUnderRule], torch.dtype], notes: str = ""
+) -> Callable[[Op, OpUnderRule], tuple[Op, ...]]:
     """Return a rule's `calls`: torch's own function, and `compute(rule's op, low_dtype, words, *args, **kwargs)`.
 
-    What `compute` calls is not decided again (R8): torch's decompositions are Python, and would call the op that they are of. In compiled
+    What `compute` calls is not decided again: torch's decompositions are Python, and would call the op that they are of. In compiled
     code the compiler traces it as it traces user code, with its autograd.Function; else its steps would be differentiated.
 
     Args:
@@ -35,18 +40,18 @@ def calls_of(
         notes: The list, where it takes an argument `observer`, to which it reports while hmp.record() runs; see `Listener.noted`.
     """
 
-    def calls(op: Op, rule: OpRule) -> tuple[Op, ...]:
+    def calls(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
         inlined = getattr(op, "inlined", None)
         run = without_casts(compute) if inlined is None else functools.partial(inlined, compute)
-        made = functools.partial(run, rule.op, rule.low_dtype, rule.words)
-        made.computes, made.notes = computes(rule), notes  # type: ignore[attr-defined]
-        return *torchs(op, rule), with_added(made, rule)
+        made = functools.partial(run, ruled.op, ruled.low_dtype, ruled.words)
+        made.computes, made.notes = computes(ruled), notes  # type: ignore[attr-defined]
+        return *torchs(op, ruled), with_added(made, ruled)
 
     return calls
 
 
 def make_of(
-    why_not_of: Callable[[OpRule], Callable[[tuple[Any, ...], dict[str, Any]], str]],
+    why_not_of: Callable[[OpUnderRule], Callable[[tuple[Any, ...], dict[str, Any]], str]],
     what: str,
     list_title: str,
     also: Callable[[str, tuple[Any, ...], dict[str, Any]], dict[str, Any]] | None = None,
@@ -62,26 +67,26 @@ def make_of(
         also: Gets the op and a call's arguments, and gives more keywords to the function: what a compiler's trace could not ask.
     """
 
-    def make(op: Op, rule: OpRule, caster: Caster, computed: Op) -> Op:
-        in_low, why_not = one_dtype_wrapper(op, rule, caster), why_not_of(rule)
+    def make(op: Op, ruled: OpUnderRule, caster: Caster, computed: Op) -> Op:
+        in_low, why_not = one_dtype_wrapper(op, ruled, caster), why_not_of(ruled)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             reason = why_not(args, kwargs)
             if not reason:
-                return computed(*args, **kwargs) if also is None else computed(*args, **kwargs, **also(rule.op, args, kwargs))
+                return computed(*args, **kwargs) if also is None else computed(*args, **kwargs, **also(ruled.op, args, kwargs))
             if _compiling():
                 return in_low(*args, **kwargs)
             inside = _counted.__dict__.setdefault("ops", set())
-            if rule.op in inside:  # a tensor subclass calls the op that it was called for
+            if ruled.op in inside:  # a tensor subclass calls the op that it was called for
                 return in_low(*args, **kwargs)
-            if count(rule.op, what, reason):
+            if count(ruled.op, what, reason):
                 said = "%s is on the %s list, but this call runs in bfloat16 or float16 (%s); hmp.fallbacks() counts such calls"
-                log.info(said, rule.op, list_title, reason)
-            inside.add(rule.op)
+                log.info(said, ruled.op, list_title, reason)
+            inside.add(ruled.op)
             try:
                 return in_low(*args, **kwargs)
             finally:
-                inside.discard(rule.op)
+                inside.discard(ruled.op)
 
         return wrapper
 

@@ -19,26 +19,24 @@ from ..observe import Listener, clock_of
 from ..ops import sites, table
 from ..ops.sites import Site
 from ..policy import ListEntry, ListName
-from . import autocast_entries, float32_products, lost_writes, norms_and_lookups, saturation, wrappers
-from .cudnn_weights import with_one_buffer
-from .kernel_fallback import known
-from .observation import counted, observed, timed
-from .op_rule import Case, CastRule, Choose, Op, OpRule, facts_of, facts_of_users
-from .wrappers import one_dtype_wrapper
+from . import emulation, fast, general, overflow, special
+from .kernels import known
+from .listeners import counted, observed, timed
+from .op import CastRule, Choose, Op, OpOnList, OpUnderRule, facts_of, facts_of_users
 
 # --- the dtype of a call --------------------------------------------------------------------------------------------------
 
 
-def _widest(rule: OpRule) -> Choose:
-    count_0dim = rule.op in table.JOINS or rule.op in table.MIXED_BACKWARD_RAISES
+def _widest(ruled: OpUnderRule) -> Choose:
+    count_0dim = ruled.op in table.JOINS or ruled.op in table.MIXED_BACKWARD_RAISES
     return lambda tensors: casting.widest(tensors, count_0dim=count_0dim)
 
 
-def _first(rule: OpRule) -> Choose:
+def _first(ruled: OpUnderRule) -> Choose:
     return lambda tensors: tensors[0].dtype
 
 
-def _low_among_them(rule: OpRule) -> Choose:
+def _low_among_them(ruled: OpUnderRule) -> Choose:
     """Return the low-precision dtype that an input has already, for which a kernel may be missing."""
     return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
 
@@ -46,66 +44,66 @@ def _low_among_them(rule: OpRule) -> Choose:
 # --- wrappers, and the functions that they call ---------------------------------------------------------------------------
 
 
-def _own(op: Op, rule: OpRule) -> Op:
-    return with_added(without_casts(op) if rule.facts.composite else with_one_buffer(op, rule.op), rule)
+def _own(op: Op, ruled: OpUnderRule) -> Op:
+    return with_added(without_casts(op) if ruled.facts.composite else special.with_one_buffer(op, ruled.op), ruled)
 
 
-def with_added(op: Op, rule: OpRule) -> Op:
+def with_added(op: Op, ruled: OpUnderRule) -> Op:
     """Return `op`, a function that computes the rule's op, with what the lists do around it that add to the rule."""
-    for kind in rule.added:
+    for kind in ruled.added:
         if kind.around is not None:
-            op = _with_attributes(kind.around(op, rule), op)
+            op = functools.update_wrapper(kind.around(op, ruled), op, ("computes", "notes"), ())
     return op
 
 
-def torchs(op: Op, rule: OpRule) -> tuple[Op, ...]:
+def torchs(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
     """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype."""
-    return (_saturating(NO_INSTRUCTIONS.make(_own(op, rule), rule), rule),)
+    return (_saturating(NO_INSTRUCTIONS.make(_own(op, ruled), ruled), ruled),)
 
 
-def _saturating(op: Op, rule: OpRule) -> Op:
+def _saturating(op: Op, ruled: OpUnderRule) -> Op:
     """Return `op`, with masks that stay finite in it if it takes them as torch's own function does."""
-    make = None if rule.facts.composite else saturation.SATURATING.get(sites.base_of(rule.op))
-    return op if make is None else _with_attributes(make(op), op)
+    make = None if ruled.facts.composite else overflow.SATURATING.get(sites.base_of(ruled.op))
+    return op if make is None else make(op)
 
 
-def _torchs_and_for_autocast(op: Op, rule: OpRule) -> tuple[Op, ...]:
-    own = _own(op, rule)
-    return NO_INSTRUCTIONS.make(own, rule, as_autocast=True), own, NO_INSTRUCTIONS.make(own, rule)
+def _torchs_and_for_autocast(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
+    own = _own(op, ruled)
+    return NO_INSTRUCTIONS.make(own, ruled, as_autocast=True), own, NO_INSTRUCTIONS.make(own, ruled)
 
 
-def _cast_inputs(op: Op, rule: OpRule, caster: Caster) -> Op:
+def _cast_inputs(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
     """Return the wrapper of an op whose inputs are cast: norms, look-ups and attention have their own."""
-    return norms_and_lookups.BUILDERS.get(rule.op, one_dtype_wrapper)(op, rule, caster)
+    return special.BUILDERS.get(ruled.op, fast.one_dtype_wrapper)(op, ruled, caster)
 
 
-def _with_autocast(op: Op, rule: OpRule, caster: Caster, own: Op, unlisted: Op) -> Op:
-    alone = own if rule.unlisted is None else rule.unlisted.kind.make(unlisted, rule.unlisted, caster)
-    # under torch.autocast too a scalar beyond the low-precision dtype saturates (R12)
-    inside = alone if rule.unlisted is not None and rule.unlisted.kind in (FILL, GUARD) else own
-    wrapper = autocast_entries.wrapper(own, inside, alone, rule, caster)
-    return float32_products.under_autocast(wrapper, op, rule, caster)
+def _with_autocast(op: Op, ruled: OpUnderRule, caster: Caster, own: Op, unlisted: Op) -> Op:
+    alone = own if ruled.unlisted is None else ruled.unlisted.rule.make(unlisted, ruled.unlisted, caster)
+    # under torch.autocast too a scalar beyond the low-precision dtype saturates
+    inside = alone if ruled.unlisted is not None and ruled.unlisted.rule in (FILL, GUARD) else own
+    wrapper = special.autocast_wrapper(own, inside, alone, ruled, caster)
+    return emulation.under_autocast(wrapper, op, ruled, caster)
 
 
 # --- conditions that are longer than a line -------------------------------------------------------------------------------
 
 
-def _is_promoted(case: Case) -> bool:
+def _is_promoted(case: OpOnList) -> bool:
     if case.list == "promote":
         return case.op not in table.PROMOTED_WHOLLY
     return case.list is None and case.op in table.MIXED_BACKWARD_RAISES
 
 
-def _is_guarded(case: Case) -> bool:
+def _is_guarded(case: OpOnList) -> bool:
     if case.in_place:
         return case.base in table.GUARDED_ARITHMETIC
     return case.op in table.GUARDED_ARITHMETIC or (case.low_dtype is torch.float16 and case.op in table.SUMS)
 
 
-def _may_lack_a_kernel(case: Case) -> bool:
+def _may_lack_a_kernel(case: OpOnList) -> bool:
     if case.in_place:
         return False
-    return case.op in table.KERNEL_BY_ARGUMENTS or bool(known(case.line) or known(case.line, backward=True))
+    return case.op in table.KERNEL_BY_ARGUMENTS or bool(known(case.ancestry) or known(case.ancestry, backward=True))
 
 
 # --- the table: an op has the first rule that holds for it ----------------------------------------------------------------
@@ -115,32 +113,34 @@ IN_PLACE = CastRule(
     number="R5",
     label="in place",
     sentence="an in-place op: its result keeps the dtype of the tensor that it writes to, whatever list it is on (R5)",
-    make=wrappers.in_place_wrapper,
+    make=fast.one_dtype_wrapper,
     choose=_first,
     holds=lambda case: case.in_place and not table.MIXED_INPLACE_RAISES.isdisjoint((case.op, case.base)),
     ops=table.MIXED_INPLACE_RAISES,
-    repairs=True,
+    applies_in_backward=True,
 )
 MASK_IN_PLACE = CastRule(
     "MASK_IN_PLACE",
     number="R5",
-    label="in place",
+    label="mask in place",
     sentence="left to torch, in place; a sum with a mask stays finite in a low-precision dtype (R5, R12)",
-    make=saturation.mask_in_place_wrapper,
+    make=fast.guard_wrapper,
     holds=lambda case: case.in_place and not table.SUMS.isdisjoint((case.op, case.base)),
     ops=table.SUMS,
+    choose=_first,
+    only_on_missing_kernel=True,
 )
 NO_KERNEL_IN_PLACE = CastRule(
     "NO_KERNEL_IN_PLACE",
     number="R11",
     label="",
     sentence="left to torch, in place; without a kernel it runs in float32 and the result is written back (R5, R11)",
-    make=wrappers.in_place_wrapper,
+    make=fast.one_dtype_wrapper,
     choose=_first,
-    holds=lambda case: case.in_place and bool(known(case.line)),
+    holds=lambda case: case.in_place and bool(known(case.ancestry)),
     ops=table.WITHOUT_KERNEL,
-    repairs=True,
-    leaves_dtypes=True,
+    applies_in_backward=True,
+    only_on_missing_kernel=True,
 )
 BF16_LIST = CastRule(
     "BF16_LIST",
@@ -172,7 +172,7 @@ PROMOTE = CastRule(
     ops=table.MIXED_BACKWARD_RAISES,
     is_list=True,
     choose=_widest,
-    repairs=True,
+    applies_in_backward=True,
 )
 AUTOCAST = CastRule(
     "AUTOCAST",
@@ -189,18 +189,20 @@ FILL = CastRule(
     number="R12",
     label="saturates",
     sentence="left to torch; a finite scalar beyond the tensor's dtype becomes that dtype's largest finite magnitude (R12)",
-    make=saturation.fill_wrapper,
+    make=fast.fill_wrapper,
     holds=lambda case: (case.base if case.in_place else case.op) in table.FILLS,
     ops=table.FILLS,
 )
 GUARD = CastRule(
     "GUARD",
     number="R12",
-    label="saturates",
+    label="arithmetic saturates",
     sentence="left to torch; with a scalar or a mask beyond the low-precision dtype the result saturates (R12)",
-    make=saturation.guard_wrapper,
+    make=fast.guard_wrapper,
     holds=_is_guarded,
     ops=table.GUARDED_ARITHMETIC | table.SUMS,
+    choose=_widest,
+    only_on_missing_kernel=True,
 )
 FIRST_INPUT = CastRule(
     "FIRST_INPUT",
@@ -213,29 +215,29 @@ FIRST_INPUT = CastRule(
     ops=table.MIXED_RAISES | table.NORMS,
     in_order=True,
     choose=_first,
-    repairs=True,
+    applies_in_backward=True,
 )
 NO_KERNEL = CastRule(
     "NO_KERNEL",
     number="R11",
     label="",
     sentence="left to torch; if the device has no kernel for a low-precision dtype, it runs in float32 (R11)",
-    make=wrappers.unlisted_wrapper,
+    make=fast.unlisted_wrapper,
     holds=_may_lack_a_kernel,
     ops=table.WITHOUT_KERNEL | table.KERNEL_BY_ARGUMENTS,
     choose=_low_among_them,
-    repairs=True,
-    leaves_dtypes=True,
+    applies_in_backward=True,
+    only_on_missing_kernel=True,
 )
-ONE_OP = CastRule(  # of torch's Python functions that call an op with another rule
-    "ONE_OP",
+COMPOSITE = CastRule(  # of torch's Python functions that call an op with another rule
+    "COMPOSITE",
     number="R8",
     label="",
     sentence="left to torch: Python code of torch, in which inner calls are not looked up on the lists (R8)",
-    make=wrappers.composite_wrapper,
+    make=fast.unlisted_wrapper,
     holds=lambda case: False,
     choose=_low_among_them,
-    leaves_dtypes=True,
+    only_on_missing_kernel=True,
 )
 VIEW = CastRule(
     "VIEW",
@@ -250,57 +252,52 @@ NO_INSTRUCTIONS = CastRule(  # around torch's own function, whatever rule the op
     number="R11",
     label="",
     sentence="on this CPU it computes in float32 on rounded inputs and rounds its result (R11)",
-    make=float32_products.in_float32,
+    make=emulation.in_float32,
     holds=lambda case: False,
 )
 
 RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, CastRule))  # in the order above
+for _rule in RULES:
+    lists.add_rule(_rule)
+
+_core_list = functools.partial(ListKind, module=__name__, is_optional=False, takes_functions=True)
 
 lists.add(
-    ListKind(
+    _core_list(
         name="bf16",
         title="BF16",
         contents="ops that run in the low-precision dtype",
-        module=__name__,
         rule=BF16_LIST,
         over=("promote",),
         excludes=("fp32",),
         is_low=True,
         aliases=("fp16", "float16", "lower"),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 lists.add(
-    ListKind(
+    _core_list(
         name="fp32",
         title="FP32",
         contents="ops that run in float32",
-        module=__name__,
         rule=FP32_LIST,
         over=("promote",),
         aliases=("float32",),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 lists.add(
-    ListKind(
+    _core_list(
         name="promote",
         title="promote",
         contents="ops that run in the widest dtype of their inputs",
-        module=__name__,
         rule=PROMOTE,
         aliases=("widest",),
-        is_optional=False,
-        takes_functions=True,
     )
 )
 
 
-def of_list(cast: str) -> CastRule:
-    """Return the rule of a list; of "autocast" that of its entries such as `gru.autocast`."""
-    return AUTOCAST if cast == AUTOCAST.label else lists.kind_of(cast).rule
+def of_entry(entry: ListEntry) -> CastRule:
+    """Return the rule that an entry asks for: that of its list, or of entries such as `gru.autocast`."""
+    return AUTOCAST if entry.is_autocasts else lists.kind_of(entry.list_name).rule
 
 
 # --- which rule an op has -------------------------------------------------------------------------------------------------
@@ -309,15 +306,16 @@ def of_list(cast: str) -> CastRule:
 def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRule | None:
     """Return the rule of an op that has this entry of a list, or none; None where the op is left to torch."""
     in_place = sites.writes_first(op)
-    on_list = None if entry is None or in_place or sites.is_view(op) else "autocast" if entry.is_autocasts else entry.list_name
-    case = Case(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
-    if on_list is not None and on_list != AUTOCAST.label:
-        kind = lists.kind_of(on_list)
+    listed = None if in_place or sites.is_view(op) else entry
+    on_list = None if listed is None else "autocast" if listed.is_autocasts else listed.list_name
+    case = OpOnList(op, sites.base_of(op), sites.ancestry(op), in_place, on_list, low_dtype)
+    if listed is not None and not listed.is_autocasts:
+        kind = lists.kind_of(listed.list_name)
         if kind.rule.holds(case):
             return kind.rule
-        case = case._replace(list=kind.instead or on_list)
+        case = case._replace(list=kind.instead or listed.list_name)
     for rule in RULES:
-        if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.line):
+        if rule.ops and not rule.is_list and rule.ops.isdisjoint(case.ancestry):
             continue  # it cannot hold, and most ops are in no such set
         if rule.holds(case):
             return rule
@@ -325,57 +323,52 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
 
 
 @sites.cached
-def op_rule(site: Site, kind: CastRule, low_dtype: torch.dtype) -> OpRule:
+def op_rule(site: Site, rule: CastRule, low_dtype: torch.dtype) -> OpUnderRule:
     """Return the op of `site` under a rule."""
-    alone = rule_for(site.op, None, low_dtype) if kind is AUTOCAST else None
-    facts = facts_of(site, kind.keep, with_order=kind.in_order or site.op in norms_and_lookups.BUILDERS)
-    return OpRule(site.op, kind, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
+    alone = rule_for(site.op, None, low_dtype) if rule is AUTOCAST else None
+    facts = facts_of(site, rule.only, with_order=rule.in_order or site.op in special.BUILDERS)
+    return OpUnderRule(site.op, rule, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
-def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpRule:
+def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpUnderRule:
     """Return a user's own function under the rule of the list `cast`."""
-    return OpRule(op, of_list(cast), facts_of_users(function), low_dtype)
+    return OpUnderRule(op, lists.kind_of(cast).rule, facts_of_users(function), low_dtype)
 
 
 # --- the wrapper of an op -------------------------------------------------------------------------------------------------
 
 
-def op_wrap(op: Op, rule: OpRule, told: Sequence[Listener] = (), around_cast: Callable[[Caster], Caster] | None = None) -> Op:
-    """Return a function that calls `op` with its tensors cast by `rule`.
+def op_wrap(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener] = (), around_cast: Callable[[Caster], Caster] | None = None) -> Op:
+    """Return a function that calls `op` with its tensors cast by its rule.
 
     What does not depend on the tensors of a call is decided here, once.
 
     Args:
         op: Torch's own function.
-        rule: The op under its rule.
-        told: The listeners that get each call.
+        ruled: The op under its rule.
+        listeners: Those that get each call.
         around_cast: Gives a function that is called instead of the one that casts.
     """
-    caster = _caster(rule) if around_cast is None else around_cast(_caster(rule))
-    calls = (rule.kind.calls or torchs)(op, rule)
-    for kind in rule.added:
+    caster = _caster(ruled) if around_cast is None else around_cast(_caster(ruled))
+    calls = (ruled.rule.calls or torchs)(op, ruled)
+    for kind in ruled.added:
         if kind.around_cast is not None:
             caster = kind.around_cast(caster)
-    clock = clock_of(told) if told else None
+    clock = clock_of(listeners) if listeners else None
     if clock is not None:
-        calls, caster = tuple(timed(each, rule, told, clock) for each in calls), counted(caster, clock, told)
-    wrapper = rule.kind.make(calls[0], rule, caster, *calls[1:])
-    return observed(wrapper, rule, op, told, clock) if told else wrapper
+        calls, caster = tuple(timed(each, ruled, listeners, clock) for each in calls), counted(caster, clock, listeners)
+    wrapper = ruled.rule.make(calls[0], ruled, caster, *calls[1:])
+    return observed(wrapper, ruled, op, listeners, clock) if listeners else wrapper
 
 
-def _with_attributes(wrapper: Op, op: Op) -> Op:
-    functools.update_wrapper(wrapper, op, ("computes", "computes_in_float32", "notes"), ())
-    return wrapper
-
-
-def _caster(rule: OpRule) -> Caster:
-    """Return the function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
-    if rule.facts.users:
-        return lost_writes.watched_cast
-    if rule.op in table.PRODUCTS:
+def _caster(ruled: OpUnderRule) -> Caster:
+    """Return the function that casts the tensors of the rule's op: cached, saturating or plain."""
+    if ruled.facts.users:
+        return general.watched_cast
+    if ruled.op in table.PRODUCTS:
         return copies.low
-    if rule.op in table.CELLS:
+    if ruled.op in table.CELLS:
         return copies.low_weight
-    if rule.op in table.RECURRENT:
+    if ruled.op in table.RECURRENT:
         return functools.partial(copies.low, by_step=True)
-    return saturation.caster(rule)
+    return overflow.caster(ruled)

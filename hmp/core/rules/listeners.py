@@ -22,9 +22,8 @@ from ..torch_private import (
     push_function_mode,
     tree_leaves,
 )
-from .float32_products import replaces_autocast
-from .kernel_fallback import fallbacks_of
-from .op_rule import Op, OpRule
+from .emulation import replaces_autocast
+from .op import Op, OpUnderRule
 
 _MOST_KERNELS = 4096
 # They move values or make none: what they get says nothing of the dtype that an op computes in.
@@ -33,9 +32,9 @@ _autocast_dtype = torch.get_autocast_dtype
 _compiling = torch.compiler.is_compiling
 
 
-def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
+def counted(caster: Caster, clock: Clock, listeners: Sequence[Listener]) -> Caster:
     """Return `caster`, whose casts are noted in the call that makes them."""
-    lists = any(each.lists_casts for each in told)
+    lists = any(each.lists_casts for each in listeners)
 
     def counting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         call = here.call
@@ -61,7 +60,7 @@ def counted(caster: Caster, clock: Clock, told: Sequence[Listener]) -> Caster:
     return counting
 
 
-def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
+def timed(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener], clock: Clock) -> Op:
     """Return torch's own `op`, or what a list has in its place, whose dtype and time are noted in the call that makes it.
 
     Such a function may say which dtype it `computes` in, and report more to an argument `observer`, for the list that it `notes` about.
@@ -69,7 +68,6 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
     own = getattr(op, "computes", None)
     computes = "" if own is None else dtype_name(own)
     about = getattr(op, "notes", "")
-    low_of = getattr(op, "computes_in_float32", None)
 
     def timing(*args: Any, **kwargs: Any) -> Any:
         call = here.call
@@ -78,9 +76,7 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
         given = args if not kwargs else (*args, *kwargs.values())
         call.computed = computes or asked_dtype(given) or first_dtype(given)
         if about:
-            kwargs["observer"] = noting(told, about, rule.op, kwargs.get("observer"))
-        if low_of is not None and low_of(args, kwargs) is not None:
-            call.in_float32 = True
+            kwargs["observer"] = noting(listeners, about, ruled.op, kwargs.get("observer"))
         started = clock()
         try:
             return op(*args, **kwargs)
@@ -90,10 +86,10 @@ def timed(op: Op, rule: OpRule, told: Sequence[Listener], clock: Clock) -> Op:
     return timing
 
 
-def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], clock: Clock | None) -> Op:
+def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[Listener], clock: Clock | None) -> Op:
     """Return `wrapper` with its calls reported to the listeners. A call inside a reported one is hmp's own and is not reported."""
-    begins = begins_of(told)
-    first = next((each for each in told if each.measures), told[0])
+    begins = begins_of(listeners)
+    first = next((each for each in listeners if each.measures), listeners[0])
 
     def telling(*args: Any, **kwargs: Any) -> Any:
         if here.call is not None:
@@ -109,7 +105,7 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
             push_function_mode(mode)
 
     def tell(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(rule.op, rule, function, args, kwargs)
+        call = Call(ruled.op, ruled, function, args, kwargs)
         if here.function is not None:
             here.function.decided = True
         for begin in begins:
@@ -122,7 +118,7 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
             raise
         finally:
             here.call = None
-            end_all(told, call)
+            end_all(listeners, call)
         return call.result
 
     return telling
@@ -130,23 +126,19 @@ def observed(wrapper: Op, rule: OpRule, function: Op, told: Sequence[Listener], 
 
 def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
     """Return the wrapper's result. Where torch.autocast decides, inside the op or around it, what it does is looked at."""
-    rule = call.rule
-    assert rule is not None
-    if rule.leaves_to_autocast:
-        call.is_autocast = not replaces_autocast(rule, list(each_castable(call.given)))
+    ruled = call.ruled
+    assert ruled is not None
+    if ruled.leaves_to_autocast:
+        call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
     else:
-        call.is_autocast = rule.kind.dtype is not None and is_any_autocast_enabled()
-    lacking = fallbacks_of(rule.op)
+        call.is_autocast = ruled.rule.dtype is not None and is_any_autocast_enabled()
+    if not call.is_autocast:
+        return wrapper(*call.args, **call.kwargs)
+    began = clock()
     try:
-        if not call.is_autocast:
-            return wrapper(*call.args, **call.kwargs)
-        began = clock()
-        try:
-            return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
-        finally:
-            call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
+        return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
     finally:
-        call.lacks_kernel = fallbacks_of(rule.op) > lacking  # other threads count too
+        call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
 
 
 # --- what torch.autocast does inside an op ---
@@ -177,16 +169,16 @@ class _Kernels(Listener):
 
 def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
     """Return the wrapper's result; the kernels are looked at once for calls with such arguments, and then `known`."""
-    rule = call.rule
-    assert rule is not None
+    ruled = call.ruled
+    assert ruled is not None
     args, kwargs = call.args, call.kwargs
-    if _compiling() or not in_plain_autograd() or rule.op in table.CHANGED_BY_LISTENING:
+    if _compiling() or not in_plain_autograd() or ruled.op in table.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
-        call.computed = "" if rule.leaves_to_autocast or _compiling() else dtypes_of((result,))
+        call.computed = "" if ruled.leaves_to_autocast or _compiling() else dtypes_of((result,))
         return result
     regions = [(device, _autocast_dtype(device)) for device in devices_in_autocast()]
-    key = (rule.op, rule.kind, rule.low_dtype, torch.is_grad_enabled(), *regions, *_form(args, kwargs))
+    key = (ruled.op, ruled.rule, ruled.low_dtype, torch.is_grad_enabled(), *regions, *_form(args, kwargs))
     seen = known.get(key)
     if seen is None:
         seen, casts, cast_bytes = _Kernels(), call.casts, call.cast_bytes

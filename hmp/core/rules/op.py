@@ -1,4 +1,4 @@
-"""What a rule is (`CastRule`), and an op under its rule (`OpRule`): which tensors of a call it may cast (`survey`), to what (`chooser`)."""
+"""What a rule is, and an op under its rule: which tensors of a call it may cast, and to what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..casting import Tensor, castable, each_tensor
 from ..ops import sites, table
 from ..ops.python_ops import parameters
 from ..ops.sites import Site
-from . import refusals
+from . import kernels
 
 if TYPE_CHECKING:
     from ..lists import ListKind
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
 Choose = Callable[[list[Tensor]], torch.dtype]
-# Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
+# Types of arguments that no rule changes. No numbers are among them: they may overflow.
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 # As an argument `dtype` these say how a float32 input is quantized, and nothing of the dtype to compute in.
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
-class Case(NamedTuple):
+class OpOnList(NamedTuple):
     """An op under a policy: what its rule is chosen by."""
 
     op: str
     base: str  # the op that it follows, see `sites.base_of`
-    line: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
+    ancestry: tuple[str, ...]  # it and the ops whose entries it follows, see `sites.ancestry`
     in_place: bool  # every call writes into the first input
-    list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts (R5)
+    list: str | None  # the list that it is on, "autocast" for an entry such as `gru.autocast`; None in place, where no list counts
     low_dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CastRule:
-    """One rule. `rules` has them all: whatever asks which rule an op is under compares with an object of that table.
+    """One rule. `registry` has them all: whatever asks which rule an op is under compares with an object of that table.
 
-    `make(op, rule, caster)` makes the wrapper of `op` under the OpRule `rule`. Where such a wrapper calls more than torch's own function,
-    `calls` makes its functions of that one: `make` is given the first as `op`, and the others after `caster`.
+    `make(op, ruled, caster)` makes the wrapper of `op`, a function that computes the op under its rule `ruled`. Where such a wrapper calls
+    more than torch's own function, `calls` makes its functions of that one: `make` is given the first as `op`, and the others after
+    `caster`.
     """
 
     name: str
@@ -54,17 +55,17 @@ class CastRule:
     sentence: str  # what is done, as explain(), reports and messages print it
     make: Callable[..., Op]
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
-    calls: Callable[[Op, OpRule], tuple[Op, ...]] | None = None
-    holds: Callable[[Case], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
+    calls: Callable[[Op, OpUnderRule], tuple[Op, ...]] | None = None
+    holds: Callable[[OpOnList], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
     ops: AbstractSet[str] = frozenset()  # ops that it may apply to when no list names them
-    keep: frozenset[int] = frozenset()  # positions of parameters whose tensors it never casts
+    only: frozenset[int | str] = frozenset()  # the parameters whose tensors it casts, by position or name; empty: all
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
-    choose: Callable[[OpRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
+    choose: Callable[[OpUnderRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
     hides_dtypes: bool = False  # what it rounds shows in no dtype of its inputs and results
-    leaves_dtypes: bool = False  # nothing is cast unless a kernel is missing (R11)
-    repairs: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
+    only_on_missing_kernel: bool = False  # nothing is cast unless a kernel is missing
+    applies_in_backward: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
 
     def __str__(self) -> str:
         return self.label or self.number
@@ -82,29 +83,29 @@ class OpFacts(NamedTuple):
     keep: frozenset[int | str] = frozenset()  # positions and keywords that are never cast
     inplace_at: int | None = None  # the position of `inplace`, in a Python function
     out_at: int | None = None  # and of `out`
-    in_place: bool = False  # every call writes into the first input (R5)
-    composite: bool = False  # a Python function: what it calls is not decided again (R8)
-    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
-    takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast (R7)
-    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
-    retries: bool = False  # after a failure in the low-precision dtype it may run again in float32 (R11)
+    in_place: bool = False  # every call writes into the first input
+    composite: bool = False  # a Python function: what it calls is not decided again
+    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other
+    takes_some_mixtures: bool = False  # of dtypes, so that torch is tried before a cast
+    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype
+    retries: bool = False  # after a failure in the low-precision dtype it may run again in float32
 
 
-class OpRule(NamedTuple):
+class OpUnderRule(NamedTuple):
     """An op under its rule: what op_wrap is given."""
 
     op: str  # its id
-    kind: CastRule
+    rule: CastRule
     facts: OpFacts
     low_dtype: torch.dtype = torch.bfloat16
     words: tuple[tuple[str, str], ...] = ()  # the fields of the policy that say how the ops of its lists are done, and what they say
     added: tuple[ListKind, ...] = ()  # the lists that add to what is done with it
-    unlisted: OpRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
+    unlisted: OpUnderRule | None = None  # where torch.autocast decides inside: the rule where it cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype of every castable input, where the list says it; None for rules whose dtype depends on the inputs of a call."""
-        return None if self.kind.dtype is None else self.kind.dtype(self.low_dtype)
+        return None if self.rule.dtype is None else self.rule.dtype(self.low_dtype)
 
     def word(self, field: str) -> str:
         """Return what the policy says in the field."""
@@ -113,24 +114,21 @@ class OpRule(NamedTuple):
     @property
     def leaves_to_autocast(self) -> bool:
         """Return True if torch.autocast decides inside the op."""
-        return self.kind.name == "AUTOCAST"
+        return self.rule.name == "AUTOCAST"
 
 
-def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:
+def castable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpUnderRule) -> list[Tensor] | None:
     """Return the castable tensors that the rule may cast, in the order of the op's parameters.
 
     None where the call is left to torch: with a float64 or complex tensor among the inputs, or an explicit `dtype=`.
     """
     found: list[Tensor] = []
-    keep = rule.facts.keep
-    for i, value in enumerate(args):
-        if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
-            return None
-    order = rule.facts.order
-    names = sorted(kwargs, key=lambda name: _position(name, order)) if order and len(kwargs) > 1 else kwargs
-    for name in names:
-        value = kwargs[name]
-        if (type(value) is torch.dtype and value not in _QUANTIZED) or (name not in keep and not _collect(value, found)):
+    keep = ruled.facts.keep
+    order, named = ruled.facts.order, list(kwargs.items())
+    if order and len(named) > 1:
+        named.sort(key=lambda item: _position(item[0], order))
+    for at, value in (*enumerate(args), *named):
+        if (type(value) is torch.dtype and value not in _QUANTIZED) or (at not in keep and not _collect(value, found)):
             return None
     return found
 
@@ -166,13 +164,13 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
     return True
 
 
-def chooser(rule: OpRule) -> Choose:
+def chooser(ruled: OpUnderRule) -> Choose:
     """Return the function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
-    dtype = rule.dtype
+    dtype = ruled.dtype
     if dtype is not None:
         return lambda tensors: dtype
-    assert rule.kind.choose is not None, f"{rule.kind.name} casts nothing to one dtype"
-    return rule.kind.choose(rule)
+    assert ruled.rule.choose is not None, f"{ruled.rule.name} casts nothing to one dtype"
+    return ruled.rule.choose(ruled)
 
 
 def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
@@ -180,9 +178,9 @@ def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> boo
     return bool(args[position] if position < len(args) else kwargs.get("inplace"))
 
 
-def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
+def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpUnderRule) -> bool:
     """Return True if the call writes into one of its arguments, by `out` or `inplace`."""
-    facts = rule.facts
+    facts = ruled.facts
     at = facts.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")
     return out is not None or (facts.inplace_at is not None and flag(args, kwargs, facts.inplace_at))
@@ -191,14 +189,14 @@ def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bo
 # --- the facts of a function ----------------------------------------------------------------------------------------------
 
 
-def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
-    """Return the facts of torch's function at `site`, under a rule that never casts what is at the positions `keep`.
+def facts_of(site: Site, only: frozenset[int | str], *, with_order: bool) -> OpFacts:
+    """Return the facts of torch's function at `site`, under a rule that casts the parameters `only`, or all.
 
     `with_order`: the names of a builtin's parameters, too, which its schemas have.
     """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
-    order = parameters(site.original, op) if is_python or with_order or keep or op in table.KEPT_ARGUMENTS else ()
-    kept = table.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if at in keep}
+    order = parameters(site.original, op) if is_python or with_order or only or op in table.KEPT_ARGUMENTS else ()
+    kept = table.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if only and only.isdisjoint((at, name))}
     return OpFacts(
         order=order,
         keep=kept | {order.index(name) for name in kept if name in order},
@@ -207,14 +205,14 @@ def facts_of(site: Site, keep: frozenset[int], *, with_order: bool) -> OpFacts:
         in_place=in_place,
         composite=is_python,
         # somebody else's patch of torch is the user's Python, which must not run twice
-        takes_some_mixtures=op in table.MIXED_SOMETIMES_RAISES and refusals.is_torchs_function(site.original),
+        takes_some_mixtures=op in table.MIXED_SOMETIMES_RAISES and kernels.is_torchs_function(site.original),
         needs_instructions=not in_place and not table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
         retries=not in_place and table.RANDOM.isdisjoint(line) and table.NORMS.isdisjoint(line),
     )
 
 
 def facts_of_users(function: Callable[..., Any]) -> OpFacts:
-    """Return the facts of a user's own function: it is one op (R8), and a parameter `out` that it writes into is not cast."""
+    """Return the facts of a user's own function: it is one op, and a parameter `out` that it writes into is not cast."""
     # of the function itself, not of one that it wraps: positions are those of the call
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):

@@ -10,157 +10,65 @@ from typing import Any
 import torch
 
 from .. import casting
-from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable, deliver, each_castable
+from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable
 from ..ops import sites, table
-from . import refusals
-from .op_rule import Op, OpRule, survey
+from . import kernels
+from .op import Op, OpUnderRule
 
-_SMALLEST_LIMIT = FINITE_MAX[torch.float16]
-_Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
 _and, _clamp, _detach, _isinf = torch.logical_and, torch.clamp, Tensor.detach, torch.isinf
 _ne, _not, _where = torch.ne, torch.logical_not, torch.where
-_float32, _strided = torch.float32, torch.strided
 _grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 # Half a unit in the last place of each dtype's largest number: what is smaller takes no finite number to infinity when it is added.
-_HARMLESS = {torch.float16: 16.0, torch.bfloat16: 2.0**119, torch.float32: math.inf}
+HARMLESS = {torch.float16: 16.0, torch.bfloat16: 2.0**119, torch.float32: math.inf}
 _UNKNOWN = -math.inf, math.inf
-_PLAIN = frozenset({Tensor, _Parameter})
 
 
-def is_arithmetic(rule: OpRule) -> bool:
+def is_arithmetic(ruled: OpUnderRule) -> bool:
     """Return True if the op computes in float32 where a scalar is beyond the low-precision dtype."""
-    return rule.op in table.ARITHMETIC
+    return not table.ARITHMETIC.isdisjoint((ruled.op, sites.base_of(ruled.op)))
 
 
-def fills(rule: OpRule) -> bool:
+def fills(ruled: OpUnderRule) -> bool:
     """Return True if a scalar beyond the low-precision dtype becomes that dtype's extreme."""
-    return sites.base_of(rule.op) in (*table.FILLS, "index_put")  # x[m] = s by another name
+    return sites.base_of(ruled.op) in (*table.FILLS, "index_put")  # x[m] = s by another name
 
 
-def is_sum(rule: OpRule) -> bool:
+def is_sum(ruled: OpUnderRule) -> bool:
     """Return True if the op may add a mask to scores in a low-precision dtype."""
-    return sites.base_of(rule.op) in table.SUMS and rule.dtype is not torch.float32
+    return sites.base_of(ruled.op) in table.SUMS and ruled.dtype is not torch.float32
 
 
-def takes_scores(rule: OpRule) -> bool:
+def takes_scores(ruled: OpUnderRule) -> bool:
     """Return True if the op's input may be scores with a mask added."""
-    return not rule.facts.users and not table.SCORE_TAKERS.isdisjoint(sites.ancestry(rule.op))
+    return not ruled.facts.users and not table.SCORE_TAKERS.isdisjoint(sites.ancestry(ruled.op))
 
 
-def takes_masks(rule: OpRule) -> bool:
+def takes_masks(ruled: OpUnderRule) -> bool:
     """Return True if a tensor that the op is given may be a mask, or scores with one added: finite values stay finite in its casts."""
-    return takes_scores(rule) or sites.base_of(rule.op) in table.MASK_TAKERS
+    return takes_scores(ruled) or sites.base_of(ruled.op) in table.MASK_TAKERS
 
 
-def caster(rule: OpRule) -> Caster:
+def caster(ruled: OpUnderRule) -> Caster:
     """Return the function that casts the tensors of the rule's op: where these may be masks, finite values stay finite."""
-    if takes_scores(rule):
+    if takes_scores(ruled):
         return casting.cast_finite
-    if is_sum(rule):
+    if is_sum(ruled):
         return casting.cast  # overflows() has looked at the values
-    if takes_masks(rule):
+    if takes_masks(ruled):
         return casting.cast_saturating
-    return casting.cast_saturating_0dim if is_arithmetic(rule) else casting.cast
+    return casting.cast_saturating_0dim if is_arithmetic(ruled) else casting.cast
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------------
 
 
-def sum_wrapper(op: Op, rule: OpRule, any_call: Op) -> Op:
-    """Return a function for sums: those of two plain tensors that aren't masks are left to torch here, others to `any_call`."""
-    dtypes = casting.CASTABLE if rule.dtype is None else {rule.dtype}
-
-    def finite(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 2 or type(args[0]) is not Tensor:
-            return any_call(*args, **kwargs)
-        a, b = args
-        dtype, kind = a.dtype, type(b)
-        if dtype not in dtypes:
-            return any_call(a, b)
-        if kind is Tensor:
-            if b.dtype is dtype:
-                if dtype is _float32:
-                    return op(a, b)
-                if a.requires_grad:
-                    if b.requires_grad and a.layout is _strided:
-                        return op(a, b)
-                elif (
-                    a.is_contiguous()
-                    and b.is_contiguous()
-                    and not b.requires_grad
-                    and (a.numel() == b.numel() or not overflows(rule, args, kwargs, dtype))
-                ):
-                    return op(a, b)
-        elif (kind is float or kind is int) and -_HARMLESS[dtype] < b < _HARMLESS[dtype]:
-            return op(a, b)
-        return any_call(a, b)
-
-    return finite
-
-
-def guard_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return a function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low-precision dtype."""
-    any_call = _any_guarded(op, rule)
-    if is_sum(rule):
-        return sum_wrapper(op, rule, any_call)
-
-    def guard(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and _PLAIN.issuperset(map(type, args)):
-            return op(*args)
-        for a in args:
-            kind = type(a)
-            if kind is float or kind is int:
-                if not -_SMALLEST_LIMIT <= a <= _SMALLEST_LIMIT:
-                    break
-            elif kind is not Tensor and kind is not _Parameter:
-                break
-        else:
-            if not kwargs:
-                return op(*args)
-        return any_call(*args, **kwargs)
-
-    return guard
-
-
-def mask_in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return a function that adds a mask or a scalar in place to low-precision scores, which stay finite; torch computes others."""
-    usual = sum_wrapper(op, rule, _any_guarded(op, rule))
-
-    def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_wide = type(self) in _PLAIN and self.dtype is torch.float32
-        return op(self, *args, **kwargs) if is_wide else usual(self, *args, **kwargs)
-
-    return mask_in_place
-
-
-def _any_guarded(op: Op, rule: OpRule) -> Op:
-    """Return a function for any call of unlisted arithmetic: where it may go beyond its low-precision dtype, its result saturates."""
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        tensors, out = survey(args, kwargs, rule), kwargs.get("out")
-        if not tensors or (rule.facts.in_place and tensors[0] is not args[0]):
-            return op(*args, **kwargs)
-        dtype = tensors[0].dtype if rule.facts.in_place else casting.widest(tensors, count_0dim=False)
-        if castable(out) and FINITE_MAX[out.dtype] < FINITE_MAX[dtype]:
-            dtype = out.dtype
-        if dtype is torch.float32 or not overflows(rule, args, kwargs, dtype):
-            return op(*args, **kwargs)
-        if out is None:
-            return saturated(op, rule, args, kwargs, dtype)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
-        return deliver(saturated(op, rule, args, {name: value for name, value in kwargs.items() if name != "out"}, dtype), out)
-
-    return refusals.or_uncast(guarded, op)
-
-
-def overflows(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
+def overflows(ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
     """Return True if arithmetic has to saturate in `dtype`: with a finite scalar beyond it, or in a sum with a mask that may be."""
     if any(casting.overflows(value, dtype) for value in (*args, *kwargs.values())):
         return True
     operands = _operands(args, kwargs)
-    return is_sum(rule) and any(_is_large_mask(value, operands, dtype) for value in operands)
+    return is_sum(ruled) and any(_is_large_mask(value, operands, dtype) for value in operands)
 
 
 def _operands(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -180,7 +88,7 @@ def _is_large_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
 def _is_large(value: Any, dtype: torch.dtype) -> bool:
     """Return True if a number or a value of a tensor may take finite numbers beyond `dtype` when it is added."""
     least, most = (casting.bounds(value) or _UNKNOWN) if isinstance(value, Tensor) else (float(value),) * 2
-    return not (-_HARMLESS[dtype] < least and most < _HARMLESS[dtype])
+    return not (-HARMLESS[dtype] < least and most < HARMLESS[dtype])
 
 
 def _may_be_mask(value: Tensor, operands: list[Any], dtype: torch.dtype) -> bool:
@@ -201,7 +109,7 @@ def _has_values(tensor: Tensor) -> bool:
     return casting.is_dense(tensor) and not tensor.is_meta
 
 
-def saturated(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the result of the op computed in float32, with finite values moved inside `dtype` and then cast to it.
 
     Of an op in place that is its first argument, with the result in it.
@@ -210,35 +118,15 @@ def saturated(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, 
     result = op(*cast_args, **cast_kwargs)
     if castable(result):
         try:
-            is_dense_sum = is_sum(rule) and _has_values(result)
+            is_dense_sum = is_sum(ruled) and _has_values(result)
             result = casting.cast_sum(result, _operands(args, kwargs), dtype) if is_dense_sum else casting.cast_finite(result, dtype)
-        except refusals.OF_CASTS as error:
-            if not refusals.is_cast_refusal(error, (result,)):
+        except kernels.OF_CASTS as error:
+            if not kernels.is_cast_refusal(error, (result,)):
                 raise  # else the op has run: it is not called again
-    return args[0].copy_(result) if rule.facts.in_place else result
+    return args[0].copy_(result) if ruled.facts.in_place else result
 
 
 # --- fills and bounds -----------------------------------------------------------------------------------------------------
-
-
-def fill_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """Return a function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to its extreme."""
-
-    def fill(*args: Any, **kwargs: Any) -> Any:
-        dtype = kwargs.get("dtype")
-        if dtype is None:
-            tensors = list(each_castable((*args, *kwargs.values())))
-            filled = [t for t in tensors if t.dim()] or tensors
-            if not filled:
-                return op(*args, **kwargs)
-            dtype = filled[0].dtype if rule.op != "where" else casting.widest(filled, count_0dim=False)
-        if dtype in FINITE_MAX and dtype is not torch.float32:
-            args, kwargs = bounded(args, kwargs, dtype)
-            args = tuple(scalar(a, dtype) for a in args)
-            kwargs = {k: scalar(a, dtype) for k, a in kwargs.items()}
-        return op(*args, **kwargs)
-
-    return fill
 
 
 def baddbmm_of_mask(op: Op) -> Op:

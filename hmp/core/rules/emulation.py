@@ -16,9 +16,10 @@ from .. import casting, low_kernels
 from ..active.autocast import is_enabled as _is_autocast_enabled
 from ..casting import Caster, Tensor, each_tensor
 from ..log import log, should_log
+from ..observe import here
 from ..ops import table
-from . import refusals
-from .op_rule import Op, OpRule, survey
+from . import kernels
+from .op import Op, OpUnderRule, castable_inputs
 
 _compiling = torch.compiler.is_dynamo_compiling
 _FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
@@ -27,39 +28,37 @@ _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # Of the ops in which torch.autocast decides, those that are replaced: the others are rare, and left to it and its slow kernels.
 _REPLACED = table.RECURRENT | {"einsum"}
 
-_logged: set[torch.dtype] = set()
 
-
-def _applies(rule: OpRule) -> bool:
+def _applies(ruled: OpUnderRule) -> bool:
     """Return True if calls of the op on the CPU may have to compute in float32."""
     slow = low_kernels.computed_in_float32()
-    dtype = rule.low_dtype if rule.leaves_to_autocast else rule.dtype
-    return rule.facts.needs_instructions and (bool(slow) if dtype is None else dtype in slow)
+    dtype = ruled.low_dtype if ruled.leaves_to_autocast else ruled.dtype
+    return ruled.facts.needs_instructions and (bool(slow) if dtype is None else dtype in slow)
 
 
-def in_float32(op: Op, rule: OpRule, *, as_autocast: bool = False) -> Op:
+def in_float32(op: Op, ruled: OpUnderRule, *, as_autocast: bool = False) -> Op:
     """Return a function that calls `op` in float32 for CPU tensors of a low-precision dtype without instructions, and unchanged for others.
 
     `as_autocast`: what torch.autocast leaves in float32 stays so, a recurrent op's state next to its low-precision weights, and the result.
     """
-    if not _applies(rule):
+    if not _applies(ruled):
         return op
-    stays_wide = as_autocast and rule.op in table.WIDE_UNDER_AUTOCAST
-    low_dtype_of = functools.partial(_low_dtype_of, rule.op, low_kernels.computed_in_float32(), torch.float32 if stays_wide else None)
+    stays_wide = as_autocast and ruled.op in table.WIDE_UNDER_AUTOCAST
+    low_dtype_of = functools.partial(_low_dtype_of, ruled.op, low_kernels.computed_in_float32(), torch.float32 if stays_wide else None)
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         low_dtype = low_dtype_of(args, kwargs)
         if low_dtype is None:
             return op(*args, **kwargs)
-        if low_dtype not in _logged and not _compiling():
+        if not _compiling():
             _log(low_dtype)
+            if here.call is not None:
+                here.call.in_float32 = True
         wide_args, wide_kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
         result = op(*wide_args, **wide_kwargs)
         return result if stays_wide else casting.cast_within(result, low_dtype, casting.cast)
 
-    call = refusals.or_uncast(computed, op)
-    call.computes_in_float32 = low_dtype_of  # type: ignore[attr-defined]  # for reports
-    return call
+    return kernels.or_uncast(computed, op)
 
 
 def _low_dtype_of(
@@ -85,37 +84,37 @@ def _low_dtype_of(
     return None if op == "einsum" and count == 1 else found
 
 
-def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
+def replaces_autocast(ruled: OpUnderRule, tensors: Sequence[Tensor]) -> bool:
     """Return True if hmp computes a call in float32 and enables no torch.autocast for it: on the CPU, outside of the user's contexts."""
-    if rule.op not in _REPLACED or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
+    if ruled.op not in _REPLACED or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
         return False
-    return _applies(rule)
+    return _applies(ruled)
 
 
-def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
+def under_autocast(by_autocast: Op, op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
     """Return a function for an op that torch.autocast decides elsewhere: on the CPU its inputs are rounded and `op` computes in float32.
 
     A recurrent op's state stays as it is where torch.autocast leaves it so.
     """
-    if rule.op not in _REPLACED or not _applies(rule):
+    if ruled.op not in _REPLACED or not _applies(ruled):
         return by_autocast
-    keep: frozenset[int | str] = frozenset({1, "hx"} if rule.op in table.WIDE_UNDER_AUTOCAST else ())
+    keep: frozenset[int | str] = frozenset({1, "hx"} if ruled.op in table.WIDE_UNDER_AUTOCAST else ())
 
     def rounded(*args: Any, **kwargs: Any) -> Any:
-        if not _is_replaced(rule, args) or not replaces_autocast(rule, survey(args, kwargs, rule) or []):
+        if not _is_replaced(ruled, args) or not replaces_autocast(ruled, castable_inputs(args, kwargs, ruled) or []):
             return by_autocast(*args, **kwargs)
-        low_args, low_kwargs = casting.cast_call(args, kwargs, rule.low_dtype, caster, keep)
+        low_args, low_kwargs = casting.cast_call(args, kwargs, ruled.low_dtype, caster, keep)
         return op(*low_args, **low_kwargs)
 
     return rounded
 
 
-def _is_replaced(rule: OpRule, args: tuple[Any, ...]) -> bool:
+def _is_replaced(ruled: OpUnderRule, args: tuple[Any, ...]) -> bool:
     """Return False for a call that torch.autocast does not compute as a low-precision product of all its inputs.
 
     Those are an einsum that sums over no label of two operands, and recurrent layers of a packed batch, whose weights come fourth.
     """
-    if rule.op != "einsum":
+    if ruled.op != "einsum":
         return len(args) < 4 or not isinstance(args[3], (list, tuple))
     if not isinstance(args[0], str):
         return True
@@ -125,9 +124,9 @@ def _is_replaced(rule: OpRule, args: tuple[Any, ...]) -> bool:
     return bool(several - {"."} - set(result if arrow else ""))
 
 
+@functools.cache
 def _log(low_dtype: torch.dtype) -> None:
     """Say once in a process that products compute in float32, and how to have torch's kernels."""
-    _logged.add(low_dtype)
     if should_log():
         log.info(
             "matrix multiplications, convolutions and recurrent ops in %s compute in float32 on the CPU, on rounded inputs: %s; "
