@@ -109,14 +109,6 @@ def test_a_recomputed_checkpoint_is_one_call(tmp_path: Path) -> None:
     assert [call.module for call in found.calls] == ["0", "", "(inputs)"]
 
 
-def test_under_a_transform_shapes_are_noted_and_results_are_right(tmp_path: Path) -> None:
-    model, x = nn.Linear(4, 2), torch.randn(3, 5, 4)
-    with hmp.capture(tmp_path / "a", model) as found:
-        out = torch.func.vmap(model)(x)
-    assert torch.equal(out, torch.func.vmap(model)(x))
-    assert [(output.shape, output.bits) for output in found.calls[0].outputs] == [((5, 2), "")]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wrapped", "in place", "function"])
 def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(kind: str, tmp_path: Path, fresh_compiler: None) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import hmp
-from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
 HERE = Path(__file__)
@@ -174,23 +173,6 @@ def test_log_goes_on_and_says_each_finding_once(caplog: pytest.LogCaptureFixture
             attend()
     assert [finding.op for finding in findings] == ["sqrt", "bmm"]
     assert [record.getMessage() for record in caplog.records] == [str(finding) for finding in findings]
-
-
-def test_torch_autocast_is_watched_too():
-    with torch.autocast("cpu", torch.float16):
-        finding = found(lambda: Block()(OVERFLOWS))
-    assert (finding.op, finding.line, finding.inputs[0].dtype) == ("bmm", line_of("scores"), "float16")
-
-
-def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
-    def run() -> None:
-        Root()(torch.ones(1, 2)).sum().backward()
-
-    results: list[str] = []
-    with hmp.detect_nonfinite():
-        in_thread(run)
-    in_threads(lambda _: results.append(found(run).op), range(2))
-    assert results == ["sqrt", "sqrt"]
 
 
 def test_it_is_a_decorator_nests_and_leaves_nothing_behind():

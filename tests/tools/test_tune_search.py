@@ -22,17 +22,6 @@ def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimiz
     return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
 
 
-@pytest.mark.slow
-def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
-    """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
-    torch.manual_seed(0)
-    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    result = hmp.tune(
-        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", max_trials=2, start="torch-cpu"
-    )
-    assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
-
-
 @pytest.mark.native_kernels  # computed in float32, products save float32
 def test_a_gain_below_a_floor_is_no_gain() -> None:
     """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low-precision dtype saves about half."""
