@@ -103,17 +103,6 @@ def test_what_is_compiled_again_follows_the_lists(lists, applied):
     assert hmp.remove(once)(X).dtype is F32
 
 
-@pytest.mark.slow
-def test_code_that_is_compiled_by_itself_takes_what_dropout_gave_back():
-    """In eval that is a CopiedView, whose `_base` Dynamo follows to its end."""
-    model = torch.nn.Sequential(torch.nn.Dropout(), Head()).eval()
-    model[1].compile(backend="eager")
-    hmp.apply(model, hmp.Policy(bf16={"dropout", "linear"}))
-    body, head = model[1].body, model[1].lm_head
-    wanted = torch.nn.functional.linear(X.to(BF16), body.weight.to(BF16), body.bias.to(BF16))
-    assert torch.equal(model(X), torch.nn.functional.linear(wanted, head.weight.to(BF16), head.bias.to(BF16)))
-
-
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

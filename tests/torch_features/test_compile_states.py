@@ -73,17 +73,6 @@ def test_tasks_that_compiled_code_runs_have_their_own_state():
         assert compiled(X) == [[ON] * 3, [OFF] * 3]
 
 
-def test_code_behind_a_graph_break_sees_no_mode_of_hmps():
-    def modes(x):
-        y = torch.mul(x, x)
-        torch._dynamo.graph_break()
-        return y, torch.overrides._get_current_function_mode_stack()
-
-    hmp.convert(policy=LOW)
-    found, seen = torch.compile(modes, backend="eager")(X)
-    assert found.dtype is BF16 and seen == []
-
-
 @BRIDGED
 def test_compiled_code_that_backward_calls_has_no_lists_and_mixtures_that_torch_refuses_are_cast():
     weight = torch.randn(3, 3)

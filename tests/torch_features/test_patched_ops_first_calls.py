@@ -40,17 +40,3 @@ def test_first_calls_at_once_in_many_threads_are_cast() -> None:
         assert seen[threads * turn :] == [want] * threads
     for thread in running:
         thread.join()
-
-
-def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
-    with hmp.convert(policy=LISTS):
-        with hmp.disable_casts():
-            assert F.linear(x, x).dtype is F32
-        with hmp.casts(OTHER):
-            assert torch.mm(x, x).dtype is F32
-        assert torch.mm(x, x).dtype is BF16
-        assert F.linear(x, x).dtype is BF16
-    with hmp.casts(LISTS):
-        assert F.linear(x, x).dtype is BF16
-        assert F.linear(x.bfloat16(), x).dtype is BF16
-    assert F.linear(x, x).dtype is F32
