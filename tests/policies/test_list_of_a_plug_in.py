@@ -262,16 +262,6 @@ def test_without_the_plug_in_its_list_is_an_error(policy: hmp.Policy, tmp_path: 
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "file"), [(["saved"], "saved/stochastic.txt: "), (["--list", "stochastic", "mine.txt"], "")])
-def test_commands_say_so_too(policy: hmp.Policy, arguments: list[str], file: str, tmp_path: Path) -> None:
-    policy.save(tmp_path / "saved")
-    (tmp_path / "mine.txt").write_text("linear\n")
-    done = python("-m", "hmp", "check", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"hmp check: {file}no kind of list 'stochastic' is installed, expected one of ")
-
-
 @pytest.mark.parametrize(("name", "said"), [("stochastic", "there is a list or a word 'stochastic' already"), ("2bits", "got '2bits'")])
 def test_a_kind_of_list_needs_a_name_of_its_own(plug_in: Any, name: str, said: str) -> None:
     with pytest.raises(hmp.HmpError, match=said):

@@ -37,11 +37,6 @@ def test_a_policy_is_a_frozen_value() -> None:
         one.bf16 = frozenset()  # type: ignore[misc]
 
 
-def test_a_fingerprint_stays_the_same_from_release_to_release() -> None:
-    # sha256 of ["torch.bfloat16", ["mm"], ["log"], []], computed with hashlib alone
-    assert hmp.Policy(bf16={"mm"}, fp32={"log"}).fingerprint == "994966a38fae"
-
-
 def test_a_moved_op_leaves_the_other_lists_with_its_synonyms_and_is_decided_by_its_new_list() -> None:
     habana = hmp.Policy.load("habana")
     moved = habana.move("truediv", "bf16")  # its fp32.txt holds div and divide too
@@ -197,11 +192,3 @@ def test_explain_takes_functions_of_torchs(converted: bool) -> None:
         assert hmp.explain(before) == hmp.explain(torch.matmul) == hmp.explain("matmul")
         for name, function in (("softmax", F.softmax), ("linalg.norm", torch.linalg.norm), ("add", torch.Tensor.add)):
             assert hmp.explain(function) == hmp.explain(name)
-
-
-def test_explain_asks_the_policy_in_force() -> None:
-    with hmp.casts("bert"):
-        assert hmp.explain("softmax").cast == "bf16"
-    with hmp.convert():
-        assert hmp.explain("softmax").cast == "fp32"
-    assert hmp.explain("softmax") == hmp.explain("softmax", "autocast")

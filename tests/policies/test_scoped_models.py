@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import io
-import pickle
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -96,59 +91,6 @@ def test_scope_convert_with_a_model_and_nested_conversions():
             assert ran(model) == [(HALF, HALF)] * 4
         assert ran(model) == UNDER_P
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
-
-
-@pytest.mark.slow
-def test_scope_a_region_does_not_keep_its_model():
-    model = Net()
-    region, seen = hmp.casts(P, model=model), weakref.ref(model)
-    with region:
-        model(X)
-    hmp.revert()
-    del model
-    gc.collect()
-    assert seen() is None
-    with pytest.raises(hmp.HmpError, match=r"casts\('scoped', model=...\): the model was deleted"), region:
-        pass
-
-
-def test_scope_copies_carry_it_and_pickles_do_not():
-    model = Net()
-    hmp.apply(model, P)
-    twin = copy.deepcopy(model)
-    assert ran(twin) == UNDER_P
-    hmp.remove(model)
-    assert ran(twin) == UNDER_P and ran(model) == UNCAST
-    buffer = io.BytesIO()
-    torch.save(twin, buffer)
-    for loaded in (pickle.loads(pickle.dumps(twin)), torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)):
-        assert marks(loaded) == [] and ran(loaded) == UNCAST
-    assert ran(twin._replicate_for_data_parallel()) == UNDER_P  # type: ignore[operator]
-    # a part of it is no application of its own
-    assert ran_of(copy.deepcopy(twin.decoder[0])) == (WIDE, WIDE)
-
-
-def test_scope_a_shallow_copy_and_its_model_are_removed_each_for_itself():
-    for first, second in ((0, 1), (1, 0)):
-        model = Net()
-        hmp.apply(model, P)
-        both = model, copy.copy(model)
-        assert ran(both[1]) == UNDER_P
-        hmp.remove(both[first])
-        assert (ran(both[first]), ran(both[second])) == (UNCAST, UNDER_P)
-        hmp.remove(both[second])
-        assert ran(both[second]) == UNCAST and marks(model) == []
-    hmp.apply(model, P)
-    hmp.apply(copy.copy(model), P.unscoped)
-    assert ran(model) == UNDER_P
-    twin = copy.copy(model)
-    hmp.revert()
-    assert marks(model) == marks(twin) == []
-
-
-def ran_of(block: Block) -> tuple[torch.dtype, torch.dtype]:
-    block(X)
-    return block.seen
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

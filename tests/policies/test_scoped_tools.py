@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import hmp
-from command_kit import ROOT, RUN, python
 from hmp.cli import main
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -89,64 +85,6 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
         assert line in told
 
 
-SCRIPT = """
-import copy, sys
-import torch
-from test_scoped_tools import Net, X
-
-class Outer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-    def forward(self, x):
-        return self.net(x)
-
-def seen(net, call=None):
-    (net if call is None else call)(X)
-    return [str(dtype).removeprefix("torch.") for dtype in net.seen]
-
-net = Net()
-print(*seen(net), *seen(net))
-print(*seen(copy.deepcopy(net)), *seen(Net()))
-outer = Outer()
-print(*seen(outer.net, outer), *seen(outer.net))  # paths are those in an outermost module
-print(torch.softmax(torch.nn.Linear(4, 4)(X), -1).dtype)
-if sys.argv[1:] == ["compiled"]:
-    whole, inside = Net(), Net()
-    step = torch.compile(lambda x: inside(x), backend="eager", fullgraph=True)
-    print(*seen(whole, torch.compile(whole, backend="eager", fullgraph=True)), *seen(inside, step), *seen(inside, step))
-    whole.compile(backend="eager")
-    print(*seen(whole))
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    (tmp_path / "script.py").write_text(SCRIPT)
-    return tmp_path / "script.py"
-
-
-def ran(policy: Path | str, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`hmp run` in a process of its own, whose multiprocessing it changes."""
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    return python(*RUN, "--policy", policy, script, *arguments, cwd=script.parent, PYTHONPATH=path)
-
-
-@pytest.mark.slow
-def test_scope_run_has_the_lines_in_the_outermost_modules_that_the_script_calls(folder: Path, script: Path):
-    told = ran(folder, script, "compiled")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines() == [
-        "bfloat16 float32 bfloat16 float32",
-        "bfloat16 float32 bfloat16 float32",
-        "bfloat16 bfloat16 bfloat16 float32",
-        "torch.bfloat16",
-        "bfloat16 float32 bfloat16 float32 bfloat16 float32",
-        "bfloat16 float32",
-    ]
-
-
 def test_scope_the_report_names_the_line_of_each_row(folder: Path):
     policy = hmp.Policy.load(folder).replace(name="mine")
     model = hmp.apply(Net(), policy)
@@ -163,23 +101,6 @@ def test_scope_the_report_names_the_line_of_each_row(folder: Path):
     with hmp.convert(policy=policy, model=hmp.remove(model)), hmp.record() as again:
         model(X)
     assert [row.source for row in again.rows] == [row.source for row in report.rows]
-
-
-def test_scope_compare_follows_the_lines(folder: Path):
-    policy, model = hmp.Policy.load(folder), Net()
-
-    def errors(**given) -> dict[str, float]:
-        result = hmp.compare(model, X, loss=lambda out: out.square().sum(), **given)
-        assert model.seen == (LOW, WIDE)
-        return {row.module: row.isolated for row in result.rows if row.op == "softmax" and row.direction == "forward"}
-
-    found = errors(policy=policy)
-    assert found["encoder"] > 0 and found["decoder"] == 0
-    assert model(X).dtype is WIDE and not hmp.is_converted()
-    hmp.apply(model, policy)
-    assert errors(policy=policy) == errors() == found
-    with pytest.raises(hmp.HmpError, match="is applied to the model and would override"):
-        hmp.compare(model, X, policy.unscoped)
 
 
 POLICY = hmp.Policy("mine", bf16={"linear", "softmax"}, fp32={"softmax @ *decoder"})
