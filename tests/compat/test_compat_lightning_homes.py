@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command_kit import error_without
-from hmp.compat.import_finders import after_import
 from hmp.compat.lightning_packages import PACKAGES as HOMES
 from hmp.compat.lightning_packages import has_gaudi, installed, preferred, release
 from process_kit import to_install
@@ -66,36 +63,3 @@ def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.Monk
     assert preferred("a test") == "lightning.pytorch"
     monkeypatch.setitem(sys.modules, "pytorch_lightning", sys)
     assert preferred("a test") == "pytorch_lightning"
-
-
-def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ours = importlib.import_module("hmp.compat.lightning")
-    assert len(ours._packages()) == 2
-    as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
-    assert [home.Callback for home in ours._packages()] == [importlib.import_module("lightning.pytorch").Callback]
-
-
-@pytest.fixture
-def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "late_one.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = list(sys.meta_path)
-    yield
-    sys.modules.pop("late_one", None)
-    assert sys.meta_path == before
-
-
-@pytest.mark.usefixtures("late")
-def test_it_waits_for_the_import_and_sees_the_whole_module():
-    seen: list[types.ModuleType] = []
-
-    def note(module: types.ModuleType) -> None:
-        seen.append(module)
-        vars(module)["value"] = 2
-
-    after_import("late_one", note)
-    assert not seen and "late_one" not in sys.modules
-    module = importlib.import_module("late_one")
-    assert seen == [module] and module.value == 2
-    importlib.reload(module)
-    assert seen == [module] and module.value == 1

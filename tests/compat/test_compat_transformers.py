@@ -92,16 +92,6 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
     assert f"checkpoint's policy 'mine' ({policy.fingerprint}), got 'bert' ({bert.fingerprint})" in caplog.text
 
 
-def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    callback = HMPCallback()
-    made.add_callback(callback)
-    callback.attach(made.model)
-    seen = dtypes_of(made.model)
-    made.evaluate()
-    assert set(seen) == {BF16}
-
-
 class Pair(NamedTuple):
     low: torch.Tensor
     count: int
