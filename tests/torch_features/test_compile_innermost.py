@@ -137,22 +137,3 @@ def test_modules_of_one_class_share_compiled_code_where_their_lists_are_the_same
     assert compiled(X).dtype is BF16
     holder[0] = plain  # a child that is replaced
     assert compiled(X).dtype is F32
-
-
-def test_r17_compiled_code_tells_a_wrapper_of_the_regions_around_it_and_its_model_of_casts():
-    class Asks(torch.nn.Module):
-        def forward(self):
-            return torch.is_autocast_enabled("cpu")
-
-    class Engine(torch.nn.DataParallel):
-        def __init__(self):
-            torch.nn.Module.__init__(self)
-            self.module = Asks()
-
-        def __call__(self):
-            return torch.is_autocast_enabled("cpu"), self.module()
-
-    engine = Engine()
-    ask = torch.compile(lambda x: (x + 1, engine()), backend="eager", fullgraph=True)
-    with hmp.casts("autocast"):
-        assert ask(X)[1] == engine() == (False, True)

@@ -82,10 +82,3 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
 )  # fmt: skip
 def test_every_compiled_model_computes_what_eager_does(name, backend, policy):
     check(name, backend, policy, 1e-2)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BERT", "convolutional"])
-def test_models_compiled_by_inductor_are_within_bf16_tolerance(name, inductor_has_compiled):
-    check(name, "inductor", "habana", 3e-2)

@@ -157,21 +157,6 @@ def test_graph_breaks_inside_and_outside_regions():
             assert dtypes(compiled(X)) == [F32, F16, F32]
 
 
-def test_functions_that_are_not_compiled_follow_the_region_that_they_are_called_in():
-    @torch._dynamo.disable
-    def eager(x):
-        return x * x
-
-    def calling(x):
-        with hmp.disable_casts():
-            a = eager(x)
-        return a, eager(x)
-
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(calling, backend="eager")
-    assert dtypes(compiled(X)) == dtypes(compiled(X)) == [F32, BF16]
-
-
 @pytest.mark.slow
 @BRIDGED
 def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why() -> None:

@@ -72,17 +72,6 @@ def test_dtype_is_the_low_dtype_as_in_torch_autocast(dtype: Any) -> None:
             assert (x @ x).dtype is before.dtype, "the policy itself was changed"
 
 
-def test_dtype_holds_in_compiled_code(fresh_compiler: None) -> None:
-    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with hmp.casts("habana", dtype=torch.float16):
-            inside = x @ x
-        return inside, hmp.casts(lambda y: y @ y, dtype=torch.float16)(x)
-
-    with hmp.casts():
-        pass
-    assert [each.dtype for each in torch.compile(step, backend="eager")(torch.ones(2, 2))] == 2 * [torch.float16]
-
-
 def test_a_dtype_that_is_not_low_is_refused_with_one_sentence() -> None:
     for wrong in (torch.float32, torch.int8, "fp16", 16):
         for call in (hmp.casts, hmp.convert, lambda dtype: hmp.apply(nn.Linear(2, 2), dtype=dtype), lambda dtype: hmp.Policy(dtype=dtype)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from thread_kit import in_thread
 from trap_kit import policy
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
@@ -39,33 +37,6 @@ class Seen(torch.nn.Module):
 def plain() -> torch.dtype:
     """What a listed op gives here."""
     return F.linear(X, torch.eye(2)).dtype
-
-
-def test_scope_a_region_decorates_and_ends_with_its_thread():
-    @hmp.casts(HALF_LINEAR)
-    def called():
-        return plain()
-
-    @hmp.casts("habana")
-    def generated():
-        yield plain()
-        yield plain()
-
-    @hmp.casts("habana")
-    async def awaited():
-        await asyncio.sleep(0)
-        return plain()
-
-    def never_left():
-        hmp.casts("habana").__enter__()
-        seen.append(plain())
-
-    seen: list[torch.dtype] = []
-    assert called() == HALF and plain() == WIDE
-    assert list(generated()) == [LOW, LOW] and plain() == WIDE
-    assert asyncio.run(awaited()) == LOW and plain() == WIDE
-    in_thread(never_left)
-    assert seen == [LOW] and plain() == WIDE
 
 
 def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_back():

@@ -165,18 +165,3 @@ def test_a_symbolic_trace_casts_as_its_model_does_and_so_do_its_copies(when, mon
     assert [t.dtype for t in got] == TRACED_DTYPES
     hmp.revert()
     assert {t.dtype for t in graph(X)} == {F32}
-
-
-def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():
-    """Documented: nothing of a `with` is written down. An exported graph has it."""
-
-    class Region(torch.nn.Module):
-        def forward(self, x):
-            with hmp.disable_casts():
-                return torch.matmul(x, x.t())
-
-    graph = torch.fx.symbolic_trace(Region())
-    with hmp.casts(LISTS):
-        assert Region()(X).dtype is F32
-        assert graph(X).dtype is BF16
-        assert export(Region())(X).dtype is F32
