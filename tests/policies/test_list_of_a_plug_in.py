@@ -68,27 +68,6 @@ def test_compiled(policy: hmp.Policy) -> None:
     is_unbiased(results, F.linear(X.double(), WEIGHT.double()))
 
 
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("kind", ["stochastic", "fp8", "fp32_result", "saved"])
-def test_after_a_graph_break_its_code_is_not_compiled(kind: str, plug_in: Any) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        try:  # torch cannot break the graph in here: it leaves the function to Python, and compiles what that calls
-            torch._dynamo.graph_break()
-            return F.linear(x, weight)
-        finally:
-            x.sum()
-
-    weight = torch.ones(32, 32, requires_grad=True)
-    torch._dynamo.utils.clear_compilation_metrics()
-    with hmp.casts(hmp.Policy(**{kind: {"linear"}})):
-        torch.compile(function, backend="eager")(torch.ones(32, 32)).float().sum().backward()
-    compiled = {str(frame.co_filename) for frame in torch._dynamo.utils.get_compilation_metrics()}
-    assert __file__ in compiled
-    assert [file for file in compiled if file.startswith((str(Path(hmp.__file__).parent), plug_in.__file__))] == []
-
-
 def test_a_report_has_its_column(policy: hmp.Policy) -> None:
     with hmp.casts(policy), hmp.record() as report:
         F.linear(X, WEIGHT)

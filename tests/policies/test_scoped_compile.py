@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BF16, BRIDGED, EACH_BACKEND, F32, Graphs, same_results
+from compile_kit import BF16, EACH_BACKEND, F32, same_results
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 P = hmp.Policy("scoped", bf16={"linear", "softmax"}, fp32={"softmax @ decoder", "linear @ *.1.linear"})
@@ -59,35 +59,3 @@ def test_scope_an_applied_model_compiles_to_one_graph_with_eagers_results_and_gr
 
     wanted = gradients(model)
     same_results(gradients(torch.compile(model, backend=backend, fullgraph=True)), wanted)
-
-
-@pytest.mark.slow
-def test_scope_what_is_in_force_is_guarded_on():
-    model, graphs = Net(), Graphs()
-    compiled = torch.compile(model, backend=graphs, fullgraph=True)
-    low, plain = [BF16] * 8, [F32] * 8
-    hmp.apply(model, P)
-    assert dtypes(compiled(X)) == UNDER_P
-    with hmp.disable_casts():
-        assert dtypes(compiled(X)) == plain
-    hmp.apply(model, P.unscoped)
-    assert dtypes(compiled(X)) == low
-    hmp.remove(model)
-    assert dtypes(compiled(X)) == plain
-    with hmp.convert(policy=P, model=model):
-        assert dtypes(compiled(X)) == UNDER_P
-        with hmp.convert(policy=P.unscoped):
-            assert dtypes(compiled(X)) == low
-        count = len(graphs)
-        assert dtypes(compiled(X)) == UNDER_P
-        assert len(graphs) == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=BRIDGED)])
-def test_scope_exported_programs_hold_it(strict: bool):
-    model = hmp.apply(Net(), P)
-    wanted = model(X)
-    program = torch.export.export(model, (X,), strict=strict)
-    hmp.revert()
-    same_results(program.module()(X), wanted)

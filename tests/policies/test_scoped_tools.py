@@ -11,7 +11,6 @@ import torch
 import hmp
 from hmp.cli import main
 
-LOW, WIDE = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
@@ -101,20 +100,3 @@ def test_scope_the_report_names_the_line_of_each_row(folder: Path):
     with hmp.convert(policy=policy, model=hmp.remove(model)), hmp.record() as again:
         model(X)
     assert [row.source for row in again.rows] == [row.source for row in report.rows]
-
-
-POLICY = hmp.Policy("mine", bf16={"linear", "softmax"}, fp32={"softmax @ *decoder"})
-
-
-def test_scope_fabric_speaks_of_the_module_that_it_sets_up():
-    fabrics = pytest.importorskip("lightning.fabric")
-    from hmp.compat.lightning import HMPPrecision
-
-    run = fabrics.Fabric(accelerator="cpu", plugins=[HMPPrecision(POLICY)])
-    with pytest.raises(hmp.HmpError, match=r"call fabric.setup\(module\) first"):
-        run.autocast().__enter__()
-    model = Net()
-    run.setup(model)(X)
-    assert model.seen == (LOW, WIDE)
-    with pytest.raises(hmp.HmpError, match=r"pass policy.unscoped to the plugin"):
-        run.setup(Net())
