@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from torch.utils.checkpoint import (
     checkpoint,
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
-    set_checkpoint_debug_enabled,
-    set_checkpoint_early_stop,
 )
 
 import hmp
@@ -125,36 +122,6 @@ def test_selective_checkpointing(scope, saved):
     contexts = functools.partial(create_selective_checkpoint_contexts, saved)
     for around in AROUND:
         assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)), around)
-
-
-@pytest.mark.native_kernels
-def test_selective_checkpointing_saves_low_copies_and_not_their_originals():
-    """The policy is asked about the ops that run, casts among them."""
-    asked = []
-
-    def noting(ctx, op, *args, **kwargs):
-        asked.append((str(op), [a.dtype for a in args if isinstance(a, torch.Tensor)]))
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    block = Block()
-    contexts = functools.partial(create_selective_checkpoint_contexts, noting)
-    with hmp.casts(LISTS):
-        checkpoint(block, X.clone().requires_grad_(), use_reentrant=False, context_fn=contexts)
-    products = [dtypes for op, dtypes in asked if "addmm" in op or ".mm" in op]
-    assert len(products) == 4 and {d for dtypes in products for d in dtypes} == {BF16}
-    assert any("_to_copy" in op and dtypes == [F32] for op, dtypes in asked)
-
-
-@pytest.mark.parametrize(("stops", "debug"), [(True, True), (False, False)])
-def test_early_stop_and_debug(stops, debug, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("LoggingTensor"), "propagate", False)  # pytest cannot format what torch logs
-    block = Block()
-
-    def run(x):
-        with set_checkpoint_early_stop(stops), set_checkpoint_debug_enabled(debug):
-            return checkpoint(block, x, use_reentrant=False)
-
-    assert_as_by_hand(block, in_scope("casts", run), "without casts")
 
 
 @REENTRANT

@@ -8,17 +8,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.graph import saved_tensors_hooks
 
 import hmp
-from low_kernels_kit import products_as_computed
 from oracle import BF16, F32
-from trap_kit import policy, same
+from trap_kit import policy
 
 LISTS = policy(bf16=["linear", "matmul", "relu", "layer_norm"], fp32=["softmax"])
-# what hooks call, on lists that would change it
-EVERYTHING = policy(bf16=["linear", "matmul", "relu", "layer_norm", "detach", "clone", "empty_like", "empty", "mul"], fp32=["softmax"])
 
 
 class Model(torch.nn.Module):
@@ -65,37 +61,6 @@ class OnDisk:
         return torch.load(path)
 
 
-def on_disk(folder):
-    stored = OnDisk(folder)
-    return saved_tensors_hooks(stored.pack, stored.unpack)
-
-
-@contextlib.contextmanager
-def nested(folder):
-    with save_on_cpu(), on_disk(folder):
-        yield
-
-
-# plain ones, and ones that compute, P9 draws
-HOOKS = {"on disk and on the CPU": nested, "disabled": lambda _: disable_saved_tensors_hooks("not here")}
-AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(name, tmp_path):
-    width, lists = 64, EVERYTHING
-    model, x = Model(width), torch.randn(width, width)
-    want = gradients(model, products_as_computed()(lambda x: by_hand(model, x)), x)
-
-    def run(x):
-        with hmp.casts(lists), HOOKS[name](tmp_path):
-            return model(x)
-
-    for around in AROUND.values():  # the later ones with what was learnt of which weights are used again
-        for one, other in zip(gradients(model, run, x, around), want, strict=True):
-            same(one, other)
-
-
 @pytest.mark.native_kernels  # computed in float32, products save float32
 def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
     model, x = Model(64), torch.randn(64, 64, requires_grad=True)
@@ -121,29 +86,3 @@ def test_offloaded_activations_are_let_go_of():
     assert kept[0]() is None
     result.backward()
     assert x.grad is not None
-
-
-def test_a_reentrant_checkpoint_uses_the_weights_of_the_last_step():
-    """Several steps, evaluation between them, the fused kind of optimizer too: as explicit casts give."""
-
-    def run(cast):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(128, 128)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-        x, seen = torch.randn(4, 128, requires_grad=True), []
-
-        def block(t):
-            return F.linear(cast(t), cast(model.weight), cast(model.bias))
-
-        for _ in range(3):
-            checkpoint(block, x, use_reentrant=True).float().square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with torch.no_grad():
-                seen.append(block(x).float())
-        return seen
-
-    want = run(lambda t: t.bfloat16())
-    hmp.convert(policy="torch-cpu")
-    for one, other in zip(run(lambda t: t), want, strict=True):
-        assert torch.equal(one, other)

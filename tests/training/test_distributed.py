@@ -107,12 +107,6 @@ def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_r18_two_ranks_in_one_region_around_the_loop_use_the_weights_of_now(tmp_path: Path) -> None:
-    modes = ["ddp", "ddp, bucket view", "ddp, static graph"]
-    assert launched(tmp_path, "one_region.py", modes, seconds=120) == [dict.fromkeys(modes, True)] * 2
-
-
-@pytest.mark.slow
 def test_each_of_two_ranks_is_compared_and_watched(tmp_path: Path) -> None:
     ranks = launched(tmp_path, "numerics.py", ["ddp", "fsdp2"], seconds=120)
     output, by_hand = ranks[0]["tensor parallel"]
