@@ -68,14 +68,6 @@ def test_no_bit_changes(name: str, is_training: bool, tmp_path: Path) -> None:
     assert any("fused kernel" in note and "attention.linear1" in note for note in found.notes) is is_fused
 
 
-def test_an_applied_policy_is_noted_for_the_whole_model(tmp_path: Path) -> None:
-    model = hmp.apply(Net(), POLICY)
-    with hmp.capture(tmp_path / "a", model) as found:
-        model(torch.randn(3, 5, 16))
-    assert {call.policy for call in found.calls} == {"mine"}
-    assert {call.outputs[0].dtype for call in found.calls if call.module == "head"} == {"bfloat16"}
-
-
 def test_no_hook_and_no_graph_is_left_by_an_exception_either(tmp_path: Path) -> None:
     model, module = nn.Sequential(nn.Linear(16, 16)), nn.modules.module
     before = {name: len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")}

@@ -242,25 +242,6 @@ def test_a_model_of_the_zoo_has_the_same_bits(name: str, with_batch: bool) -> No
         assert (low or each.name == "falcon") and all(weight.bytes_after * 2 == weight.bytes_before for weight in low)
 
 
-def test_save_pretrained_and_back(tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    from safetensors.torch import load_file
-
-    from model_zoo import MODELS
-    from model_zoo.kit import build, feed
-
-    model = build(MODELS["llama"]).eval()
-    batch = feed(MODELS["llama"], model)
-    hmp.cast_weights(model, batch, "torch-cpu")
-    model.save_pretrained(tmp_path)
-    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype is BF16
-    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=F32)
-    assert wide.lm_head.weight.dtype is F32 and torch.equal(wide.lm_head.weight, model.lm_head.weight.float())
-    want = outputs(wide, dict(batch), "torch-cpu")
-    hmp.cast_weights(wide, batch, "torch-cpu")
-    same(outputs(wide, dict(batch), "torch-cpu"), want)
-
-
 # --- without a batch, by the modules ----------------------------------------------------------------------------------------
 
 
@@ -298,17 +279,6 @@ def test_without_a_batch_tied_weights_whose_ops_disagree_stay_float32() -> None:
         result = hmp.cast_weights(model, policy=POLICY)
         assert low_of(result) == {"1.bias"} and result["0.weight"].why.startswith(why)
         same(outputs(model, IDS, POLICY), want)
-
-
-def test_without_a_batch_the_policy_of_a_module_is_that_of_its_path() -> None:
-    policy = POLICY.replace(fp32=POLICY.fp32 | {"linear @ 1.*", "linear @ 2"})
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8), nn.Linear(8, 8)).eval()
-    for model_has_it in (False, True):
-        each = copy.deepcopy(model)
-        if model_has_it:
-            hmp.apply(each, policy)
-        assert low_of(hmp.cast_weights(each, policy=policy)) == {"0.weight", "0.bias", "3.weight", "3.bias"}
-        hmp.remove(each)
 
 
 def test_without_a_batch_what_others_code_may_do_in_a_call_is_undecided() -> None:

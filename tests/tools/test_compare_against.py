@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +73,6 @@ def test_both_are_against_float32(found: Any) -> None:
             accumulated = norm(values[module] - exact[module]) / norm(exact[module])
             assert row.accumulated == pytest.approx(accumulated, rel=1e-3)
         assert calls["first"].isolated == pytest.approx(norm(values["first"] - exact["first"]) / norm(exact["first"]), rel=1e-3)
-
-
-def test_the_other_policys_errors_are_columns_of_both_tables(found: Any) -> None:
-    both, _ = found
-    lines = str(both).splitlines()
-    for name, side in (("brain", both), ("half", both.against)):
-        for end in ("output", "loss", "gradient"):
-            (line,) = (line for line in lines if line.startswith(f"error of the {end}"))
-            told = re.search(r" (\S+) under half$" if name == "half" else rf"^error of the {end} +(\S+) ", line)
-            assert told is not None and float(told[1]) == pytest.approx(getattr(side, end), rel=0.06)
-    assert sum(line.endswith("share  half isolated  half accumulated") for line in lines) == 2
-    theirs = {group.name: group for group in (*both.against.by_op(), *both.against.by_module())}
-    for name in ("linear", "first", "second"):
-        (line,) = (line.split() for line in lines if re.match(rf"{name} ", line))
-        assert [float(cell) for cell in line[-2:]] == [
-            pytest.approx(value, rel=0.06) for value in (theirs[name].isolated, theirs[name].accumulated)
-        ]
-    told = json.loads(json.dumps(both.to_dict()))
-    assert told["against"] == json.loads(json.dumps(both.against.to_dict())) and told["against"]["policy"] == "half"
-    assert both.against.to_dict()["against"] is None
 
 
 def test_what_one_policy_makes_infinite_is_said(tmp_path: Path) -> None:

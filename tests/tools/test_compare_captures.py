@@ -141,14 +141,6 @@ def test_a_batch_of_one_is_beside_its_row_of_a_padded_batch(side: str, tmp_path:
     assert "row 0 against row 3, row 1 against row 2, row 2 against row 1, row 3 against row 0" in found.notes[0]
 
 
-def test_a_prompt_is_beside_the_beginning_of_the_whole_sequence(tmp_path: Path) -> None:
-    model = Decoder()
-    trainer = capture(tmp_path / "trainer", model, torch.tensor([[5, 6, 7, 8, 9]]))
-    server = capture(tmp_path / "server", model, torch.tensor([[5, 6, 7]]))
-    found = hmp.compare_captures(trainer, server)
-    assert max(gap.relative for gap in found.gaps) < 1e-5 and "3 positions" in found.notes[0]
-
-
 def test_outputs_of_every_layout_are_matched_by_row_and_place(tmp_path: Path) -> None:
     """Rows first; a row for each token, as routers have; heads before places. Attention's weights, which have places twice, are left."""
 

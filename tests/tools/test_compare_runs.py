@@ -130,28 +130,6 @@ def test_recurrent_layers_whose_kernels_keep_notes_for_backward(kind: str):
     assert comparison.advice[0][0] == kind.lower()
 
 
-def test_complex_weights_and_outputs_count_with_both_parts():
-    model = Fn(lambda self, x: torch.fft.rfft(self.layer(x)) * self.weight, layer=nn.Linear(8, 8))
-    model.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-    x = torch.randn(4, 8)
-
-    def loss(out: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(out).square().mean()
-
-    def run(cast: Any) -> list[torch.Tensor]:
-        weights = [p.detach().clone().requires_grad_() for p in (model.layer.weight, model.layer.bias, model.weight)]
-        out = torch.fft.rfft(F.linear(cast(x), *map(cast, weights[:2])).float()) * weights[2]
-        return [out.detach(), *torch.autograd.grad(loss(out), weights)]
-
-    def numbers(tensors: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([torch.view_as_real(t).flatten() if t.is_complex() else t.flatten() for t in tensors])
-
-    low, exact = run(lambda t: t.bfloat16()), run(lambda t: t)
-    comparison = hmp.compare(model, x, policy(bf16={"linear"}), loss=loss)
-    assert comparison.output == pytest.approx(distance(numbers(low[:1]), numbers(exact[:1])), rel=1e-3)
-    assert comparison.gradient == pytest.approx(distance(numbers(low[1:]), numbers(exact[1:])), rel=1e-3)
-
-
 def test_a_loss_is_given_or_the_outputs_own_or_none_and_a_mapping_is_keywords(tmp_path: Any):
     forward = hmp.compare(net(), (torch.randn(6, 8),), LOW)
     assert forward.loss is forward.gradient is None and {r.direction for r in forward.rows} == {"forward"}

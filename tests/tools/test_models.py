@@ -136,24 +136,6 @@ def test_a_recorded_program_makes_the_casts_that_it_makes_alone() -> None:
         assert report.models[0].kept
 
 
-@pytest.mark.usefixtures("unpatched")
-def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False).exp()
-
-    with hmp.record() as report:
-        Model()(torch.randn(2, 4)).sum().backward()
-    assert report.about["model"] == "Model"
-    assert [model.name for model in report.models] == ["Model"]
-    if SAVED_TENSORS:
-        assert report.models[0].kept == {"Model": 64}  # of exp, and what the checkpoint is given; inside there is nothing left to keep
-
-
 def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_alive() -> None:
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2).double(), nn.Linear(6, 3).bfloat16().requires_grad_(False))
     tied[1].weight = tied[0].weight

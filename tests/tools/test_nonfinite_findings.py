@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -116,27 +115,6 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen(fresh_compiler: None) -> N
     assert (finding.op, finding.direction) == ("sqrt", "backward")
     rows = hmp.compare(model, torch.ones(1, 2), loss=lambda out: out.sum()).rows
     assert {row.op for row in rows} == {"linear", "mul", "ones_like", "sqrt", "sum"}
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_hook_is_told_that_no_list_reaches_it_unless_it_asks_for_casts(asks: bool) -> None:
-    """The op in the hook is named, and not the forward's."""
-    weight = torch.full((2, 2), 300.0, requires_grad=True)
-
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
-        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})) if asks else contextlib.nullcontext():
-            return gradient.mul(100.0).exp() if asks else gradient.half().mul(70000.0)  # in the hook
-
-    def step() -> None:
-        y = weight @ torch.ones(2, 2)
-        y.register_hook(hook)
-        y.sum().backward()
-
-    with hmp.casts(LISTS):
-        finding = found(step)
-    assert (finding.op, finding.direction, finding.line) == ("exp" if asks else "mul", "backward", line_of("in the hook"))
-    assert ("on the bf16 list" in finding.rule) == finding.remedy.startswith("policy = policy.move(") == asks
-    assert ("R13" in finding.rule) != asks and ".txt" not in finding.remedy
 
 
 def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: Path):

@@ -133,28 +133,3 @@ def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dic
     assert shown("model.py:17") == ["max_pool2d"]
     next(option for option in browser.find_elements("css selector", "#rule option") if option.text == "fp32").click()
     assert shown(" ") == ["cross_entropy", "tanh"]
-
-
-@pytest.mark.slow
-def test_the_button_turns_the_page_dark_the_tree_folds_and_code_is_copied(browser: Any, pages: dict[str, Path]) -> None:
-    opened(browser, pages["tuning"])
-    button = browser.find_element("css selector", ".copy")
-    button.click()
-    assert browser.execute_async_script("const done = arguments[0]; setTimeout(() => done(arguments.length), 200)") == 1
-    assert button.text in ("Copied", "Selected")
-    opened(browser, pages["report"], "dark")
-    browser.find_element("id", "theme").click()
-    assert background(browser) == "rgb(255, 255, 255)"
-    browser.refresh()
-    assert background(browser) == "rgb(255, 255, 255)"
-
-    def visible() -> list[str]:
-        return [line.text for line in browser.find_elements("css selector", ".tree .name") if line.is_displayed()]
-
-    browser.find_element("css selector", "[data-open='0']").click()
-    assert [name.split(" ")[0] for name in visible()] == ["all", "net", "(outside"]
-    browser.find_element("css selector", "[data-open='1']").click()
-    assert "mul bf16 · model.py:12" in visible()
-    browser.find_element("css selector", ".tree details details summary").send_keys(" ")  # by the keyboard
-    assert "mul bf16 · model.py:12" not in visible()
-    assert browser.get_log("browser") == []

@@ -212,36 +212,6 @@ def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
     assert sum(row.calls for row in decided(report) if row.op == "linear") == 2
 
 
-class Seeing(torch.overrides.TorchFunctionMode):
-    def __init__(self) -> None:
-        self.seen: list[object] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_users_mode_sees_the_same_calls_and_the_recording_goes_on_after_an_exception() -> None:
-    """The recording's own mode is out of force while an op that a list decides runs."""
-    x, modes = torch.ones(2, 8), [Seeing() for _ in range(3)]
-
-    def calls() -> None:
-        F.linear(x, torch.ones(4, 8))
-        with pytest.raises(RuntimeError):
-            F.linear(x, torch.ones(4, 9))
-        torch.tanh(x)
-
-    with hmp.casts(LISTS):
-        with modes[0]:
-            calls()
-        with modes[1], hmp.record() as report:
-            calls()
-        with hmp.record(), modes[2]:
-            calls()
-    assert [sum(func in (F.linear, torch.tanh) for func in mode.seen) for mode in modes] == [3, 3, 3]
-    assert [(row.op, row.calls) for row in report.grouped("op", "op") if row.op != "ones"] == [("linear", 1), ("linear", 1), ("tanh", 1)]
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_a_torch_that_was_built_for_a_device_which_is_not_there_records_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))  # as that torch says

@@ -181,15 +181,6 @@ def test_the_presets_have_none_in_a_model(name):
 # --- verify()
 
 
-def test_verify_gives_the_report(tmp_path):
-    (tmp_path / "bf16.txt").write_text("linear\ngelu\n")
-    (tmp_path / "fp32.txt").write_text("linear @ 1.lm_head\n")
-    report = hmp.verify(nn.Sequential(nn.BatchNorm1d(3), Head()), torch.randn(2, 3), tmp_path)
-    report.assert_dtype("batch_norm", torch.float32)
-    assert "gelu" in report.never_called
-    assert {row.compute for row in report.rows if row.op == "linear"} == {"bfloat16", "float32"}
-
-
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
     class Disables(Head):
         def forward(self, x):
