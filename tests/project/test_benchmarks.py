@@ -7,15 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
-import hmp
 from autocast_kit import needs_autocasts_lstm
-from benchmarks.cost import saved
-from benchmarks.harness import alive, sides, stats, verify
+from benchmarks.harness import sides, stats, verify
 from benchmarks.workloads import known, models
 from command_kit import ROOT, python
-from torch_has import SAVED_TENSORS
 
 
 @pytest.mark.slow
@@ -26,28 +22,6 @@ def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Pa
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert written["failures"] == [] and len(written["rows"]) > 40
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8").startswith("# Results")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SAVED_TENSORS, reason="this torch (2.9 and older) does not tell what its nodes saved")
-def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
-    """gelu keeps its input of 8 rows once for both calls: 4 bytes a number or, from the next call on, one and eight for each 128."""
-    weight, x = torch.randn(1024, 128, requires_grad=True), torch.randn(8, 128)
-
-    def sums() -> torch.Tensor:
-        hidden = torch.nn.functional.linear(x, weight)
-        return torch.nn.functional.gelu(hidden).sum() + torch.nn.functional.gelu(hidden).sum()
-
-    def forward() -> torch.Tensor:
-        return torch.nn.functional.gelu(sums())
-
-    with hmp.casts("saved8"):
-        forward()  # which makes memory that packing uses again
-    numbers, loss = 8 * 1024, 4 + 4  # and the sum that gelu keeps
-    assert alive.bytes_alive(forward, [weight, x]) == 4 * numbers + loss
-    with hmp.casts(hmp.Policy("packed", saved={"gelu"}, saved_recipe="int8")):
-        assert alive.bytes_alive(forward, [weight, x]) == numbers + 8 * numbers // 128 + loss
-    assert saved._between([(1.0, 1.0), (0.6, 1.1), (0.2, 1.5)], 0.4) == pytest.approx(1.3)
 
 
 @pytest.mark.native_kernels
