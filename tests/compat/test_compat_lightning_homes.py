@@ -11,7 +11,7 @@ import pytest
 
 from command_kit import error_without
 from hmp.compat.lightning_packages import PACKAGES as HOMES
-from hmp.compat.lightning_packages import has_gaudi, installed, preferred, release
+from hmp.compat.lightning_packages import installed, preferred
 from process_kit import to_install
 
 if importlib.util.find_spec("lightning") is None:
@@ -48,13 +48,6 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
         "hmp.compat.lightning expected lightning or pytorch_lightning 1.6 or later, got pytorch_lightning 1.5.10; "
         + to_install("lightning")
     )
-
-
-@pytest.mark.parametrize(("version", "is_its_own"), [("1.6.5.post0", True), ("2.0.9.post0", True), ("2.1.0", False), ("2.10.0rc1", False)])
-def test_releases_before_2_1_have_gaudi_themselves(version: str, is_its_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    as_if(tmp_path, monkeypatch, pytorch_lightning=version)
-    assert has_gaudi("pytorch_lightning") is is_its_own
-    assert release("pytorch_lightning") == tuple(int(each) for each in version.split(".")[:2])
 
 
 def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.MonkeyPatch):

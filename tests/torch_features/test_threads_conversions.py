@@ -109,3 +109,27 @@ def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_dif
     assert torch_differences() == []
     # the race was one: the threads met plain torch and policies
     assert len(seen["matmul"]) >= 2 and len(seen["F.relu"]) >= 2, seen
+
+
+def test_first_calls_at_once_in_many_threads_are_cast() -> None:
+    """A wrapper is made at its first call, whoever calls first."""
+    low, wide = policy(bf16={"matmul", "linear", "layer_norm"}), policy(fp32={"matmul", "linear"}, bf16={"softmax"})
+    start, seen = threading.Barrier(7), []
+
+    def call() -> None:
+        for _ in range(10):
+            start.wait(30)
+            seen.append([OPS[name]().dtype for name in ("matmul", "@", "linear", "Tensor.softmax")])
+            start.wait(30)
+
+    running = [threading.Thread(target=call) for _ in range(6)]
+    for thread in running:
+        thread.start()
+    for turn in range(10):
+        with hmp.convert(policy=wide if turn % 2 else low):  # another list each time, otherwise nothing is a first call
+            start.wait(30)
+            start.wait(30)
+        is_low = [False, False, False, True] if turn % 2 else [True, True, True, False]
+        assert seen[6 * turn :] == [[torch.bfloat16 if each else torch.float32 for each in is_low]] * 6
+    for thread in running:
+        thread.join()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -159,3 +161,17 @@ def test_wrapped_modules_and_sequences(reentrant):
     assert_as_by_hand(block, run)
     applied = hmp.apply(checkpoint_wrapper(Block(), checkpoint_impl=impl), LISTS)
     assert_as_by_hand(applied._checkpoint_wrapped_module, lambda x: applied(x), "in a region")
+
+
+def test_offloaded_activations_are_let_go_of():
+    """What a hook takes away is not kept alive by hmp: neither an activation nor its low-precision copy."""
+    kept = []
+    with hmp.casts(LISTS), saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        x = torch.randn(4, 128, requires_grad=True)
+        hidden = torch.sin(x)
+        kept.append(weakref.ref(hidden))
+        result = F.linear(hidden, torch.randn(128, 128, requires_grad=True)).float().sum()
+        del hidden
+    assert kept[0]() is None
+    result.backward()
+    assert x.grad is not None
