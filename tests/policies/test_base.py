@@ -79,6 +79,19 @@ def test_fp8_is_autocast_with_layers_in_fp8_but_for_the_head(head: str) -> None:
     assert (unscoped.fp32, unscoped.promote, unscoped.dtype) == (autocast.fp32, autocast.promote, BF16)
 
 
+def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> None:
+    policy, fp8 = hmp.Policy.load(folder(tmp_path, base="fp8", fp32="softmax")), hmp.Policy.load("fp8")
+    assert [entry.text for entry in policy.scoped] == [entry.text for entry in fp8.scoped]
+    assert (policy.fp8, policy.bf16) == (fp8.fp8, fp8.bf16)
+    own = hmp.Policy.load(folder(tmp_path, fp32="linear"))  # an op that the list names is the list's, everywhere
+    assert (own.scoped, own.fp8) == ((), {"addmm"}) and "linear" in own.fp32
+    torch.manual_seed(0)
+    model = hmp.apply(Model("lm_head"), policy)
+    with hmp.record() as report:
+        model(torch.randn(16, 32))
+    assert [row.compute for row in report.rows if row.op == "linear"] == ["float8_e4m3fn", "bfloat16"]
+
+
 def test_fp8_needs_a_model_and_says_so() -> None:
     with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* needs a model, .* use hmp.apply\(model, policy\)"):
         hmp.convert(policy="fp8")
