@@ -14,8 +14,6 @@ import hmp
 from command_kit import RECIPE
 from hmp.cli import main
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def folder(path: Path, bf16: str, dtype: str = "bfloat16") -> str:
     path.mkdir()
@@ -91,15 +89,3 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
     assert (status, out) == (1, "")
     assert f'File "{recipe}", line 2, in step' in err
     assert "hmp benchmark: the step failed under every policy; under 'float32' with ValueError: never" in err
-
-
-@pytest.mark.slow
-def test_the_recipe_of_the_docs_is_one(tmp_path: Path, benchmark: Callable[..., tuple[int, str, str]]) -> None:
-    (text,) = [
-        part.partition("```\n")[0]
-        for part in (ROOT / "docs/pages/how-to/benchmark.md").read_text().split("```python\n")
-        if "def batches" in part
-    ]
-    (tmp_path / "recipe.py").write_text(text)
-    status, _, err = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
-    assert status == 0, err

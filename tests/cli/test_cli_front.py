@@ -144,20 +144,6 @@ def test_ctrl_c_is_a_line_and_nobodys_fault(name: str, where: str, recipe: Path)
     assert (done.returncode, done.stderr) == (130, f"hmp {name}: interrupted\n")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(unbuffered: str) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "wb") as closed:
-        done = subprocess.run(
-            [sys.executable, "-m", "hmp", "lists"], env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, cwd=ROOT, stdout=closed,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr) == (141, "")
-
-
 # -- doctor
 
 

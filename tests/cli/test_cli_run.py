@@ -148,17 +148,3 @@ def test_processes_that_the_script_spawns_are_under_hmp_too(script: str, tmp_pat
     done = python(*RUN, "--habana", "--bf16", "mine.txt", *script.split(), "--bf16", cwd=tmp_path)  # and one of the script's own
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} torch.bfloat16 ['--bf16']" for rank in range(3)]
-
-
-@pytest.mark.slow
-def test_options_do_what_convert_does_with_them_and_the_scripts_own_replaces_that(tmp_path: Path) -> None:
-    shows = "print(F.linear(x, x).dtype, torch.exp(x).dtype, (x / x).dtype)\n"
-    script = (
-        f"import torch, torch.nn.functional as F\nx = torch.ones(2, 2)\n{shows}import hmp\nhmp.convert(bf16_file_path='div.txt')\n{shows}"
-    )
-    for name, text in (("casts.py", script), ("div.txt", "div\n"), ("exp.txt", "exp\nlinear\n")):
-        (tmp_path / name).write_text(text)
-    for options, seen in (("--bf16 exp.txt --fp32 div.txt", "bfloat16 bfloat16 float32"), ("--opt-level O2", "bfloat16 float32 float32")):
-        done = python(*RUN, *options.split(), "--verbose", "casts.py", cwd=tmp_path)
-        assert (done.returncode, done.stdout.replace("torch.", "").splitlines()) == (0, [seen, "float32 float32 bfloat16"])
-        assert "policy '" in done.stderr

@@ -85,17 +85,6 @@ def test_every_call_lands_on_the_mapped_device_while_there_is_one() -> None:
     all_are_refused()
 
 
-def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.serialization, "location_tag", lambda storage: "hpu:3")
-        file = checkpoint()
-    with habana.install("cpu"):
-        assert torch.equal(torch.load(file)["x"], X)
-    file.seek(0)
-    with pytest.raises(REFUSALS):
-        torch.load(file)
-
-
 @pytest.mark.usefixtures("hpu_on_cpu")
 def test_torch_device_stays_the_type_that_it_is() -> None:
     device = torch.device("hpu", 1)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from command_kit import HABANA, RUN, python, two_ranks
+from command_kit import HABANA, RUN, python
 from hmp.compat import habana
 from torch_snapshot import Snapshot, all_of_torch
 
@@ -188,29 +188,3 @@ def test_a_training_script_for_gpus_computes_what_it_does_when_written_for_the_c
     done, expected = python(*command, "train.py", cwd=tmp_path), python("on_cpu.py", cwd=tmp_path)
     assert done.returncode == expected.returncode == 0, (done.stderr, expected.stderr)
     assert done.stdout == expected.stdout
-
-
-RANKS = """\
-import habana_frameworks.torch.gpu_migration
-import os
-import torch
-
-rank = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(rank)
-torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4).to(rank), device_ids=[rank], output_device=rank)
-model(torch.randn(2, 8).to(rank) + rank).sum().backward()
-gradient = model.module.weight.grad.clone()
-torch.distributed.all_reduce(gradient, group=torch.distributed.new_group(backend="nccl"))
-assert torch.allclose(gradient, 2 * model.module.weight.grad)
-torch.distributed.destroy_process_group()
-print("done", flush=True)
-os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_over_nccl_runs_over_gloo(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RANKS)
-    done = two_ranks(*HABANA, "train.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout.split()) == (0, ["done", "done"]), done.stderr

@@ -111,24 +111,6 @@ def test_under_a_device_map_int32_is_int64_by_hand(policy: str | None) -> None:
                 assert same(results(FORMS[op], INDEX), wanted[op]), op
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_code_takes_it() -> None:
-    policy = "habana-o2"
-    several = (
-        "cross_entropy_loss nll_loss_nd one_hot max_unpool2d take take_along_dim index_copy index_copy_ index_fill_ index_reduce_".split()
-    )
-
-    def step(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        return sum((FORMS[op](x, i).float().sum() for op in several), torch.zeros(()))
-
-    with under(policy):
-        wanted = results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX)
-        with habana.install("cpu"):
-            torch.compiler.reset()
-            assert same(results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX.int()), wanted)
-
-
 def test_other_types_and_other_arguments_are_left_alone() -> None:
     x = torch.randn(4, 4)
     with habana.install("cpu"):

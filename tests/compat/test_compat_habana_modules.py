@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import hmp
 from hmp.compat import habana
 from hmp.compat.habana.names import TREE
 from making import habana_names
-from process_kit import alone
 
 
 def imported() -> list[str]:
@@ -166,25 +164,3 @@ def test_where_habanas_package_is_it_is_used_and_that_is_said_once(caplog: pytes
     assert importlib.util.find_spec("habana_frameworks.torch.hpu") is None
     assert torch.Tensor.to is to
     assert not hasattr(torch, "hpu")
-
-
-def test_of_habanas_package_only_the_removed_module_is_hmps_and_where_it_is_not_removed_it_wins(real_package: Path) -> None:
-    name = "habana_frameworks.torch.hpex.hmp"
-    with habana.install():
-        assert importlib.import_module(name).convert is hmp.convert
-    assert name not in sys.modules and not hasattr(sys.modules["habana_frameworks.torch.hpex"], "hmp")
-    (real_package / "torch" / "hpex" / "hmp.py").write_text("convert = 'real'\n")
-    importlib.invalidate_caches()
-    with habana.install():
-        assert importlib.import_module(name).convert == "real"
-
-
-def test_the_modules_have_the_names_that_hmp_imports_when_they_are_used(tmp_path: Path) -> None:
-    script = """
-        from hmp.compat import habana
-        habana.install("cpu")
-        from habana_frameworks.torch.hpex import hmp as theirs
-        import hmp
-        assert theirs.convert is hmp.convert and set(hmp.__all__) <= {*vars(theirs)}
-    """
-    alone(tmp_path, script)

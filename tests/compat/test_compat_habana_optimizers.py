@@ -134,7 +134,6 @@ def test_the_rms_norm_is_torchs_and_cast_as_the_op_is() -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
-@pytest.mark.native_kernels  # Inductor leaves out the rounding between a float32 product and what it fuses with it
 @pytest.mark.slow
 # without vectors: torch's own vector code does not compile for each ATEN_CPU_CAPABILITY
 @torch._inductor.config.patch({"cpp.simdlen": 1})
@@ -142,17 +141,6 @@ def test_the_backend_of_gaudi_compiles_with_torchs_own_and_goes_with_the_shim() 
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU()), torch.randn(3, 4)
     compiled = torch.compile(model, backend="hpu_backend", options={"force_static_compile": True})
     torch.testing.assert_close(compiled(x), model(x))
-    with hmp.casts("habana"):
-        assert torch.equal(compiled(x), model(x)) and compiled(x).dtype is LOW
-    graph = torch.hpu.HPUGraph()
-    with torch.hpu.graph(graph):
-        output = compiled(x)  # runs eagerly: compiled kernels are called past what is captured
-    graph.replay()
-    x.mul_(2)
-    graph.replay()
-    assert torch.equal(output, model(x))
     habana.uninstall()
     with pytest.raises(Exception, match="hpu_backend"):
-        torch.compile(model, backend="hpu_backend")
-    with habana.install("cpu"):
         torch.compile(model, backend="hpu_backend")

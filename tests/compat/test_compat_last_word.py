@@ -120,31 +120,20 @@ def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is
 
 # --- hmp run --verify
 
-SCRIPT = """
-import sys, torch, hmp
-model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+VOID = """
+import torch
+model = torch.nn.Linear(4, 4)
 for step in range(5):
-    with torch.autocast("cpu", enabled=sys.argv[1] != "void"):
-        loss = model(torch.ones(2, 4)).float().sum()
-    loss.backward()
-    optimizer.step()
-    print("step", step, torch._C._len_torch_function_stack())
+    with torch.autocast("cpu", enabled=False):
+        model(torch.ones(2, 4))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["holds", "void"])
-def test_hmp_run_verifies_the_first_steps(tmp_path, how):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = python(*RUN, "--verify", "--policy", "autocast", "train.py", how, cwd=tmp_path)
-    if how == "holds":
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "step 4 0"), done.stderr
-        assert "hmp run: verified: 3 calls in 3 steps followed their lists" in done.stderr
-    else:
-        assert (done.returncode, done.stdout.splitlines()) == (1, ["step 0 1", "step 1 1"])
-        assert "ViolationError: 3 calls did not follow their lists" in done.stderr
-        assert "torch.autocast(enabled=False) at" in done.stderr and "train.py:6" in done.stderr
+def test_hmp_run_verifies_the_first_steps(tmp_path):
+    (tmp_path / "train.py").write_text(VOID)
+    done = python(*RUN, "--verify", "--policy", "autocast", "train.py", cwd=tmp_path)
+    assert done.returncode == 1 and "did not follow their lists" in done.stderr and "train.py:5" in done.stderr, done.stderr
 
 
 # --- accelerate's own loop under convert(), with and without its own mixed precision

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,19 +139,3 @@ def test_what_cannot_be_is_refused(home: str):
         accelerator().setup_device(torch.device("cpu"))
     with pytest.raises(ValueError, match="Received both `precision=bf16-mixed` and `plugins"):
         trainer(home, precision="bf16-mixed", plugins=[its().HPUPrecisionPlugin("bf16-mixed")])
-
-
-def package(folder: Path, text: str) -> None:
-    (folder / "lightning_habana").mkdir()
-    (folder / "lightning_habana" / "__init__.py").write_text(text)
-    (folder / "lightning_habana" / "pytorch.py").write_text("mine = 1\n")
-
-
-def test_the_package_itself_wins_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    package(tmp_path, "import lightning_habana.pytorch\nHPUAccelerator = 'theirs'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert its().HPUAccelerator == "theirs" and its().pytorch.mine == 1
-    with pytest.raises(ValueError, match="invalid accelerator name"):  # Lightning is left as it is
-        HOMES["lightning.pytorch"].Trainer(accelerator="hpu")
-    for name in ("lightning_habana", "lightning_habana.pytorch"):
-        del sys.modules[name]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command_kit import error_without
-from hmp.compat.import_finders import after_import
 from hmp.compat.lightning_packages import PACKAGES as HOMES
-from hmp.compat.lightning_packages import has_gaudi, installed, preferred, release
+from hmp.compat.lightning_packages import installed, preferred
 from process_kit import to_install
 
 if importlib.util.find_spec("lightning") is None:
@@ -53,49 +50,9 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
     )
 
 
-@pytest.mark.parametrize(("version", "is_its_own"), [("1.6.5.post0", True), ("2.0.9.post0", True), ("2.1.0", False), ("2.10.0rc1", False)])
-def test_releases_before_2_1_have_gaudi_themselves(version: str, is_its_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    as_if(tmp_path, monkeypatch, pytorch_lightning=version)
-    assert has_gaudi("pytorch_lightning") is is_its_own
-    assert release("pytorch_lightning") == tuple(int(each) for each in version.split(".")[:2])
-
-
 def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.MonkeyPatch):
     for home in HOMES:
         monkeypatch.delitem(sys.modules, home, raising=False)
     assert preferred("a test") == "lightning.pytorch"
     monkeypatch.setitem(sys.modules, "pytorch_lightning", sys)
     assert preferred("a test") == "pytorch_lightning"
-
-
-def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ours = importlib.import_module("hmp.compat.lightning")
-    assert len(ours._packages()) == 2
-    as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
-    assert [home.Callback for home in ours._packages()] == [importlib.import_module("lightning.pytorch").Callback]
-
-
-@pytest.fixture
-def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "late_one.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = list(sys.meta_path)
-    yield
-    sys.modules.pop("late_one", None)
-    assert sys.meta_path == before
-
-
-@pytest.mark.usefixtures("late")
-def test_it_waits_for_the_import_and_sees_the_whole_module():
-    seen: list[types.ModuleType] = []
-
-    def note(module: types.ModuleType) -> None:
-        seen.append(module)
-        vars(module)["value"] = 2
-
-    after_import("late_one", note)
-    assert not seen and "late_one" not in sys.modules
-    module = importlib.import_module("late_one")
-    assert seen == [module] and module.value == 2
-    importlib.reload(module)
-    assert seen == [module] and module.value == 1

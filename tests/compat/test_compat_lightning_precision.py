@@ -127,21 +127,6 @@ def test_float16_scales_the_loss_as_16_mixed_does(home: str):
     assert_same_weights(found[1], wanted[1])
 
 
-@both_fabrics
-def test_a_lightning_module_runs_in_fabric(home: str):
-    trainers = dict(zip(FABRICS, HOMES, strict=True))[home]
-
-    class Body:
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)  # type: ignore[attr-defined, no-any-return]
-
-    lightning_module = type("Model", (Body, type(module(trainers))), {})()
-    lightning_module.prepare()
-    losses, _ = train(fabric(home, plugin()), lightning_module, naming=True)
-    assert losses == train_by_hand()[0]
-    assert_same_weights(lightning_module.net, train_by_hand()[1])
-
-
 class Disables(Steps):
     """A model whose own code keeps the lists out."""
 

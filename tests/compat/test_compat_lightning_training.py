@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import hmp
-from lightning_kit import HOMES, Steps, both_homes, fit, module, plugin, quiet, trainer
-from training_by_hand import assert_same_weights, batches, forward_by_hand, net, train_by_hand
+from lightning_kit import Steps, both_homes, fit, module, plugin, quiet, trainer
+from training_by_hand import assert_same_weights, batches, train_by_hand
 
 pytestmark = quiet
-FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
 CLIPS = {
     "norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.01),
     "value": lambda parameters: nn.utils.clip_grad_value_(parameters, 0.001),
@@ -30,26 +28,6 @@ def test_gradients_are_clipped_and_accumulated(home: str, algorithm: str | None,
     losses, network = train_by_hand(clip=CLIPS.get(algorithm), accumulate=accumulate)
     assert model.losses == losses != train_by_hand()[0]
     assert_same_weights(model.net, network)
-
-
-def by_hand_with(optimizer: Any, closure: bool = False) -> nn.Sequential:
-    network = net()
-    made = optimizer(network.parameters())
-    for _ in range(2):
-        for x, y in batches():
-
-            def step(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-                made.zero_grad()
-                loss = F.mse_loss(forward_by_hand(network, x), y)
-                loss.backward()
-                return loss
-
-            if closure:
-                made.step(step)
-            else:
-                step()
-                made.step()
-    return network
 
 
 class Manual(Steps):
@@ -77,29 +55,6 @@ def test_manual_optimization_steps_and_clips_without_casts(home: str):
     losses, network = train_by_hand(clip=clip and CLIPS["norm"])
     assert model.losses == losses
     assert_same_weights(model.net, network)
-
-
-@both_homes
-def test_lbfgs_runs_the_forward_cast_and_its_own_arithmetic_not(home: str):
-    def lbfgs(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
-
-    model = fit(home, plugin(), model=module(home, Steps, optimizer=lbfgs))
-    assert len(model.dtypes) > 8, "the closure runs more than once a batch"
-    assert {dtype for _, dtype in model.dtypes} == {torch.bfloat16}
-    assert_same_weights(model.net, by_hand_with(lbfgs, closure=True))
-
-
-@both_homes
-def test_float16_scales_the_loss_as_16_mixed_does(home: str):
-    clip = 0.01
-    theirs = HOMES[home].plugins.MixedPrecision("16-mixed", "cpu")
-    wanted = fit(home, theirs, gradient_clip_val=clip)
-    ours = plugin(FLOAT16)
-    found = fit(home, ours, gradient_clip_val=clip)
-    assert found.losses == wanted.losses
-    assert_same_weights(found.net, wanted.net)
-    assert ours.scaler.get_scale() == theirs.scaler.get_scale() == 65536.0
 
 
 class All(Steps):

@@ -68,21 +68,6 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     assert not hasattr(optimum.habana, "__wrapped__") and inspect.unwrap(optimum.habana) is optimum.habana
 
 
-def test_a_real_one_wins_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"optimum/habana/__init__.py": "from .part import GaudiTrainer\n", "optimum/habana/part.py": "GaudiTrainer = 'real'\n"}
-    packages(tmp_path, files, monkeypatch)
-    with habana.install("cpu"):
-        import optimum.habana
-
-        assert optimum.habana.GaudiTrainer == "real"
-        assert optimum.habana.__file__ == str(tmp_path / "optimum" / "habana" / "__init__.py")
-        assert importlib.import_module("optimum.habana.part").GaudiTrainer == "real"
-        with pytest.raises(ImportError, match="cannot import name 'GaudiConfig'"):
-            exec("from optimum.habana import GaudiConfig")
-    assert imported() == ["optimum", "optimum.habana", "optimum.habana.part"]
-    assert importlib.reload(optimum.habana).GaudiTrainer == "real"
-
-
 def test_one_that_does_not_import_gives_way_and_that_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
-from optimum_kit import ON_CPU, OUTSIDE, assert_trained_alike, examples, go_on, losses, model, own_optimizer, settings
+from optimum_kit import ON_CPU, assert_trained_alike, examples, go_on, losses, model, own_optimizer, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
-BERT = {"use_habana_mixed_precision": True}
 
 
 pytestmark = pytest.mark.usefixtures("hpu_on_cpu", "accelerates_precision")
@@ -57,29 +55,6 @@ def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit
     own.train()
     assert_trained_alike(ours, own, exact)
     assert ours.evaluate()["eval_loss"] == own.evaluate()["eval_loss"]
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_computed_outside_the_model_is_cast_and_the_optimizers_step_is_not(tmp_path: Path) -> None:
-    from optimum.habana import GaudiTrainer
-
-    class Own(GaudiTrainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            inside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
-            loss = F.cross_entropy(outputs.logits, labels)
-            return (loss, outputs) if return_outputs else loss
-
-    def step(*args: Any, **kwargs: Any) -> None:
-        outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
-        enabled.append(hmp.casts_enabled())
-
-    inside: list[torch.dtype] = []
-    outside: list[torch.dtype] = []
-    enabled: list[bool] = []
-    gaudi(tmp_path, BERT, type("Step", (TrainerCallback,), {OUTSIDE: step})(), kind=Own).train()
-    assert (inside, outside, enabled) == ([BF16] * 4, [F32] * 4, [False] * 4)
 
 
 @pytest.mark.slow

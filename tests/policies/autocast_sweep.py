@@ -20,9 +20,8 @@ UNINITIALISED = frozenset("empty empty_like empty_strided empty_permuted new_emp
 
 @dataclass
 class Sweep:
-    """What a run over op_db counted and found; `rounded` takes values for the same that differ by a few roundings to bfloat16."""
+    """What a run over op_db counted and found."""
 
-    rounded: bool = False
     spellings: int = 0
     cases: int = 0
     refused: int = 0  # autocast raises: what hmp does then is for the rules to say
@@ -58,12 +57,12 @@ class Sweep:
                             self.raising.append(f"{case}: {type(got).__name__}: {got}")
                         elif _is_fallback_without_elements(again, got, want):
                             self.empty += 1
-                        elif found := _difference(title(info), got, want, self.rounded):
+                        elif found := _difference(title(info), got, want):
                             self.differing.setdefault(title(info), []).append(f"{case}: {found}")
         return self
 
 
-def _difference(op: str, got: list[Any], want: list[Any], rounded: bool) -> str:
+def _difference(op: str, got: list[Any], want: list[Any]) -> str:
     tolerance = NOT_REPRODUCIBLE.get(op.partition("/")[0])
     if len(got) != len(want):
         return f"{len(got)} results, autocast gives {len(want)}"
@@ -75,20 +74,11 @@ def _difference(op: str, got: list[Any], want: list[Any], rounded: bool) -> str:
                 continue
             if tolerance and torch.allclose(one, other, tolerance, tolerance):
                 continue
-            if rounded and one.is_floating_point() and _is_near(one, other):
-                continue
             if not same_bits(one, other):
                 return "other values"
         elif type(one) is not type(other) or one != other:
             return f"{one!r}, autocast gives {other!r}"
     return ""
-
-
-def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    one, other = (each.detach().to_dense().double() for each in (one, other))
-    most = 8 * torch.finfo(BF16).eps
-    finite = other[other.isfinite()]
-    return torch.allclose(one, other, most, most * float(finite.abs().max()) if finite.numel() else 0.0, equal_nan=True)
 
 
 def _is_fallback_without_elements(arguments: Any, got: list[Any], want: list[Any]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 import hmp
 from compile_kit import BRIDGED
@@ -41,31 +40,6 @@ def test_compiled_it_has_eagers_result_and_gradients(recipe: str) -> None:
     model, x = layer(2, 32, 64)
     with hmp.casts(ALL.replace(fp8_recipe=recipe)):
         same(run(torch.compile(model, fullgraph=True, backend="aot_eager"), model, x), run(model, model, x))
-
-
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-def test_shapes_may_be_dynamic() -> None:
-    model, x = layer(32, 64)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    with hmp.casts(ALL):
-        for rows in (32, 16, 7):
-            part = x.detach()[:rows].requires_grad_()
-            same(run(compiled, model, part), run(model, model, part))
-
-
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_checkpoint() -> None:
-    model, x = layer(2, 48, 64)
-
-    def recomputed(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(model, x, use_reentrant=False)
-
-    with hmp.casts(ALL):
-        same(run(torch.compile(recomputed, fullgraph=True, backend="aot_eager"), model, x), run(model, model, x))
 
 
 @BRIDGED

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hmp
-from fp8_oracle import PRODUCTS
 
 F32, BF16 = torch.float32, torch.bfloat16
 LINEAR = hmp.Policy(fp8={"linear"})
@@ -40,17 +39,6 @@ def test_a_linear_on_the_list_runs_in_fp8_and_its_gradients_arrive_in_float32() 
     assert not torch.equal(y.float(), torch.nn.functional.linear(x.bfloat16(), model.weight.bfloat16(), model.bias.bfloat16()).float())
     for leaf in (x, model.weight, model.bias):
         assert leaf.grad is not None and leaf.grad.dtype is F32 and leaf.grad.abs().sum() > 0
-
-
-def test_every_product_and_at_run_in_fp8() -> None:
-    x, y = torch.randn(16, 32), torch.randn(32, 16)
-    policy = hmp.Policy(fp8=set(PRODUCTS))
-    low = x.bfloat16() @ y.bfloat16()
-    with hmp.casts(policy):
-        for got in (x @ y, torch.matmul(x, y), x.matmul(y), torch.mm(x, y), x.mm(y), torch.bmm(x[None], y[None])[0]):
-            assert got.dtype is BF16 and not torch.equal(got, low)
-            torch.testing.assert_close(got, low, rtol=0.1, atol=1.0)
-        assert hmp.fallbacks() == {}
 
 
 @pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
@@ -95,19 +83,6 @@ def test_converts_file_wins_over_the_default_lists(tmp_path: Path) -> None:
         explained = hmp.explain("linear")
     assert explained.cast == "fp8" and explained.path == str(tmp_path / "fp8.txt")
     torch.testing.assert_close(got, by_hand(x, model.weight, model.bias), rtol=2**-7, atol=2**-7)
-
-
-def test_a_result_is_no_view_and_may_be_written_in_place() -> None:
-    _, x = layer()
-    weight, factor = torch.randn(16, 32), torch.ones(16, requires_grad=True)
-    with hmp.casts(hmp.Policy(fp8={"linear", "matmul"})):
-        for product in (lambda a: torch.nn.functional.linear(a, weight), lambda a: a @ weight.t(), lambda a: a[None, None] @ weight.t()):
-            with torch.no_grad():
-                y = product(x)
-            assert y._base is None
-            y *= factor
-            y.sum().backward()
-            product(x).detach_()
 
 
 def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_does() -> None:

@@ -68,27 +68,6 @@ def test_compiled(policy: hmp.Policy) -> None:
     is_unbiased(results, F.linear(X.double(), WEIGHT.double()))
 
 
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("kind", ["stochastic", "fp8", "fp32_result", "saved"])
-def test_after_a_graph_break_its_code_is_not_compiled(kind: str, plug_in: Any) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        try:  # torch cannot break the graph in here: it leaves the function to Python, and compiles what that calls
-            torch._dynamo.graph_break()
-            return F.linear(x, weight)
-        finally:
-            x.sum()
-
-    weight = torch.ones(32, 32, requires_grad=True)
-    torch._dynamo.utils.clear_compilation_metrics()
-    with hmp.casts(hmp.Policy(**{kind: {"linear"}})):
-        torch.compile(function, backend="eager")(torch.ones(32, 32)).float().sum().backward()
-    compiled = {str(frame.co_filename) for frame in torch._dynamo.utils.get_compilation_metrics()}
-    assert __file__ in compiled
-    assert [file for file in compiled if file.startswith((str(Path(hmp.__file__).parent), plug_in.__file__))] == []
-
-
 def test_a_report_has_its_column(policy: hmp.Policy) -> None:
     with hmp.casts(policy), hmp.record() as report:
         F.linear(X, WEIGHT)
@@ -260,16 +239,6 @@ def test_without_the_plug_in_its_list_is_an_error(policy: hmp.Policy, tmp_path: 
         """,
         tmp_path,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "file"), [(["saved"], "saved/stochastic.txt: "), (["--list", "stochastic", "mine.txt"], "")])
-def test_commands_say_so_too(policy: hmp.Policy, arguments: list[str], file: str, tmp_path: Path) -> None:
-    policy.save(tmp_path / "saved")
-    (tmp_path / "mine.txt").write_text("linear\n")
-    done = python("-m", "hmp", "check", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"hmp check: {file}no kind of list 'stochastic' is installed, expected one of ")
 
 
 @pytest.mark.parametrize(("name", "said"), [("stochastic", "there is a list or a word 'stochastic' already"), ("2bits", "got '2bits'")])

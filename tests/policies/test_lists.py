@@ -129,24 +129,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(("rule", "dtype"), [("bf16", BF16), ("fp32", F32)])
-def test_lists_a_dotted_name_is_a_users_own_function(rule: str, dtype: torch.dtype, package: str, write, empty) -> None:
-    names = f"{package}.fused_attention  # ours\n{package}.Kernels.static"
-    lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(names)}
-    policy = hmp.Policy.from_files(**lists)
-    module = __import__(package, fromlist=["ops"])
-    before, code = module.fused_attention, module.fused_attention.__code__
-    q, k = torch.ones(2), torch.ones(2).to(BF16)
-    with hmp.casts(policy):
-        assert module.fused_attention(q, k=k, scale=2.0) == [(dtype, dtype), 2.0]
-        assert module.Kernels.static(q) is module.Kernels.static(k) is dtype
-        with hmp.disable_casts():
-            assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
-    assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
-    hmp.revert()
-    assert module.fused_attention is before and before.__code__ is code
-
-
 def test_lists_a_dotted_name_that_cannot_be_imported_is_an_error(package: str, write) -> None:
     for name in (f"{package}.fused_atention", "no_such_package_at_all.ops.f"):
         path = write(f"mm\n{name}\n")
@@ -180,19 +162,3 @@ def test_lists_a_star_leaves_views_and_dtype_ops_apart(write, empty) -> None:
         assert torch.ones(2).type_as(base).dtype is BF16
         assert torch.ones(2, dtype=F64).exp().dtype is F64
         assert torch.result_type(base, base) is BF16
-
-
-def test_lists_o2_runs_gemms_low_everything_else_in_float32_and_ignores_user_files(write) -> None:
-    user = write("softmax\nexp\n")
-    hmp.convert("O2", bf16_file_path=str(user), fp32_file_path=str(write("mm\nlinear\n")))
-    low, full = torch.ones(2, 2).to(BF16), torch.ones(2, 2)
-    image, kernel = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 2, 2)
-    assert mm() is BF16
-    for call in (
-        lambda a: F.linear(a, a), lambda a: torch.mv(a, a[0]), lambda a: F.conv2d(image, kernel),
-    ):  # fmt: skip
-        assert call(full).dtype is BF16
-    for call in (
-        lambda a: F.softmax(a, 0), lambda a: a * a, lambda a: F.layer_norm(a, (2,)),
-    ):  # fmt: skip
-        assert call(low).dtype is F32

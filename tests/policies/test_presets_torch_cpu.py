@@ -41,15 +41,6 @@ def test_the_first_sample_of_the_listed_ops_and_of_every_eighth_other_has_autoca
     assert sweep.cases > 500
 
 
-def test_where_products_compute_in_float32_they_have_autocasts_dtypes_and_values_but_for_their_rounding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
-    sweep = Sweep(rounded=True).run([info for info in shard(0, 1) if info.name in _listed("bf16")][::3], first=1)
-    _check(sweep)
-    assert sweep.cases > 30
-
-
 @pytest.mark.native_kernels
 @pytest.mark.parametrize(
     "number", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(at, marks=pytest.mark.nightly) for at in range(1, SHARDS))]

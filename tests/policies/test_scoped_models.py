@@ -1,13 +1,10 @@
-"""Scoped lines on models: what runs in what, beside plain torch with explicit casts; whose line holds where; and what is left after."""
+"""Entries with a scope on models: what runs in what, whose entry holds where, and what explain(), check and reports say of them."""
 
 from __future__ import annotations
 
-import copy
-import gc
-import io
-import pickle
-import weakref
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 import hmp
+from hmp.cli import main
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -98,59 +96,6 @@ def test_scope_convert_with_a_model_and_nested_conversions():
     assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
 
 
-@pytest.mark.slow
-def test_scope_a_region_does_not_keep_its_model():
-    model = Net()
-    region, seen = hmp.casts(P, model=model), weakref.ref(model)
-    with region:
-        model(X)
-    hmp.revert()
-    del model
-    gc.collect()
-    assert seen() is None
-    with pytest.raises(hmp.HmpError, match=r"casts\('scoped', model=...\): the model was deleted"), region:
-        pass
-
-
-def test_scope_copies_carry_it_and_pickles_do_not():
-    model = Net()
-    hmp.apply(model, P)
-    twin = copy.deepcopy(model)
-    assert ran(twin) == UNDER_P
-    hmp.remove(model)
-    assert ran(twin) == UNDER_P and ran(model) == UNCAST
-    buffer = io.BytesIO()
-    torch.save(twin, buffer)
-    for loaded in (pickle.loads(pickle.dumps(twin)), torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)):
-        assert marks(loaded) == [] and ran(loaded) == UNCAST
-    assert ran(twin._replicate_for_data_parallel()) == UNDER_P  # type: ignore[operator]
-    # a part of it is no application of its own
-    assert ran_of(copy.deepcopy(twin.decoder[0])) == (WIDE, WIDE)
-
-
-def test_scope_a_shallow_copy_and_its_model_are_removed_each_for_itself():
-    for first, second in ((0, 1), (1, 0)):
-        model = Net()
-        hmp.apply(model, P)
-        both = model, copy.copy(model)
-        assert ran(both[1]) == UNDER_P
-        hmp.remove(both[first])
-        assert (ran(both[first]), ran(both[second])) == (UNCAST, UNDER_P)
-        hmp.remove(both[second])
-        assert ran(both[second]) == UNCAST and marks(model) == []
-    hmp.apply(model, P)
-    hmp.apply(copy.copy(model), P.unscoped)
-    assert ran(model) == UNDER_P
-    twin = copy.copy(model)
-    hmp.revert()
-    assert marks(model) == marks(twin) == []
-
-
-def ran_of(block: Block) -> tuple[torch.dtype, torch.dtype]:
-    block(X)
-    return block.seen
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: bool):
     class Checkpointed(Net):
@@ -166,3 +111,70 @@ def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: b
             block.seen = None
         loss.backward()
     assert model.seen() == UNDER_P  # as the recomputation had it
+
+
+# --- where policies are shown, checked and recorded
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lists = tmp_path / "mine"
+    lists.mkdir()
+    (lists / "bf16.txt").write_text("linear\nsoftmax\n")
+    (lists / "fp32.txt").write_text("exp\n\nsoftmax @ decoder\nsoftmax @ *.linear\n")
+    (lists / "promote.txt").write_text("add\n")
+    return lists
+
+
+def test_scope_explain_names_the_lines(folder: Path):
+    policy = hmp.Policy.load(folder)
+    rule = hmp.explain("special.softmax", policy)
+    assert (rule.cast, rule.listed_as) == ("bf16", "softmax")
+    lines = ("softmax @ *.linear, on the fp32 list ({}:4)", "softmax @ decoder, on the fp32 list ({}:3)")
+    assert rule.scoped == tuple(line.format(folder / "fp32.txt") for line in lines)
+    assert f"\n  in some modules: softmax @ decoder, on the fp32 list ({folder / 'fp32.txt'}:3)\n" in str(rule)
+    assert "softmax @ decoder" in rule._repr_html_()
+    assert hmp.explain("linear", policy).scoped == () and hmp.explain("view", policy).scoped == ()
+    assert hmp.explain("gelu", hmp.Policy(fp32={"* @ head"})).scoped == ("* @ head, on the fp32 list",)
+    assert hmp.explain("gelu", hmp.Policy(bf16={"gelu"}, fp32={"* @ head"})).scoped == ()  # `*` is for what no entry names
+    model = hmp.apply(torch.nn.Sequential(), hmp.Policy(fp32={"softmax @ *"}))
+    model.register_forward_pre_hook(lambda *_: seen.append(hmp.explain("softmax").scoped))
+    seen: list[tuple[str, ...]] = []
+    model(X)
+    assert seen == [("softmax @ *, on the fp32 list",)]
+
+
+def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["check", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"(?m)^ok .*: softmax: ", told)
+    message = "inside modules whose path 'decoder' matches: its floating-point inputs are cast to float32 (R2); at torch.softmax"
+    assert re.search(rf"(?m)^ok .*: softmax @ decoder: {re.escape(message)}", told)
+    (folder / "bf16.txt").write_text("linear\nsoftmax @ decoder\nlinear @ decoder\nlinear @ decoder\nrelu @ a b\nnope @ a\n")
+    assert main(["check", str(folder), "--problems"]) == 1
+    told = capsys.readouterr().out
+    for line in (
+        "softmax @ decoder: is also on the bf16 list, as 'softmax @ decoder' ",
+        "bf16.txt:4: linear @ decoder: the same op as 'linear @ decoder' in line 3",
+        "bf16.txt:5: 'relu @ a b': expected a glob over module paths after the '@', got 'a b'",
+        "bf16.txt:6: nope @ a: ",
+    ):
+        assert line in told
+
+
+def test_scope_the_report_names_the_line_of_each_row(folder: Path):
+    policy = hmp.Policy.load(folder).replace(name="mine")
+    model = hmp.apply(Net(), policy)
+    with hmp.record() as report:
+        model(X)
+    rows = {row.module.partition(".")[0]: (row.rule, row.source, row.compute) for row in report.rows if row.op == "softmax"}
+    assert rows == {
+        "encoder": ("bf16", f"softmax ({folder / 'bf16.txt'}:2)", "bfloat16"),
+        "decoder": ("fp32", f"softmax @ decoder ({folder / 'fp32.txt'}:3)", "float32"),
+    }
+    assert [hmp.Policy.from_dict(each) for each in report.policies] == [policy]
+    assert report.never_called == ["add", "exp", "softmax @ *.linear"]
+    assert "softmax @ decoder (mine/fp32.txt:3)" in str(report)
+    with hmp.convert(policy=policy, model=hmp.remove(model)), hmp.record() as again:
+        model(X)
+    assert [row.source for row in again.rows] == [row.source for row in report.rows]

@@ -18,15 +18,6 @@ import hmp
 from process_kit import alone
 
 ROOT = Path(__file__).parents[2]
-NAMES = """convert revert is_converted casts apply remove disable_casts enable_casts casts_enabled Policy policies explain bf16_function
-    fp32_function promote_function register fallbacks benchmark compare tune detect_nonfinite
-    clear_cache HmpError OpListError NonFiniteError"""
-
-
-def test_public_names_are_there_and_have_docstrings() -> None:
-    for name in NAMES.split():
-        assert name in hmp.__all__
-        assert inspect.getdoc(getattr(hmp, name)), name
 
 
 def _public_callables() -> Iterator[tuple[str, Any]]:
@@ -60,23 +51,6 @@ def test_no_default_of_a_public_signature_holds_live_data() -> None:
         live += [f"{name}({each})" for each in signature.parameters.values() if not (each.default is each.empty or _is_plain(each.default))]
     assert not live
     assert asked > 50
-
-
-def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("linear\n")
-    (tmp_path / "b.txt").write_text("softmax\n")
-    paths = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
-    x = torch.randn(2, 2)
-    for convert in (
-        lambda: hmp.convert("O1", *paths, False),
-        lambda: hmp.convert(opt_level="O1", bf16_file_path=paths[0], fp32_file_path=paths[1], isVerbose=False),
-    ):
-        with convert():
-            assert hmp.is_converted()
-            assert torch.nn.functional.linear(x, x).dtype is torch.bfloat16
-            assert (x @ x).dtype is torch.float32  # not on this list
-            assert torch.softmax(x.bfloat16(), 0).dtype is torch.float32
-        assert not hmp.is_converted()
 
 
 @pytest.mark.slow

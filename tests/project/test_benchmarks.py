@@ -7,15 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
-import hmp
 from autocast_kit import needs_autocasts_lstm
-from benchmarks.cost import saved
-from benchmarks.harness import alive, results, sides, stats, verify
+from benchmarks.harness import sides, stats, verify
 from benchmarks.workloads import known, models
 from command_kit import ROOT, python
-from torch_has import SAVED_TENSORS
 
 
 @pytest.mark.slow
@@ -28,46 +24,12 @@ def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Pa
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8").startswith("# Results")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not SAVED_TENSORS, reason="this torch (2.9 and older) does not tell what its nodes saved")
-def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
-    """gelu keeps its input of 8 rows once for both calls: 4 bytes a number or, from the next call on, one and eight for each 128."""
-    weight, x = torch.randn(1024, 128, requires_grad=True), torch.randn(8, 128)
-
-    def sums() -> torch.Tensor:
-        hidden = torch.nn.functional.linear(x, weight)
-        return torch.nn.functional.gelu(hidden).sum() + torch.nn.functional.gelu(hidden).sum()
-
-    def forward() -> torch.Tensor:
-        return torch.nn.functional.gelu(sums())
-
-    with hmp.casts("saved8"):
-        forward()  # which makes memory that packing uses again
-    numbers, loss = 8 * 1024, 4 + 4  # and the sum that gelu keeps
-    assert alive.bytes_alive(forward, [weight, x]) == 4 * numbers + loss
-    with hmp.casts(hmp.Policy("packed", saved={"gelu"}, saved_recipe="int8")):
-        assert alive.bytes_alive(forward, [weight, x]) == numbers + 8 * numbers // 128 + loss
-    assert saved._between([(1.0, 1.0), (0.6, 1.1), (0.2, 1.5)], 0.4) == pytest.approx(1.3)
-
-
 @pytest.mark.native_kernels
 def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
     needs_autocasts_lstm()
     case = models.build("lstm", "tiny")
     with pytest.raises(verify.Mismatch, match="lstm tiny, training: mkldnn_rnn_layer"):
         verify.same_in_each(case, sides.autocast("cpu"), sides.under_hmp("habana"), known.TOLERANCE, {})
-
-
-def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:
-    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
-    x = torch.randn(2, 8)
-    one, other = (sides.under_hmp(hmp.Policy("one", bf16={"linear", *low}, fp32={"layer_norm"} - low)) for low in (set(), {"layer_norm"}))
-    with pytest.raises(verify.Mismatch) as raised:
-        verify.verify("block", lambda: block(x), one, other, 1.0, {})
-    assert "native_layer_norm(float32" in str(raised.value)
-    assert "addmm" not in str(raised.value)
-    excused = verify.verify("block", lambda: block(x), one, other, 1.0, {"native_layer_norm": "reason"})
-    assert excused.allowed == ("reason",)
 
 
 def test_medians_and_noise() -> None:
@@ -89,21 +51,3 @@ def test_ratios_are_taken_round_by_round() -> None:
     # 10 % and 10 %, independent, over two
     mean = stats.mean_ratio([stats.Estimate(2, 0.2, 5), stats.Estimate(0.5, 0.05, 5)])
     assert (mean.value, mean.noise) == (pytest.approx(1), pytest.approx(0.1 * math.sqrt(2) / 2))
-
-
-def test_above_means_by_more_than_noise() -> None:
-    assert stats.Estimate(1.05, 0.02, 5).above(1.0)
-    assert not stats.Estimate(1.05, 0.06, 5).above(1.0)
-    assert not stats.Estimate(0.9, 0.0, 5).above(1.0)
-    assert stats.Estimate(1.05, math.inf, 1).above(1.0)
-    rows = [
-        results.at_most("x", 1.3, stats.Estimate(value, noise, 5), "") for value, noise in ((1.1, 0.1), (1.2, 0.3), (1.4, 0), (2, math.inf))
-    ]
-    assert [(row.target, row.verdict) for row in rows] == [
-        ("≤ 1.30", "met"),
-        ("≤ 1.30", "met, within noise"),
-        ("≤ 1.30", "missed"),
-        ("≤ 1.30", "-"),
-    ]
-    assert stats.Estimate(1.05, math.inf, 1).text(2) == "1.05"
-    assert stats.Estimate(1.05, 0.06, 5).text(2) == "1.05 ± 0.06"

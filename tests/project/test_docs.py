@@ -11,7 +11,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-import torch
 
 import doc_blocks
 import hmp
@@ -139,19 +138,3 @@ def test_every_rule_and_every_preset_has_a_row() -> None:
     for kind, first, last in re.findall(r"`([\w-]+)@([\d.]+)` to `@([\d.]+)`", presets):
         there = [release(name.partition("@")[2]) for name in hmp.policies() if name.startswith(f"{kind}@")]
         assert (min(there), max(there)) == (release(first), release(last))
-
-
-def test_mul_on_the_habana_list_does_what_is_said() -> None:
-    assert "mul" in hmp.Policy.load("habana").bf16
-    assert "mul" not in hmp.Policy.load("autocast").bf16
-    positions = torch.arange(4096).float()
-    inverse_frequencies = 1 / 10000 ** (torch.arange(0, 64, 2) / 64)
-    exact = (positions.double()[:, None] * inverse_frequencies.double()).cos()
-    plain = (positions[:, None] * inverse_frequencies).cos()
-    total, loss = torch.zeros(()), torch.tensor(0.7)
-    with hmp.convert():
-        angles = positions[:, None] * inverse_frequencies
-        total += loss * 32
-    assert total.item() == 22.375
-    assert f"{(angles.double().cos() - exact).abs().max():.1f}" == "2.0"
-    assert f"{(plain - exact).abs().max():.4f}" == "0.0001"

@@ -8,11 +8,9 @@ import doctest
 import functools
 import importlib
 import inspect
-import pkgutil
 import re
 import sys
 import textwrap
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,11 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Examples?):$", re
 
 @dataclasses.dataclass(frozen=True)
 class Public:
-    """A public name, and the class that it is a method of. A result is a class that hmp makes, and a user does not."""
+    """A public name, and the class that it is a method of."""
 
     name: str
     value: Any
     owner: type | None = None
-    is_result: bool = False
 
     @property
     def doc(self) -> str:
@@ -61,19 +58,7 @@ def public_names() -> tuple[Public, ...]:
             value = getattr(home, name)
             if not inspect.ismodule(value) and (inspect.isclass(value) or home.__name__ not in HABANA):
                 found |= {each.name: each for each in _with_methods(f"{home.__name__}.{name}", value)}
-    # what public functions return, and the methods of that
-    while True:
-        known = {each.value for each in found.values() if isinstance(each.value, type)}
-        results = sorted(
-            {value for each in found.values() for value in _returned_classes(each.value)} - known, key=lambda each: each.__name__
-        )
-        if not results:
-            return tuple({id(each.value): each for each in reversed(found.values())}.values())[::-1]  # without second names
-        found |= {
-            each.name: each
-            for value in sorted(results, key=lambda each: each.__name__)
-            for each in _with_methods(f"hmp.{value.__name__}", value, is_result=True)
-        }
+    return tuple({id(each.value): each for each in reversed(found.values())}.values())[::-1]  # without second names
 
 
 def _modules(names: list[str]) -> Iterator[Any]:
@@ -84,8 +69,8 @@ def _modules(names: list[str]) -> Iterator[Any]:
             continue
 
 
-def _with_methods(name: str, value: Any, is_result: bool = False) -> Iterator[Public]:
-    yield Public(name, value, is_result=is_result)
+def _with_methods(name: str, value: Any) -> Iterator[Public]:
+    yield Public(name, value)
     if not inspect.isclass(value):
         return
     elsewhere = {each for base in value.__mro__ if not _is_ours(base) for each in vars(base)}
@@ -109,21 +94,6 @@ def _function(value: Any) -> Any:
     return value if inspect.isfunction(value) else None
 
 
-def _returned_classes(value: Any) -> Iterator[type]:
-    function = _function(value)
-    if function is None:
-        return
-    try:
-        hint = typing.get_type_hints(function).get("return")
-    except NameError:  # imported for the type checker alone, from a module of the function's package
-        package, name = sys.modules[function.__module__], str(function.__annotations__.get("return"))
-        modules = _modules([f"{package.__name__}.{each.name}" for each in pkgutil.iter_modules(getattr(package, "__path__", []))])
-        hint = next((vars(module)[name] for module in modules if name in vars(module)), None)
-    for each in (hint, *typing.get_args(hint)):
-        if inspect.isclass(each) and _is_ours(each):
-            yield each
-
-
 def problems(public: Public) -> list[str]:
     """What the docstring lacks."""
     if not public.doc or (dataclasses.is_dataclass(public.value) and public.doc.startswith(f"{public.value.__name__}(")):
@@ -133,8 +103,7 @@ def problems(public: Public) -> list[str]:
     lacking = [] if _has_example(public) else ["Example"]
     function = _function(public.value)
     if inspect.isclass(public.value):
-        is_made = public.is_result or public.value.__name__ in MADE_BY_HMP
-        function = None if is_made else vars(public.value).get("__init__")
+        function = None if public.value.__name__ in MADE_BY_HMP else vars(public.value).get("__init__")
     elif function is not None and _returns(function) and not {"Return", "Yield"} & public.sections.keys():
         lacking.append("Returns")
     if function is not None:
@@ -171,7 +140,7 @@ def _has_example(public: Public) -> bool:
         return True
     if public.owner is not None:  # the example of its class may show it
         return f".{public.name.rpartition('.')[2]}(" in (inspect.getdoc(public.owner) or "").partition(">>> ")[2]
-    return public.is_result
+    return False
 
 
 def _run_example(public: Public) -> str:

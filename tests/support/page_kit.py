@@ -69,20 +69,6 @@ def report(rows: tuple[Any, ...] = ROWS, **about: Any) -> hmp.Report:
     return hmp.Report(rows, **(told | about))
 
 
-def large(layers: int = 700) -> hmp.Report:
-    """More than a page can hold: 2,800 rows with long paths."""
-    path = "/home/somebody/a/rather/long/path/to/a/package/modeling_something_large.py"
-    module = "model.decoder.layers.{}.self_attention.projection"
-    return report(
-        tuple(
-            of_report("rows", op, rule, "linear (/lists/mine/bf16.txt:1)", WIDE, LOW, LOW, module.format(layer), path,
-                at, 1, 2, 0, 4096, 1e-4, 1e-5 * (layer % 7))
-            for layer in range(layers)
-            for at, (op, rule) in enumerate((("linear", "bf16"), ("matmul", "bf16"), ("softmax", "fp32"), ("view", "unlisted")))
-        )
-    )  # fmt: skip
-
-
 def comparison(**changes: Any) -> Comparison:
     """A comparison made by hand; ranked as compare() has its rows, not in the order of calls."""
     forward = [

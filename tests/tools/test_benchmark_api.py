@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,14 +37,6 @@ def test_rounds_take_every_policy_once_in_an_order_that_rotates() -> None:
     assert [row.name for row in result] == ["float32", "torch.autocast", "both"]
     assert [len(row.samples) for row in result] == [3, 3, 3]
     assert (result.rounds, result.untimed_steps, result.steps) == (3, 1, 2)
-
-
-def test_policies_are_folders_and_policies(tmp_path: Path) -> None:
-    folder = LINEAR.save(tmp_path / "mine")
-    found: list[Any] = []
-    result = hmp.benchmark(lambda: found.append(seen()), [str(folder), hmp.Policy("mul alone", bf16={"mul"})], **ONCE)
-    assert [row.name for row in result] == [str(folder), "mul alone"]
-    assert list(dict.fromkeys(found)) == [(BF16, FP32), (FP32, BF16)]
 
 
 def test_rows_without_hmp_run_on_torch_itself(torch_differences: Callable[[], list[str]]) -> None:

@@ -142,13 +142,6 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
     assert to_install("capture") in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["keep", "bytes_each", "bytes_all"])
-def test_parameters_that_are_gone_say_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=f"has no argument {name} any longer: it stores the values of outputs up to 4.0 MiB"):
-        with hmp.capture(tmp_path / "a", nn.Linear(4, 4), **{name: 1}):
-            pytest.fail("the region began")
-
-
 def test_a_region_without_a_call_is_an_error_and_one_that_fails_leaves_what_it_saw(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 3))
     with pytest.raises(hmp.HmpError, match="a was not written: no module of Sequential was called"):
@@ -184,29 +177,6 @@ def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> N
         with pytest.raises(hmp.HmpError, match=r"a\.capture is written when .* ends; read it after"):
             str(found)
     assert found.calls[0].outputs[0].shape == (5, 3)
-
-
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="files that cannot be written or read, whoever runs the test")
-def test_a_file_that_can_no_more_be_written_or_read_is_told_by_its_path(tmp_path: Path) -> None:
-    (folder := tmp_path / "gone").mkdir()
-    model = nn.Linear(3, 3)
-    model.register_forward_hook(lambda *_: folder.rmdir())
-    with pytest.raises(hmp.HmpError, match="gone/a was not written"):
-        with hmp.capture(folder / "a", model):
-            model(torch.randn(2, 3))
-    with pytest.raises(hmp.HmpError, match=r"/proc/self/mem cannot be read: "):
-        hmp.Capture.load("/proc/self/mem")
-
-
-def test_what_holds_itself_is_gone_through_once(tmp_path: Path) -> None:
-    class Holds(nn.Module):
-        def forward(self, x: torch.Tensor) -> dict[str, object]:
-            found: dict[str, object] = {"x": x, "twice": [x, x]}
-            return found | {"parts": [found], "itself": found.setdefault("inside", found)}
-
-    with hmp.capture(tmp_path / "a", model := Holds()) as found:
-        model(torch.randn(2, 3))
-    assert [each.path for each in found.calls[0].outputs][:3] == ["x", "twice.0", "twice.1"]
 
 
 def test_a_module_with_hooks_is_named_since_they_may_return_something_else(tmp_path: Path) -> None:

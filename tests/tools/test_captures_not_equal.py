@@ -89,23 +89,6 @@ def test_a_mask_that_leaves_nothing_or_does_not_fit_is_refused(tmp_path: Path) -
             gap_of(tmp_path, *values, mask=mask)
 
 
-def test_a_mask_goes_over_the_input_of_its_shape(tmp_path: Path) -> None:
-    """The first input is a picture, whose second dimension is none of places."""
-
-    class Both(nn.Module):
-        def forward(self, picture: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-            return text * 2
-
-    text = torch.randn(2, 5, 4)
-    other = text.clone()
-    other[:, :2] = 9.0
-    for name, each in (("a", text), ("b", other)):
-        with hmp.capture(tmp_path / name, model := Both(), mask=torch.tensor([[0, 0, 1, 1, 1]] * 2)):
-            model(torch.ones(2, 3, 8, 8), each)
-    (gap,) = [gap for gap in hmp.compare_captures(tmp_path / "a", tmp_path / "b").gaps if gap.kind]
-    assert gap.relative == 0.0
-
-
 def test_modules_that_are_not_called_every_time_are_beside_the_same_call_of_the_model(tmp_path: Path) -> None:
     """An expert's first call in one program may be in the second batch, and a part may be called by itself before the whole."""
 
@@ -131,22 +114,6 @@ def test_modules_that_are_not_called_every_time_are_beside_the_same_call_of_the_
         model(batches[0], 0)
     found = hmp.compare_captures(tmp_path / "whole", tmp_path / "parts")
     assert {gap.module: gap.relative for gap in found.gaps if gap.kind} == {"embed": 0.0, "experts.0": 0.0, "": 0.0}
-
-
-def test_heads_as_many_as_places_are_not_guessed(tmp_path: Path) -> None:
-    class Layouts(nn.Module):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-            x = input_ids.double()
-            products = x[:, None, :, None] * x[:, None, None, :]
-            return {"places": x, "heads": products[..., :3].repeat(1, 5, 1, 1), "weights": products.repeat(1, 5, 1, 1)}
-
-    ids, mask = torch.tensor([[0, 0, 5, 6, 7]] * 2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
-    for name, shift in (("a", 0), ("b", -2)):
-        with hmp.capture(tmp_path / name, model := Layouts()):
-            model(ids.roll(shift, 1), mask.roll(shift, 1))
-    gaps = {gap.output: gap for gap in hmp.compare_captures(tmp_path / "a", tmp_path / "b").gaps if gap.kind}
-    assert {name: gap.relative for name, gap in gaps.items()} == {"places": 0.0, "heads": None, "weights": None}
-    assert "[2, 5, 5, 3]" in gaps["heads"].why
 
 
 def test_what_stands_beside_nothing_or_twice_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,16 +109,6 @@ def test_what_every_op_takes_low_is_stored_low_and_the_outputs_are_the_same_bits
     assert {each.name for each in result.weights if each.before != each.after} == LOW
 
 
-@pytest.mark.parametrize("with_batch", [True, False])
-def test_bytes_are_those_of_the_weights(with_batch: bool) -> None:
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(2, 64)
-    with applied(model, POLICY), torch.inference_mode():
-        result = hmp.cast_weights(model, x if with_batch else None, POLICY)
-        model(x)
-    assert result.bytes_before == 4 * 2 * 64 * 65 and result.bytes_after == 2 * 2 * 64 * 65
-    assert sum(each.nbytes for each in model.parameters()) == result.bytes_after
-
-
 def test_the_table_and_the_json_say_what_was_done() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)), nn.LayerNorm(4)).eval()
     result = hmp.cast_weights(model, torch.randn(2, 4), POLICY)
@@ -186,16 +175,6 @@ def test_a_weight_whose_dtype_the_code_asks_for_stays(as_numpy: bool) -> None:
     same(outputs(model, x, POLICY), want)
 
 
-def test_a_parametrized_weight_stays_and_a_float16_policy_stores_float16() -> None:
-    model, x = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8)).eval(), torch.randn(2, 8)
-    policy = POLICY.replace(dtype=torch.float16)
-    want = outputs(model, x, policy)
-    result = hmp.cast_weights(model, x, policy)
-    assert model[1].weight.dtype is torch.float16
-    assert {each.name for each in result.weights if each.before != each.after} == {"0.bias", "1.weight", "1.bias"}
-    same(outputs(model, x, policy), want)
-
-
 class Fails(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise hmp.HmpError("mine")
@@ -233,14 +212,6 @@ def test_what_cannot_be_cast_is_told_and_nothing_is(model: Any, options: Any, me
     assert before is None or dtypes(model) == before
 
 
-def test_recurrent_layers_are_stored_low_too() -> None:
-    model, x = nn.LSTM(8, 8), torch.randn(3, 2, 8)
-    want = outputs(model, x, "torch-cpu")
-    result = hmp.cast_weights(model, x, "torch-cpu")
-    assert result.bytes_after * 2 == result.bytes_before
-    same(outputs(model, x, "torch-cpu"), want)
-
-
 # Their code rounds other tensors to the dtype of a weight, which only a batch shows.
 ASK_FOR_A_DTYPE = {"blip"}
 
@@ -271,25 +242,6 @@ def test_a_model_of_the_zoo_has_the_same_bits(name: str, with_batch: bool) -> No
         assert (low or each.name == "falcon") and all(weight.bytes_after * 2 == weight.bytes_before for weight in low)
 
 
-def test_save_pretrained_and_back(tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    from safetensors.torch import load_file
-
-    from model_zoo import MODELS
-    from model_zoo.kit import build, feed
-
-    model = build(MODELS["llama"]).eval()
-    batch = feed(MODELS["llama"], model)
-    hmp.cast_weights(model, batch, "torch-cpu")
-    model.save_pretrained(tmp_path)
-    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype is BF16
-    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=F32)
-    assert wide.lm_head.weight.dtype is F32 and torch.equal(wide.lm_head.weight, model.lm_head.weight.float())
-    want = outputs(wide, dict(batch), "torch-cpu")
-    hmp.cast_weights(wide, batch, "torch-cpu")
-    same(outputs(wide, dict(batch), "torch-cpu"), want)
-
-
 # --- without a batch, by the modules ----------------------------------------------------------------------------------------
 
 
@@ -312,12 +264,6 @@ def test_without_a_batch_modules_of_torch_say_which_op_uses_a_weight_and_the_res
     assert [each["name"] for each in result.to_dict()["weights"] if each["undecided"]] == list(result.undecided)
 
 
-def test_the_page_names_what_is_undecided(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
-    hmp.cast_weights(make(), policy=POLICY).to_html(tmp_path / "page.html")
-    assert "Net does not say which op uses it" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
 def test_without_a_batch_tied_weights_whose_ops_disagree_stay_float32() -> None:
     class Scaled(nn.Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -333,23 +279,6 @@ def test_without_a_batch_tied_weights_whose_ops_disagree_stay_float32() -> None:
         result = hmp.cast_weights(model, policy=POLICY)
         assert low_of(result) == {"1.bias"} and result["0.weight"].why.startswith(why)
         same(outputs(model, IDS, POLICY), want)
-
-
-def test_without_a_batch_the_policy_of_a_module_is_that_of_its_path() -> None:
-    policy = POLICY.replace(fp32=POLICY.fp32 | {"linear @ 1.*", "linear @ 2"})
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8), nn.Linear(8, 8)).eval()
-    for model_has_it in (False, True):
-        each = copy.deepcopy(model)
-        if model_has_it:
-            hmp.apply(each, policy)
-        assert low_of(hmp.cast_weights(each, policy=policy)) == {"0.weight", "0.bias", "3.weight", "3.bias"}
-        hmp.remove(each)
-
-
-def test_without_a_batch_an_op_on_no_list_may_follow_an_input_of_either_dtype() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(8, 8, 1)).eval()
-    result = hmp.cast_weights(model, policy=hmp.Policy("conv", bf16={"conv1d"}))
-    assert low_of(result) == {"1.weight", "1.bias"} and result["0.weight"].why == "is used in bfloat16 and float32"
 
 
 def test_without_a_batch_what_others_code_may_do_in_a_call_is_undecided() -> None:
@@ -456,24 +385,6 @@ test_p_without_a_batch_each_modules_outputs_are_the_same_bits = settings(max_exa
 test_p_without_a_batch_each_modules_outputs_are_the_same_bits_at_length = pytest.mark.nightly(
     settings(max_examples=1000)(MODULES(each_modules_outputs_are_the_same_bits))
 )
-
-
-def test_without_a_batch_a_transformer_and_a_convolutional_net_have_the_same_bits() -> None:
-    torch.manual_seed(0)
-    transformer = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
-    blocks = [nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.PReLU(), nn.ConvTranspose2d(8, 3, 2, 2)) for _ in range(2)]
-    net = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)).eval()
-    for model, batch in ((transformer, {"src": torch.randn(2, 5, 16), "tgt": torch.randn(2, 4, 16)}), (net, torch.randn(2, 3, 8, 8))):
-        one, other = copy.deepcopy(model), copy.deepcopy(model)
-
-        def run(model: nn.Module, batch: Any = batch) -> list[torch.Tensor]:
-            with applied(model, "torch-cpu"), torch.no_grad():
-                return leaves([model(**batch) if isinstance(batch, dict) else model(batch)])
-
-        want = run(model)
-        without, with_batch = hmp.cast_weights(one, policy="torch-cpu"), hmp.cast_weights(other, batch, "torch-cpu")
-        same(run(one), want)
-        assert low_of(without) == low_of(with_batch) and not without.undecided
 
 
 # --- keep: what stays float32 -----------------------------------------------------------------------------------------------

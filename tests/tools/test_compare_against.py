@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -77,35 +75,6 @@ def test_both_are_against_float32(found: Any) -> None:
         assert calls["first"].isolated == pytest.approx(norm(values["first"] - exact["first"]) / norm(exact["first"]), rel=1e-3)
 
 
-def test_a_comparison_by_itself_has_the_same_figures(found: Any) -> None:
-    both, _ = found
-    torch.manual_seed(0)
-    net, x = Net(), torch.randn(24, 16)
-    alone = hmp.compare(net, x, HALF, loss=squares)
-    assert alone.against is None and type(alone) is type(both)
-    assert alone.rows == both.against.rows and (alone.output, alone.gradient) == (both.against.output, both.against.gradient)
-
-
-def test_the_other_policys_errors_are_columns_of_both_tables(found: Any) -> None:
-    both, _ = found
-    lines = str(both).splitlines()
-    for name, side in (("brain", both), ("half", both.against)):
-        for end in ("output", "loss", "gradient"):
-            (line,) = (line for line in lines if line.startswith(f"error of the {end}"))
-            told = re.search(r" (\S+) under half$" if name == "half" else rf"^error of the {end} +(\S+) ", line)
-            assert told is not None and float(told[1]) == pytest.approx(getattr(side, end), rel=0.06)
-    assert sum(line.endswith("share  half isolated  half accumulated") for line in lines) == 2
-    theirs = {group.name: group for group in (*both.against.by_op(), *both.against.by_module())}
-    for name in ("linear", "first", "second"):
-        (line,) = (line.split() for line in lines if re.match(rf"{name} ", line))
-        assert [float(cell) for cell in line[-2:]] == [
-            pytest.approx(value, rel=0.06) for value in (theirs[name].isolated, theirs[name].accumulated)
-        ]
-    told = json.loads(json.dumps(both.to_dict()))
-    assert told["against"] == json.loads(json.dumps(both.against.to_dict())) and told["against"]["policy"] == "half"
-    assert both.against.to_dict()["against"] is None
-
-
 def test_what_one_policy_makes_infinite_is_said(tmp_path: Path) -> None:
     """300 * 300 is beyond float16."""
     net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())
@@ -118,34 +87,6 @@ def test_what_one_policy_makes_infinite_is_said(tmp_path: Path) -> None:
     assert "NaN" not in both.to_json(tmp_path / "both.json").read_text(encoding="utf-8")
 
 
-def test_what_only_one_policy_runs_has_no_error_under_the_other() -> None:
-    class Forks(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = super().forward(x)
-            return torch.tanh(super().forward(x)) if x.dtype is torch.float16 else torch.sin(x)
-
-    lines = [line.split() for line in str(hmp.compare(Forks(8, 8), torch.randn(4, 8), LOW, against=HALF)).splitlines()]
-    (sine,), (tanh,) = ([line for line in lines if line[:1] == [name]] for name in ("sin", "tanh"))
-    assert sine[-2:] == ["-", "-"] and "-" not in sine[1:-2]
-    assert tanh[1:-2] == ["-"] * 6 and "-" not in tanh[-2:]
-
-
-def test_sparse_gradients_count() -> None:
-    net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
-    tokens = torch.tensor([[1, 2, 1]])
-
-    def gradients(dtype: torch.dtype) -> torch.Tensor:
-        weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
-        hidden = F.embedding(tokens, weights[0])
-        out = F.linear(hidden.to(dtype), weights[1].to(dtype), weights[2].to(dtype))
-        return torch.cat([g.flatten() for g in torch.autograd.grad(squares(out), weights)]).double()
-
-    low, half, exact = map(gradients, (torch.bfloat16, torch.float16, torch.float32))
-    both = hmp.compare(net, tokens, LOW, against=HALF, loss=squares)
-    assert both.gradient == pytest.approx(norm(low - exact) / norm(exact), rel=1e-3)
-    assert both.against is not None and both.against.gradient == pytest.approx(norm(half - exact) / norm(exact), rel=1e-3)
-
-
 def test_dropout_draws_the_same_under_each_policy() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 8))
     x, state = torch.randn(16, 32), torch.get_rng_state()
@@ -155,16 +96,6 @@ def test_dropout_draws_the_same_under_each_policy() -> None:
     torch.manual_seed(1)
     assert hmp.compare(net, x, LOW, loss=squares).loss_value != pytest.approx(found.loss_value, rel=0.01)  # under other masks
     assert found.notes == found.against.notes == ()
-
-
-def test_a_policy_of_the_same_name_gets_another_one() -> None:
-    net, x = Net(), torch.randn(2, 16)
-    for other, name in (
-        (LOW.replace(dtype=torch.float16), "brain (float16)"),
-        (policy(bf16={"linear"}, fp32={"tanh"}, name="brain"), "brain (2)"),
-    ):
-        found = hmp.compare(net, x, LOW, against=other)
-        assert found.policy == "brain" and found.against is not None and found.against.policy == name
 
 
 def test_wrong_use_is_an_error_that_names_the_policies() -> None:

@@ -78,6 +78,3 @@ def test_shares_are_of_the_squared_isolated_errors():
     shares = dict(comparison.advice)
     assert shares == pytest.approx({"linear": LINEAR**2 / (LINEAR**2 + error**2), "exp": error**2 / (LINEAR**2 + error**2)}, rel=1e-5)
     assert [group.name for group in comparison.by_op()][:2] == ["exp", "linear"]
-
-
-INF, NAN, MASK = float("inf"), float("nan"), torch.finfo(torch.float32).min

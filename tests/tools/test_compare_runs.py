@@ -80,24 +80,6 @@ def test_an_exception_in_the_model_is_told_with_what_was_seen_and_leaves_it_as_b
     assert not hmp.casts_enabled()
 
 
-def test_a_deeper_model_holds_no_more_references():
-    """The activations that are alive before the last layer."""
-
-    def most(depth: int) -> int:
-        alive: list[int] = []
-
-        def count(*_: Any) -> None:
-            alive.append(sum(type(o) is torch.Tensor and o.shape == (2, 9) for o in gc.get_objects()))
-
-        model = nn.Sequential(*(nn.Linear(9, 9) for _ in range(depth)))
-        model[-1].register_forward_pre_hook(count)
-        with torch.no_grad():
-            hmp.compare(model, torch.randn(2, 9), LOW)
-        return max(alive)
-
-    assert most(24) <= most(3) < 8
-
-
 @pytest.mark.slow
 def test_nothing_stays_in_memory():
     def tensors() -> list[torch.Tensor]:
@@ -125,15 +107,6 @@ def test_an_in_place_write_through_a_view_reaches_the_reference():
     assert hmp.compare(Fn(writes), x, policy()).output == pytest.approx(distance(got, exact), rel=1e-4)
 
 
-def test_a_cast_that_hmp_remembers_is_still_compared_with_its_weight():
-    model, x = nn.Linear(8, 8), torch.randn(2, 8)
-    with hmp.casts(LOW), torch.no_grad():
-        got = model(x)  # the cast weight is in the cache from here on
-        comparison = hmp.compare(model, x)
-    (product,) = (r for r in comparison.rows if r.aten == "addmm")
-    assert product.isolated == pytest.approx(distance(got, model(x).detach()), rel=1e-4)
-
-
 def test_what_rounds_less_than_half_a_percent_of_it_is_no_advice():
     comparison = hmp.compare(net(), torch.randn(6, 8), "habana", loss=squares)
     shares = {}
@@ -155,28 +128,6 @@ def test_recurrent_layers_whose_kernels_keep_notes_for_backward(kind: str):
     assert comparison.loss_value == loss
     assert 0 < comparison.output < 0.02 and 0 < comparison.gradient < 0.02
     assert comparison.advice[0][0] == kind.lower()
-
-
-def test_complex_weights_and_outputs_count_with_both_parts():
-    model = Fn(lambda self, x: torch.fft.rfft(self.layer(x)) * self.weight, layer=nn.Linear(8, 8))
-    model.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-    x = torch.randn(4, 8)
-
-    def loss(out: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(out).square().mean()
-
-    def run(cast: Any) -> list[torch.Tensor]:
-        weights = [p.detach().clone().requires_grad_() for p in (model.layer.weight, model.layer.bias, model.weight)]
-        out = torch.fft.rfft(F.linear(cast(x), *map(cast, weights[:2])).float()) * weights[2]
-        return [out.detach(), *torch.autograd.grad(loss(out), weights)]
-
-    def numbers(tensors: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([torch.view_as_real(t).flatten() if t.is_complex() else t.flatten() for t in tensors])
-
-    low, exact = run(lambda t: t.bfloat16()), run(lambda t: t)
-    comparison = hmp.compare(model, x, policy(bf16={"linear"}), loss=loss)
-    assert comparison.output == pytest.approx(distance(numbers(low[:1]), numbers(exact[:1])), rel=1e-3)
-    assert comparison.gradient == pytest.approx(distance(numbers(low[1:]), numbers(exact[1:])), rel=1e-3)
 
 
 def test_a_loss_is_given_or_the_outputs_own_or_none_and_a_mapping_is_keywords(tmp_path: Any):
@@ -227,19 +178,6 @@ def test_a_checkpointed_models_recomputation_is_compared_as_forward():
     assert comparison.gradient < 0.02
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
-def test_a_view_on_a_list_that_casts_goes_on_from_its_inputs_reference(mode: Any):
-    """Dropout's result in eval is an alias of the cast copy, which is made below what a dispatch mode sees."""
-    net, x = nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.Dropout(0.5)).eval(), torch.randn(4, 8)
-    with mode():
-        exact = net(x).detach()
-        comparison = hmp.compare(net, x, policy(bf16={"linear", "dropout"}))
-        lossy = hmp.compare(net[1:], x, policy(bf16={"dropout"}))
-        low = F.linear(x.bfloat16(), net[0].weight.bfloat16(), net[0].bias.bfloat16()).detach()
-    assert comparison.output == pytest.approx(distance(low, exact), rel=1e-3)
-    assert lossy.output == pytest.approx(distance(x.bfloat16(), x), rel=1e-3)
-
-
 def test_a_run_without_hmp_is_told_and_that_the_model_goes_another_way_in_float32():
     def by_dtype(self: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Picks a constant by the dtype, as many losses do."""
@@ -258,24 +196,3 @@ def test_a_run_without_hmp_is_told_and_that_the_model_goes_another_way_in_float3
     assert found.loss is not None and found.loss < 0.01  # the float32 beside each op goes the policy's way
     assert "computes something else in float32" in str(found)
     assert found.to_dict()["untouched_loss_value"] == found.untouched_loss_value
-
-
-def test_a_branch_by_dtype_and_a_model_whose_ops_account_for_the_distance():
-    def branch(self: Any, x: torch.Tensor) -> torch.Tensor:
-        y = self.layer(x)
-        return y[:, :4] if y.dtype is torch.bfloat16 else y
-
-    x = torch.randn(4, 8)
-    assert hmp.compare(Fn(branch, layer=nn.Linear(8, 8)), x, LOW).untouched_output == float("inf")
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
-    with torch.no_grad():
-        plain = model(x)
-    for under in (LOW, hmp.Policy("nothing")):
-        found = hmp.compare(model, x, under)
-        with hmp.casts(under), torch.no_grad():
-            apart = (model(x).float() - plain).norm() / plain.norm()
-        assert found.untouched_output == pytest.approx(apart.item(), rel=1e-3)
-        assert "goes another way" not in str(found)
-    dropping = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
-    assert hmp.compare(dropping, x, LOW).untouched_output is None  # it draws random numbers
-    assert hmp.compare(dropping.eval(), x, LOW).untouched_output < 0.01

@@ -113,14 +113,3 @@ def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -
         assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 8), LINEAR).tokens is None
         # an embedding with the identities that it is trained on
         assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 3])}, LINEAR).tokens is None
-
-
-def test_the_table_and_json_have_them() -> None:
-    with torch.no_grad():
-        found = hmp.compare(Bigrams(), (ids(), ids()), hmp.Policy("eight", fp8=frozenset({"linear"})), against=LINEAR)
-    assert found.against is not None
-    low = found.against.tokens
-    assert found.tokens is not None and low is not None and low.error_mean < found.tokens.error_mean
-    text = str(found)
-    assert str(found.tokens) in text and str(low) in text
-    assert found.to_dict()["tokens"]["kl_mean"] == found.tokens.kl_mean

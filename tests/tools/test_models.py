@@ -122,29 +122,6 @@ def test_transforms_that_refuse_hooks_run_in_a_recorded_model() -> None:
 
 
 @needs_saved
-def test_recordings_within_each_other_count_the_same() -> None:
-    net, x = Net(), torch.randn(5, 8)
-    with hmp.record() as outer, hmp.record() as inner:
-        net(x)
-    assert outer.models[0].kept == inner.models[0].kept != {}
-
-
-@needs_saved
-def test_a_call_that_ctrl_c_ends_leaves_no_hook() -> None:
-    class Stopped(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
-
-    with hmp.record():
-        with pytest.raises(KeyboardInterrupt):
-            Stopped(4, 4)(torch.randn(2, 4))
-        nn.Linear(4, 4)(torch.randn(2, 4))
-        with pytest.raises(KeyboardInterrupt):
-            Stopped(4, 4)(torch.randn(2, 4))
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-@needs_saved
 def test_a_recorded_program_makes_the_casts_that_it_makes_alone() -> None:
     once, twice, x = nn.Linear(64, 64), nn.Sequential(*[nn.Linear(64, 64)] * 2), torch.randn(8, 64)
     for model in (once, twice):
@@ -157,39 +134,6 @@ def test_a_recorded_program_makes_the_casts_that_it_makes_alone() -> None:
         with hmp.record() as report:
             assert casts_of(program) == alone
         assert report.models[0].kept
-
-
-@needs_saved
-def test_what_a_module_returns_may_be_a_view_that_torch_refuses_to_differentiate() -> None:
-    class Halves(nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            whole = super().forward(x) * 1
-            first, _ = whole.chunk(2)
-            whole.mul_(2)
-            return first, whole
-
-    with hmp.record() as report:
-        first, whole = Halves(4, 4)(torch.randn(2, 4))
-    assert torch.equal(first.detach(), whole[:1])
-    assert report.models[0].kept is not None
-
-
-@pytest.mark.usefixtures("unpatched")
-def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False).exp()
-
-    with hmp.record() as report:
-        Model()(torch.randn(2, 4)).sum().backward()
-    assert report.about["model"] == "Model"
-    assert [model.name for model in report.models] == ["Model"]
-    if SAVED_TENSORS:
-        assert report.models[0].kept == {"Model": 64}  # of exp, and what the checkpoint is given; inside there is nothing left to keep
 
 
 def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_alive() -> None:
@@ -235,16 +179,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(checkpoint(self.inner, self.first(x), use_reentrant=False))
-
-
-@needs_saved
-@pytest.mark.usefixtures("unpatched")
-def test_without_casts_a_checkpoint_keeps_what_it_is_given() -> None:
-    net, x = Checkpointed(), torch.randn(32, 16)
-    with hmp.record() as report:
-        net(x).sum().backward()
-    benchmarked = hmp.benchmark(lambda: net(x).sum().backward(), ["float32"], model=net, rounds=3, steps=1, device="cpu")
-    assert report.models[0].kept_bytes == benchmarked["float32"].memory == 4 * 3 * 32 * 16
 
 
 @needs_saved

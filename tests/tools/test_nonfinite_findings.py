@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import hmp
-from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
 HERE = Path(__file__)
@@ -119,27 +117,6 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen(fresh_compiler: None) -> N
     assert {row.op for row in rows} == {"linear", "mul", "ones_like", "sqrt", "sum"}
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_hook_is_told_that_no_list_reaches_it_unless_it_asks_for_casts(asks: bool) -> None:
-    """The op in the hook is named, and not the forward's."""
-    weight = torch.full((2, 2), 300.0, requires_grad=True)
-
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
-        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})) if asks else contextlib.nullcontext():
-            return gradient.mul(100.0).exp() if asks else gradient.half().mul(70000.0)  # in the hook
-
-    def step() -> None:
-        y = weight @ torch.ones(2, 2)
-        y.register_hook(hook)
-        y.sum().backward()
-
-    with hmp.casts(LISTS):
-        finding = found(step)
-    assert (finding.op, finding.direction, finding.line) == ("exp" if asks else "mul", "backward", line_of("in the hook"))
-    assert ("on the bf16 list" in finding.rule) == finding.remedy.startswith("policy = policy.move(") == asks
-    assert ("R13" in finding.rule) != asks and ".txt" not in finding.remedy
-
-
 def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: Path):
     (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
     (tmp_path / "fp32.txt").write_text("softmax\n")
@@ -174,23 +151,6 @@ def test_log_goes_on_and_says_each_finding_once(caplog: pytest.LogCaptureFixture
             attend()
     assert [finding.op for finding in findings] == ["sqrt", "bmm"]
     assert [record.getMessage() for record in caplog.records] == [str(finding) for finding in findings]
-
-
-def test_torch_autocast_is_watched_too():
-    with torch.autocast("cpu", torch.float16):
-        finding = found(lambda: Block()(OVERFLOWS))
-    assert (finding.op, finding.line, finding.inputs[0].dtype) == ("bmm", line_of("scores"), "float16")
-
-
-def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
-    def run() -> None:
-        Root()(torch.ones(1, 2)).sum().backward()
-
-    results: list[str] = []
-    with hmp.detect_nonfinite():
-        in_thread(run)
-    in_threads(lambda _: results.append(found(run).op), range(2))
-    assert results == ["sqrt", "sqrt"]
 
 
 def test_it_is_a_decorator_nests_and_leaves_nothing_behind():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 
@@ -71,17 +69,6 @@ def test_a_healthy_model_trains_without_a_finding(name: str, precision: str):
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-    assert findings == []
-
-
-@pytest.mark.parametrize("name", some("llama", nightly=("gpt2", "t5", "bart")))
-@pytest.mark.parametrize("precision", [None, "float16"])
-@pytest.mark.parametrize("how", [{"do_sample": True, "top_k": 5, "top_p": 0.8}, {"num_beams": 3}])
-def test_generation_has_no_finding(name: str, precision: str | None, how: dict[str, object]):
-    model = build(MODELS[name]).eval()
-    batch = feed(MODELS[name], model)
-    with hmp.detect_nonfinite() as findings, hmp.casts(half()) if precision else contextlib.nullcontext():
-        model.generate(batch["input_ids"], attention_mask=batch["attention_mask"].flip(1), max_new_tokens=2, pad_token_id=0, **how)
     assert findings == []
 
 

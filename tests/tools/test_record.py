@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from process_kit import alone
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -61,15 +58,6 @@ def test_dtypes_casts_bytes_and_places_are_those_of_the_calls() -> None:
     assert sum(row.op_seconds + row.cast_seconds for row in report.rows) < elapsed
     assert [row.module for row in (first, second, last, product)] == ["blocks.0", "blocks.1.1", "Net", ""]
     assert (last.file, last.line, product.file) == (__file__, SOFTMAX_LINE, __file__)
-
-
-def test_of_a_sparse_tensor_the_elements_that_it_stores_are_cast() -> None:
-    rows = torch.sparse_coo_tensor([[1, 3]], torch.randn(2, 8), (100, 8))  # as the gradient of a sparse embedding
-    with hmp.convert(policy=policy(bf16=["relu", "mm"])), hmp.record() as report:
-        torch.relu(rows)
-        torch.mm(torch.eye(4).to_sparse(), torch.ones(4, 4))
-    found = [row_of(report, op) for op in ("relu", "mm")]
-    assert [(row.compute, row.cast_bytes) for row in found] == [("bfloat16", 2 * 8 * 4), ("bfloat16", 4 * 4 + 16 * 4)]
 
 
 def test_what_no_list_decides_is_seen_too() -> None:
@@ -202,33 +190,6 @@ def test_an_exception_loses_nothing() -> None:
     assert [(row.calls, row.raised) for row in rows] == [(1, 0), (1, 1)]
 
 
-def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> None:
-    calls, small, weight = 500, torch.randn(4, 4), nn.Parameter(torch.randn(64, 64))
-    started = threading.Barrier(2)
-
-    def use_a_copy() -> None:
-        started.wait()
-        with hmp.casts(LISTS), torch.no_grad():
-            for _ in range(calls):
-                F.linear(low, weight)
-
-    low = torch.randn(1, 64, dtype=BF16)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # the threads take turns within a cast
-    try:
-        with hmp.convert(policy=LISTS), hmp.record() as report:
-            other = threading.Thread(target=use_a_copy)
-            other.start()
-            started.wait()
-            for _ in range(calls):
-                torch.matmul(small, small)
-            other.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert (row_of(report, "matmul").casts, row_of(report, "matmul").casts_saved) == (2 * calls, 0)
-    assert (row_of(report, "linear").casts, row_of(report, "linear").casts_saved) == (2, calls - 2)  # the second use makes the copy
-
-
 def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
     x = torch.randn(3, 3)
     with hmp.convert(policy=LISTS), hmp.record(), torch.profiler.profile() as profile:
@@ -249,63 +210,6 @@ def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counters  # the code that was compiled before
     assert row_of(report, "softmax").calls == 1
     assert sum(row.calls for row in decided(report) if row.op == "linear") == 2
-
-
-@pytest.mark.slow
-def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> None:
-    alone(
-        tmp_path,
-        """
-        import sys, torch, hmp
-        x, plain = torch.randn(3, 3), torch.compile
-        one, other = hmp.record(), hmp.record()  # as two threads do: neither is around the other
-        one.__enter__(), other.__enter__()
-        kept = torch.compile
-        one.__exit__(None, None, None), other.__exit__(None, None, None)
-        assert torch.compile is plain
-        with hmp.casts('habana'), hmp.record() as report:
-            assert 'torch._dynamo' not in sys.modules
-            compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)
-            compiled(x)
-        assert torch.compile is plain
-        report.assert_dtype('linear', torch.bfloat16)
-        with hmp.casts('habana'):
-            assert compiled(x).dtype is torch.bfloat16
-        assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
-        kept(lambda x: x + 1, backend='eager')(x)
-        assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2
-        """,
-    )
-
-
-class Seeing(torch.overrides.TorchFunctionMode):
-    def __init__(self) -> None:
-        self.seen: list[object] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_users_mode_sees_the_same_calls_and_the_recording_goes_on_after_an_exception() -> None:
-    """The recording's own mode is out of force while an op that a list decides runs."""
-    x, modes = torch.ones(2, 8), [Seeing() for _ in range(3)]
-
-    def calls() -> None:
-        F.linear(x, torch.ones(4, 8))
-        with pytest.raises(RuntimeError):
-            F.linear(x, torch.ones(4, 9))
-        torch.tanh(x)
-
-    with hmp.casts(LISTS):
-        with modes[0]:
-            calls()
-        with modes[1], hmp.record() as report:
-            calls()
-        with hmp.record(), modes[2]:
-            calls()
-    assert [sum(func in (F.linear, torch.tanh) for func in mode.seen) for mode in modes] == [3, 3, 3]
-    assert [(row.op, row.calls) for row in report.grouped("op", "op") if row.op != "ones"] == [("linear", 1), ("linear", 1), ("tanh", 1)]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")

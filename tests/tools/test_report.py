@@ -55,19 +55,6 @@ def by_hand() -> hmp.Report:
     return hmp.Report(ROWS, VIOLATIONS, MODELS, **ABOUT)
 
 
-def test_what_is_left_out_of_the_text_is_counted() -> None:
-    rows = [
-        of_report("rows", f"op{number}", "unlisted", "", "float32", "float32", "float32", "head", "model.py", 40, 1, 0, 0, 0, 1e-4)
-        for number in range(27)
-    ]
-    violations = [of_report("violations", f"op{number}", "op", "float32", "bfloat16", "region", "why", calls=1) for number in range(28)]
-    models = [of_report("models", f"Net{number}", {"float32": 1}, 1, 4, {"m": 8}) for number in range(29)]
-    text = str(hmp.Report(rows, violations, models, never_called=[f"op{number}" for number in range(170)]))
-    for told in ("\n2 more", "\n3 more", "\n4 more", "170 names"):
-        assert told in text
-    assert "op0, op1, op2" in str(hmp.Report(ROWS, **{**ABOUT, "never_called": ["op0", "op1", "op2"]}))
-
-
 def test_the_json_is_that_of_releases_before(tmp_path: Path) -> None:
     kept = GOLDEN / "report.json"
     made = json.loads(by_hand().to_json(tmp_path / "report.json").read_text(encoding="utf-8"))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from command_kit import RECIPE
-from hmp.cli import main
 from plain_hooks import Plain, seen_by_hooks
 
 
@@ -135,17 +130,3 @@ def test_the_table_has_each_layer_and_the_sum(net: Net) -> None:
     assert "policy 'mine'" in text and "1,120 parameters" in text
     (up,) = (line for line in text.splitlines() if "up (Linear)" in line)
     assert "[2, 5, 32]" in up and "544" in up and "bfloat16" in up
-
-
-def test_the_command_prints_the_layers_of_a_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habana"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "(" in line]
-    assert [line[1] for line in lines] == ["(Linear)", "(Linear)", "(Softmax)"]
-    assert "bfloat16" in lines[0] and "float32" in lines[2]
-    assert main(["summary", "none.py"]) == 2
-    assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habanna"]) == 2
-    assert "did you mean 'habana'" in capsys.readouterr().err

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from command_kit import RECIPE
-from hmp.cli import main
 from tune_kit import to_sines as loss
 from tune_kit import trained
 
@@ -113,44 +111,3 @@ def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -
     other = tuned(two(), folder=tmp_path, levels=("bf16", "fp32"), resume=False)
     assert not (tmp_path / "fp8.txt").exists()
     assert hmp.Policy.load(tmp_path) == other.policy
-
-
-def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
-    short = {"optimizer": None, "ops": ["linear"], "max_trials": 3}
-    assert "moved to FP8: the budget was spent" in str(tuned(two(), **short))
-    assert "FP8" not in str(tuned(two(), **short, levels=("bf16", "fp32")))
-
-
-@pytest.mark.slow
-def test_without_a_gradient_the_loss_itself_tells() -> None:
-    model, batches = two()
-    model.requires_grad_(False)
-    result = hmp.tune(model, batches, loss=loss, tolerance=0.1, levels=LEVELS)
-    (linear,) = [unit for unit in result.units if unit.op == "linear"]
-    assert 0 < linear.sensitivity_fp8 < 0.1
-    with torch.no_grad():
-        exact = loss(model, batches[0])
-        with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"add", "mul"})):
-            rounded = loss(model, batches[0])
-    assert linear.sensitivity_fp8 == pytest.approx(float((rounded - exact).abs() / exact), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_command_takes_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(4, 8)", "randn(16, 16)"))
-    command = ["tune", str(recipe), "--out", str(tmp_path / "lists"), "--tolerance", "0.5", "--objective", "memory", "--levels"]
-    assert main([*command, "fp8,bf16,fp32"]) == 0
-    assert str(tmp_path / "lists" / "fp8.txt") in capsys.readouterr().out
-    assert main([*command, "fp8"]) == 2
-    assert "got ['fp8']" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_where_fp8_is_emulated_it_has_no_time(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    emulated = tuned(two(), objective="time")
-    assert emulated.best.fp8 and emulated.best.ratio is None and "FP8 emulated" in str(emulated)
-    page = emulated.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
-    assert "96% of the matrix multiplication FLOPs" in page and "Stay in float32" not in page

@@ -106,17 +106,3 @@ def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
     assert "gelu @ first" in result.best.saved and not {"gelu", "gelu @ second"} & set(result.best.saved)
     assert any(note.startswith("gelu: not packed") for note in result.notes)
     assert packs_gelu(result.policy, model, batches) == {"first"}
-
-
-def test_where_there_is_nothing_to_pack_no_trial_is_made() -> None:
-    model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
-    result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start=START)
-    assert "no activations packed" in result.notes[-1]
-    assert not any(trial.saved for trial in result.trials)
-
-
-def test_a_saved_list_to_start_from_stays_as_it_is(tmp_path: Path) -> None:
-    model, batches = two(1.0)
-    options = {"loss": loss, "objective": "memory", "tolerance": 0.1, "max_trials": 4, "folder": tmp_path, "ops": ["linear"]}
-    assert hmp.tune(model, batches, start="saved8", **options).policy.saved == {"*"}
-    assert "*  # as in saved8" in (tmp_path / "saved.txt").read_text(encoding="utf-8")

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 import hmp
-from compile_kit import BRIDGED
-from torch_has import SAVED_TENSORS_HOOKS
 from tune_kit import perceptron, sgd, squared, trained
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax"})
@@ -161,13 +159,6 @@ def test_an_optimizer_that_wants_a_closure_trains_and_random_state_is_kept_where
     assert result.best.fits and torch.equal(before, torch.get_rng_state())
 
 
-def test_gradients_of_a_sparse_embedding_are_compared() -> None:
-    torch.manual_seed(0)
-    model, batches = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)), [torch.randint(0, 20, (4, 5)) for _ in range(2)]
-    result = tuned(model, batches, squares, tolerance={"gradient": 0.9})
-    assert 0.9 <= result.best.gradient_cosine <= 1.0 + 1e-9
-
-
 def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> None:
     class Experts(nn.Sequential):
         """Which one is used is told by what the low-precision dtype cannot tell apart."""
@@ -189,72 +180,9 @@ def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> Non
     assert not low.fits
 
 
-@pytest.mark.slow
-def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
-    torch.manual_seed(0)
-    model, batches, threads = nn.Linear(777, 500), [torch.randn(2, 777)], torch.get_num_threads()
-    nn.init.normal_(model.weight)
-    try:
-        for each in (1, 2):
-            torch.set_num_threads(each)
-            tuned(model, batches, lambda model, x: model(x).float().square().mean(), folder=tmp_path, optimizer=None)
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None:
-    compiled = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        compiled.append(graph)
-        return graph.forward
-
-    model, batches = perceptron()
-    model = torch.compile(model, backend=backend)
-    limit = torch._dynamo.config.recompile_limit
-    result = tuned(model, batches, tolerance=0.0, max_trials=12, ops=None, start="habana")
-    assert len(compiled) >= len(result.trials) > limit
-    compiled.clear()
-    hmp.apply(model, result.policy)
-    model(batches[0])
-    assert compiled
-    assert torch._dynamo.config.recompile_limit == limit
-
-
 def test_lists_that_somebody_wrote_are_not_replaced(tmp_path: Any) -> None:
     hmp.Policy(bf16={"linear"}).save(tmp_path)
     model, batches = perceptron()
     with pytest.raises(hmp.HmpError, match="did not write"):
         tuned(model, batches, start=tmp_path, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == hmp.Policy(bf16={"linear"})
-
-
-def test_the_lists_of_a_search_that_ended_are_there_after_a_second_call(tmp_path: Any) -> None:
-    model, batches = perceptron()
-    result = tuned(model, batches, folder=tmp_path / "a", max_trials=None, tolerance=0.1)
-    assert result.stopped == "solved"
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "b" / "bf16.txt").unlink()
-    again = tuned(model, batches, folder=tmp_path / "b", max_trials=None, tolerance=0.1)
-    assert hmp.Policy.load(tmp_path / "b") == again.policy == result.policy
-    assert again.folder == str(tmp_path / "b")
-
-
-def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> None:
-    """torch lets nobody see what is kept for backward in the transform, and before 2.9 not around it either."""
-    model, batches = torch.nn.Linear(4, 4), [torch.ones(2, 4)]
-
-    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        slope = torch.func.grad(lambda y: torch.tanh(y).sum())(x)
-        return (model(x) * slope).square().mean()
-
-    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "max_trials": 2, "start": START}
-    assert hmp.tune(model, batches, **arguments).best.fits
-    if SAVED_TENSORS_HOOKS:
-        assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
-        return
-    with pytest.raises(hmp.HmpError, match="a step saves nothing for backward, or torch does not report it"):
-        hmp.tune(model, batches, **arguments, objective="memory")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 from collections import OrderedDict, UserDict
 from typing import Any, NamedTuple
 
@@ -141,38 +140,9 @@ def test_it_lasts_as_long_as_the_policy_does() -> None:
     assert low(x.to(BF16)).dtype is BF16
 
 
-def test_scoped_lines_and_a_file_with_the_whole_model() -> None:
-    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
-    hmp.apply(model, LINEAR.replace(fp32={"linear @ 1"}), outputs="float32")
-    assert model(x).dtype is F32 and model[0](x).dtype is F32  # called by itself it is not the model's
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    with pytest.warns(UserWarning, match="policy 'linear"):
-        loaded = torch.load(buffer, weights_only=False)
-    assert torch.equal(loaded(x), hmp.remove(model)(x))
-
-
 @pytest.mark.parametrize("wrong", [torch.int32, 3, "float8_e4m3fn"])
 def test_what_is_no_dtype_of_outputs_is_an_error(wrong: Any) -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(hmp.HmpError, match="outputs="):
         hmp.apply(model, outputs=wrong)
     assert model(torch.ones(1, 2)).dtype is F32
-
-
-def test_compiled_models_give_the_same(fresh_compiler: None) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return {"pair": Pair(self.layer(x), 3), "list": [self.layer(x)]}
-
-    model, x = Model(), torch.randn(2, 4)
-    made = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
-    for outputs, dtype in (("float32", F32), (None, BF16), ("float16", F16)):
-        hmp.apply(model, LINEAR, outputs=outputs)
-        out = made(x)
-        assert (out["pair"].low.dtype, out["pair"].count, out["list"][0].dtype) == (dtype, 3, dtype), (outputs, out)

@@ -103,17 +103,6 @@ def test_what_is_compiled_again_follows_the_lists(lists, applied):
     assert hmp.remove(once)(X).dtype is F32
 
 
-@pytest.mark.slow
-def test_code_that_is_compiled_by_itself_takes_what_dropout_gave_back():
-    """In eval that is a CopiedView, whose `_base` Dynamo follows to its end."""
-    model = torch.nn.Sequential(torch.nn.Dropout(), Head()).eval()
-    model[1].compile(backend="eager")
-    hmp.apply(model, hmp.Policy(bf16={"dropout", "linear"}))
-    body, head = model[1].body, model[1].lm_head
-    wanted = torch.nn.functional.linear(X.to(BF16), body.weight.to(BF16), body.bias.to(BF16))
-    assert torch.equal(model(X), torch.nn.functional.linear(wanted, head.weight.to(BF16), head.bias.to(BF16)))
-
-
 class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -148,22 +137,3 @@ def test_modules_of_one_class_share_compiled_code_where_their_lists_are_the_same
     assert compiled(X).dtype is BF16
     holder[0] = plain  # a child that is replaced
     assert compiled(X).dtype is F32
-
-
-def test_r17_compiled_code_tells_a_wrapper_of_the_regions_around_it_and_its_model_of_casts():
-    class Asks(torch.nn.Module):
-        def forward(self):
-            return torch.is_autocast_enabled("cpu")
-
-    class Engine(torch.nn.DataParallel):
-        def __init__(self):
-            torch.nn.Module.__init__(self)
-            self.module = Asks()
-
-        def __call__(self):
-            return torch.is_autocast_enabled("cpu"), self.module()
-
-    engine = Engine()
-    ask = torch.compile(lambda x: (x + 1, engine()), backend="eager", fullgraph=True)
-    with hmp.casts("autocast"):
-        assert ask(X)[1] == engine() == (False, True)

@@ -11,7 +11,7 @@ from torch._dynamo.variables import torch_function
 from torch.overrides import TorchFunctionMode
 
 import hmp
-from compile_kit import BF16, BRIDGED, F32, FAKES_REFUSE, LOW, Graphs, dtypes, same_results
+from compile_kit import BF16, BRIDGED, F32, LOW, Graphs, dtypes, same_results
 from process_kit import alone
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -73,20 +73,6 @@ def test_nothing_stays_in_dynamo_after_revert(torch_differences):
     assert torch_differences() == []
 
 
-@pytest.mark.native_kernels
-@BRIDGED
-def test_weights_of_which_there_is_a_copy_are_cast_in_the_graph():
-    weight = torch.nn.Parameter(torch.randn(3, 3))
-    with hmp.casts(LOW), torch.no_grad():
-        expected = [torch.nn.functional.linear(X, weight) for _ in range(3)][-1]
-        graphs = Graphs()
-        compiled = torch.compile(lambda x: torch.nn.functional.linear(x, weight), backend=graphs, fullgraph=True)
-        same_results(compiled(X), expected)
-        assert graphs.calls() == ["bfloat16", "bfloat16", "linear"]
-        weight.mul_(2)
-        same_results(compiled(X), expected * 2)
-
-
 class Model(torch.nn.Module):
     """Has islands and composites."""
 
@@ -144,37 +130,3 @@ def test_compiled_code_may_enter_modes_of_its_own():
         got = torch.compile(step, backend="eager")(x, weight)
         same_results(got, step(x, weight))
     assert got.dtype is BF16
-
-
-def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():
-    def fits_not(x):
-        try:
-            return torch.matmul(x, x[:2])
-        except RuntimeError:
-            return torch.matmul(x, x)
-
-    def outcome():
-        torch._dynamo.reset()
-        try:
-            return torch.compile(fits_not, backend="eager", fullgraph=True)(X).dtype
-        except RuntimeError as error:
-            return type(error)
-
-    plain = outcome()  # until torch 2.15 such an error ends the compilation
-    hmp.convert(policy=LOW)
-    assert outcome() is (BF16 if plain is F32 else plain)
-
-
-@pytest.mark.slow
-@FAKES_REFUSE
-def test_a_mixture_that_torch_refuses_first_leaves_no_exception_behind():
-    def mixed(x):
-        found = torch.einsum("ij,kj->ik", x.bfloat16(), x)
-        try:
-            raise KeyError(x)
-        except KeyError:
-            found = found + 1
-        return found
-
-    hmp.convert(policy=LOW)
-    same_results(torch.compile(mixed, backend="eager", fullgraph=True)(X), torch.full((3, 3), 4.0, dtype=BF16))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BF16, LOW
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -83,28 +82,3 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
 )  # fmt: skip
 def test_every_compiled_model_computes_what_eager_does(name, backend, policy):
     check(name, backend, policy, 1e-2)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["BERT", "convolutional"])
-def test_models_compiled_by_inductor_are_within_bf16_tolerance(name, inductor_has_compiled):
-    check(name, "inductor", "habana", 3e-2)
-
-
-@pytest.mark.slow
-def test_inductor_has_the_dtypes_of_eager(inductor_has_compiled):
-    def ops(x):
-        with hmp.disable_casts():
-            wide = x @ x
-        return wide, x @ x, torch.softmax(x @ x, -1)
-
-    x = torch.randn(8, 8)
-    hmp.convert(policy=LOW)
-    expected = ops(x)
-    for mode in ("default", "reduce-overhead"):
-        compiled = torch.compile(ops, fullgraph=True, mode=mode)
-        for found, wanted in zip(compiled(x), expected, strict=True):
-            assert found.dtype is wanted.dtype
-            torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
-    assert expected[1].dtype is BF16

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, TRACES_GET, same_results
+from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, same_results
 from trap_kit import policy
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -37,27 +37,19 @@ def wide(t: torch.Tensor) -> torch.Tensor:
     return t.to(F32)
 
 
-# name → (what is compiled, the same with the casts written out)
+# What P8's programs have not. Name → (what is compiled, the same with the casts written out)
 CASES = {
-    "function": (lambda x, y: torch.mul(x, y), lambda x, y: low(x) * low(y)),
-    "function of torch.nn.functional": (lambda x, y: F.linear(x, y), lambda x, y: F.linear(low(x), low(y))),
     "function that cannot be overridden": (lambda x, y: F.hardswish(x), lambda x, y: F.hardswish(low(x))),
-    "operator": (lambda x, y: x @ y, lambda x, y: low(x) @ low(y)),
     "reflected composite": (lambda x, y: 1 / y.bfloat16(), lambda x, y: 1 / wide(low(y))),
     "Python's abs": (lambda x, y: abs(x), lambda x, y: low(x).abs()),  # Dynamo asks no mode about this and the next
     "Python's product": (lambda x, y: math.prod([x, y], start=2), lambda x, y: 2 * low(x) * low(y)),
-    "wide": (lambda x, y: low(x).softmax(-1), lambda x, y: wide(low(x)).softmax(-1)),
     "explicit dtype": (lambda x, y: torch.softmax(x, -1, dtype=torch.float64), lambda x, y: torch.softmax(x, -1, dtype=torch.float64)),
-    "widest": (lambda x, y: torch.cat([low(x), y]), lambda x, y: torch.cat([wide(low(x)), y])),
     "named tuple": (lambda x, y: torch.stack(Pair(low(x), y)), lambda x, y: torch.stack((wide(low(x)), y))),
     "torch's named tuple": (lambda x, y: torch.hstack(torch.aminmax(x, dim=0)), lambda x, y: low(torch.hstack((x.amin(0), x.amax(0))))),
-    "in place": (lambda x, y: x.clone().mul_(low(y)), lambda x, y: x * wide(low(y))),
     "augmented": (lambda x, y: operator.imul(low(x), y), lambda x, y: low(x).mul_(y)),
     "in-place flag": (lambda x, y: F.relu(x.clone(), inplace=True), lambda x, y: F.relu(x)),
     "set item": (lambda x, y: _set_item(low(x), y), lambda x, y: _set_item(low(x), low(y))),
-    "mixed inputs": (lambda x, y: torch.bmm(low(x)[None], y[None]), lambda x, y: torch.bmm(low(x)[None], low(y)[None])),
     "out=": (lambda x, y: torch.mm(x, y, out=torch.empty(4, 4)), lambda x, y: wide(torch.mm(low(x), low(y)))),
-    "float64 is left alone": (lambda x, y: x.double() @ y.double(), lambda x, y: x.double() @ y.double()),
     "overflowing scalar": (lambda x, y: low(x) * 3.4e38 * 2, lambda x, y: _saturated(low(x), 3.4e38)),
     "norm": (lambda x, y: F.layer_norm(x, (4,), y[0], y[1]), lambda x, y: F.layer_norm(low(x), (4,), y[0], y[1])),
     "attention": (
@@ -111,16 +103,6 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
     for name, found, wanted in zip(CASES, results, expected, strict=True):
         assert found.dtype is wanted.dtype, name
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_compiled_structure_that_a_list_names_is_one_op():
-    def attention(x, y):
-        given = x[None], x[None], x[None], 4, 2, y.repeat(3, 1), None, None, None, False, 0.0, y, None
-        return F.multi_head_attention_forward(*given)
-
-    with hmp.casts(policy(bf16=["multi_head_attention_forward"])):
-        found = torch.compile(attention, backend="eager", fullgraph=True)(X, Y)
-    same_results(found, attention(low(X), low(Y)))
 
 
 @torch.compiler.allow_in_graph
@@ -178,15 +160,6 @@ def test_compiled_islands_of_custom_fwd_are_float32_and_custom_bwd_runs_under_th
     y.grad, ones = None, low(torch.ones(4, 4))
     product.sum().backward()
     same_results([z.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
-
-
-@pytest.mark.slow
-@TRACES_GET
-def test_compiled_code_makes_modules_whose_init_calls_their_bases():
-    scores, targets = F.log_softmax(X, -1), torch.arange(4)
-    with hmp.casts(LISTS):
-        found = torch.compile(lambda: torch.nn.NLLLoss(reduction="sum")(scores, targets), backend="eager", fullgraph=True)()
-    same_results([found], [-scores.diagonal().sum()], 1e-6)
 
 
 def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it():
@@ -275,18 +248,6 @@ def test_r9_r12_compiled_running_statistics_move_in_float32_and_masks_stay_finit
     same_results((found, weights), (expected, torch.tensor([[1.0, 0.0], [1.0, 0.0]])))
     same_results(norm.running_mean, plain.running_mean, 1e-6)
     assert norm.num_batches_tracked == 1
-
-
-@pytest.mark.slow
-def test_compiled_dynamic_shapes():
-    def dynamic(x):
-        return (x @ x.t()).softmax(-1) * x.shape[0]
-
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(dynamic, backend="eager", fullgraph=True, dynamic=True)
-    for rows in (3, 5):
-        x = torch.randn(rows, 4)
-        same_results(compiled(x), (low(x) @ low(x).t()).float().softmax(-1).to(BF16) * rows)
 
 
 class Square(torch.autograd.Function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import torch
@@ -73,17 +72,6 @@ def test_tasks_that_compiled_code_runs_have_their_own_state():
         assert compiled(X) == [[ON] * 3, [OFF] * 3]
 
 
-def test_code_behind_a_graph_break_sees_no_mode_of_hmps():
-    def modes(x):
-        y = torch.mul(x, x)
-        torch._dynamo.graph_break()
-        return y, torch.overrides._get_current_function_mode_stack()
-
-    hmp.convert(policy=LOW)
-    found, seen = torch.compile(modes, backend="eager")(X)
-    assert found.dtype is BF16 and seen == []
-
-
 @BRIDGED
 def test_compiled_code_that_backward_calls_has_no_lists_and_mixtures_that_torch_refuses_are_cast():
     weight = torch.randn(3, 3)
@@ -112,37 +100,6 @@ def test_compiled_code_that_backward_calls_has_no_lists_and_mixtures_that_torch_
     assert found[1] is F32, "mm is on a list, which user Python in backward has none of"
     assert x.grad is not None and x.grad.dtype is F32
     torch.testing.assert_close(x.grad, wanted, rtol=0.01, atol=0.01)
-
-
-@pytest.mark.slow
-def test_eager_code_of_other_threads_is_cast_while_one_compiles():
-    hmp.convert(policy=LOW)
-    found, stop = set(), threading.Event()
-
-    def eager():
-        while not stop.is_set():
-            found.add(tuple(dtypes(ops(X))))
-
-    thread = threading.Thread(target=eager)
-    thread.start()
-    torch.compile(ops, backend="eager", fullgraph=True)(X)
-    stop.set()
-    thread.join()
-    assert found == {tuple(ON)}
-
-
-@pytest.mark.slow
-def test_models_that_are_applied_to():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    compiled = torch.compile(lambda x: (model[0](x), model(x), torch.mul(x, x)), backend="eager", fullgraph=True)
-    linear_only = LOW.replace(bf16=frozenset({"linear"}))
-    halves = linear_only.replace(dtype=F16)
-    hmp.apply(model, linear_only)
-    assert dtypes(compiled(X)) == [F32, BF16, F32]
-    hmp.apply(model[1], halves)
-    assert dtypes(compiled(X)) == [F32, F16, F32]
-    hmp.remove(model)
-    assert dtypes(compiled(X)) == [F32, F16, F32]
 
 
 @BRIDGED

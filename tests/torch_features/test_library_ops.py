@@ -120,17 +120,6 @@ def test_r7_what_a_user_lists_follows_the_list(library: Library, monkeypatch: py
         assert user.op(low(), torch.ones(2, 2)).dtype is WIDE
 
 
-def test_r7_a_custom_op_with_register_autocast(library: Library) -> None:
-    @torch.library.custom_op(f"{library.name}::custom", mutates_args=())
-    def custom(a: torch.Tensor) -> torch.Tensor:
-        assert a.dtype is WIDE, f"the kernel got {a.dtype}"
-        return a + 1
-
-    custom.register_autocast("cpu", WIDE)
-    with hmp.casts("torch-cpu"):
-        assert custom(low().detach()).dtype is WIDE
-
-
 @pytest.mark.usefixtures("unpatched")
 def test_r7_ops_of_libraries_are_their_own_after_revert_and_all_others_throughout(library: Library) -> None:
     library.define("with_kernel")
@@ -154,22 +143,6 @@ def _scripted(library: Library) -> Callable[..., torch.Tensor]:
     found = {"torch": torch, "__name__": "scripted_op"}
     exec(compile(source, "scripted_op", "exec"), found)
     return found["call"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_r7_such_an_op_after_a_graph_break_in_compiled_code(library: Library) -> None:
-    library.define("op")
-    library.autocast_by_register("op")
-
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, torch.eye(2))
-        torch._dynamo.graph_break()
-        return outside(y)
-
-    outside = torch._dynamo.disable(lambda y: library.ops().op(y, torch.ones(2, 2)))
-    with hmp.casts("torch-cpu"):
-        assert torch.compile(compiled, backend="eager")(torch.eye(2)).dtype is WIDE
 
 
 @pytest.mark.native_kernels

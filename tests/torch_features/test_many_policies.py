@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from thread_kit import in_thread
 from trap_kit import policy
 
 X = torch.ones(2, 2)
@@ -59,15 +58,3 @@ def test_memory_is_flat_over_conversions_inside_a_conversion(numbers: int) -> No
             assert F.linear(X, X).dtype == torch.bfloat16
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.slow
-def test_what_is_in_use_is_kept_while_others_are_tried_and_revert_puts_all_of_it_out_of_force() -> None:
-    model, region = hmp.apply(torch.nn.Linear(2, 2), policy(bf16=["linear"], name="used")), hmp.casts(policy(bf16=["matmul"]))
-    handle = hmp.convert(policy=policy(bf16=["mul"]))
-    with region:
-        in_thread(tries, range(40), Net())
-        assert (X @ X).dtype == model(X).dtype == torch.bfloat16
-        hmp.revert()
-        assert (X @ X).dtype == (X * X).dtype == model(X).dtype == torch.float32
-    handle.revert()

@@ -1,4 +1,4 @@
-"""A generator function stays one while it is patched, a coroutine function one too, and whoever looks at them sees functions."""
+"""A generator function stays one while it is patched, and a coroutine function one too."""
 
 from __future__ import annotations
 
@@ -40,22 +40,8 @@ async def coroutine(x):
     return x.dtype
 
 
-async def async_steps(x, *, log):
-    log.append(("begins", x.dtype))
-    try:
-        got = yield x.dtype
-        while got is not None:
-            try:
-                got = yield got * 2
-            except KeyError as error:
-                got = yield ("caught", error.args)
-            await asyncio.sleep(0)
-    finally:
-        log.append("ended")
-
-
 # so long as they are nobody's ops
-PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, awaited_by_old_hands, coroutine, async_steps)}
+PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, awaited_by_old_hands, coroutine)}
 
 
 def drive(generator):
@@ -64,13 +50,6 @@ def drive(generator):
     with pytest.raises(StopIteration) as end:
         generator.send(None)
     return [*answers, end.value.value]
-
-
-async def drive_async(generator):
-    answers = [await generator.__anext__(), await generator.asend(3), await generator.athrow(KeyError("k")), await generator.asend(4)]
-    with pytest.raises(StopAsyncIteration):
-        await generator.asend(None)
-    return answers
 
 
 @pytest.fixture
@@ -110,27 +89,3 @@ def test_register_a_coroutine_is_awaited(registered):
         with pytest.raises(StopIteration) as end:
             old.send("sent")
         assert end.value.value == (LOW, "sent")
-
-
-def test_register_an_async_generator_is_sent_to_thrown_into_and_closed(registered):
-    log, plain_log = [], []
-
-    async def main():
-        with hmp.convert():
-            assert inspect.isasyncgenfunction(registered.async_steps)
-            answers = await drive_async(registered.async_steps(torch.ones(1), log=log))
-            left = registered.async_steps(torch.ones(1), log=log)
-            await left.__anext__()
-            await left.aclose()
-            left = registered.async_steps(torch.ones(1), log=log)
-            await left.__anext__()
-            with pytest.raises(ZeroDivisionError):
-                await left.athrow(ZeroDivisionError)
-        return answers, await drive_async(async_steps(torch.ones(1, dtype=LOW), log=plain_log))
-
-    answers, expected = asyncio.run(main())
-    assert answers == expected == [LOW, 6, ("caught", ("k",)), 8]
-    assert log == [("begins", LOW), "ended"] * 3
-
-
-# --- whoever looks at them sees ordinary functions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -66,17 +65,6 @@ def test_what_is_no_function_is_not_decorated(region: Callable[..., object], giv
             decorate(given)  # type: ignore[operator]
 
 
-@pytest.mark.usefixtures("converted")
-def test_with_gives_the_region() -> None:
-    region = hmp.casts(OTHER)
-    with region as given:
-        assert given is region and in_force() == "OTHER"
-    with hmp.disable_casts() as off, hmp.enable_casts() as on:
-        assert repr(off) == "hmp.disable_casts()" and repr(on) == "hmp.enable_casts()"
-    with contextlib.ExitStack() as stack:
-        assert stack.enter_context(region) is region
-
-
 def in_casts():
     with hmp.casts(FULL):
         yield
@@ -100,18 +88,3 @@ def test_r16_revert_ends_what_a_generator_has_begun_and_its_end_changes_nothing(
         assert real_state()[0][0]
     generator.close()
     assert real_state() == OFF
-
-
-def test_r17_a_policy_in_a_thread_that_another_one_reverted_does_not_bring_a_region_back():
-    states = []
-
-    def run() -> None:
-        with autocast():
-            generator = in_casts()
-            next(generator)
-            in_thread(hmp.revert)
-        generator.close()  # the region's end was not seen
-        states.append(real_state())
-
-    in_thread(run)
-    assert states == [OFF]

@@ -6,7 +6,6 @@ Whoever is in the middle of something stays in what it is in, and what has ended
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import gc
 import itertools
@@ -185,28 +184,6 @@ def test_a_region_that_ends_in_the_middle_of_something_does_not_end_that(make: A
     assert in_force() == "LISTS" and hmp.casts_enabled()
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_the_end_of_a_collected_generator_runs_inside_its_regions(depth: int) -> None:
-    seen = []
-
-    def steps() -> Iterator[None]:
-        with contextlib.ExitStack() if depth == 1 else hmp.casts(OTHER), hmp.disable_casts():
-            try:
-                yield
-            finally:
-                seen.append(in_force())
-
-    for _ in range(20):
-        cycle: list[Any] = [steps() for _ in range(depth)]
-        for generator in cycle:
-            next(generator)
-        cycle.append(cycle)
-        del cycle, generator
-        gc.collect(0)
-    assert seen == ["nothing"] * (20 * depth)
-    assert in_force() == "LISTS"
-
-
 @pytest.mark.parametrize("make", [suspended_in_with, suspended_in_two])
 def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere_else(make: Any) -> None:
     generator = make()
@@ -243,20 +220,6 @@ def test_a_copy_of_the_context_keeps_what_it_was_made_in() -> None:
     assert in_force() == "LISTS"
 
 
-def test_a_copy_that_is_in_a_region_of_its_own_when_the_one_around_it_ends() -> None:
-    def steps() -> Iterator[str]:
-        with hmp.disable_casts():
-            yield in_force()
-        yield in_force()
-
-    with hmp.casts(OTHER):
-        copied = contextvars.copy_context()
-        inner = steps()
-        assert copied.run(next, inner) == "nothing"
-    assert copied.run(next, inner) == "OTHER"  # which its context was copied in
-    assert in_force() == "LISTS"
-
-
 def test_a_task_keeps_what_it_was_started_in_and_a_model_too() -> None:
     seen: dict[str, str] = {}
 
@@ -286,21 +249,3 @@ def test_a_task_keeps_what_it_was_started_in_and_a_model_too() -> None:
 
     asyncio.run(main())
     assert seen == {"region": "OTHER OTHER", "call": "OTHER OTHER"}
-
-
-def test_an_asynchronous_generator_that_another_task_closes() -> None:
-    async def steps() -> Any:
-        with hmp.disable_casts():
-            yield in_force()
-            yield in_force()
-
-    async def main() -> list[str]:
-        generator = steps()
-        seen = [await anext(generator), in_force()]
-        await asyncio.create_task(generator.aclose())
-        seen.append(in_force())
-        left_alone = steps()
-        await anext(left_alone)
-        return seen
-
-    assert asyncio.run(main()) == ["nothing", "nothing", "LISTS"]

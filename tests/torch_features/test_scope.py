@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import pickle
 import warnings
 
 import pytest
@@ -12,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from thread_kit import in_thread
-from trap_kit import policy, same
+from trap_kit import policy
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
@@ -43,33 +39,6 @@ def plain() -> torch.dtype:
     return F.linear(X, torch.eye(2)).dtype
 
 
-def test_scope_a_region_decorates_and_ends_with_its_thread():
-    @hmp.casts(HALF_LINEAR)
-    def called():
-        return plain()
-
-    @hmp.casts("habana")
-    def generated():
-        yield plain()
-        yield plain()
-
-    @hmp.casts("habana")
-    async def awaited():
-        await asyncio.sleep(0)
-        return plain()
-
-    def never_left():
-        hmp.casts("habana").__enter__()
-        seen.append(plain())
-
-    seen: list[torch.dtype] = []
-    assert called() == HALF and plain() == WIDE
-    assert list(generated()) == [LOW, LOW] and plain() == WIDE
-    assert asyncio.run(awaited()) == LOW and plain() == WIDE
-    in_thread(never_left)
-    assert seen == [LOW] and plain() == WIDE
-
-
 def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_back():
     class Broken(torch.nn.Module):
         def forward(self, x):
@@ -90,15 +59,6 @@ def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_
                 with hmp.enable_casts():
                     assert inner(X).dtype == HALF
     assert inner(X).dtype == HALF and plain() == WIDE
-
-
-def test_apply_hooks_of_the_model_belong_to_its_call():
-    model, seen = hmp.apply(Seen()), []
-    model.register_forward_hook(lambda module, args, output: seen.append(plain()))
-    model.register_forward_pre_hook(lambda module, args: seen.append(plain()))
-    model(X)
-    assert seen == [LOW, LOW] or seen == [WIDE, WIDE], "half of a call"
-    assert plain() == WIDE
 
 
 def test_apply_copies_have_the_policy_and_revert_leaves_nothing_on_them():

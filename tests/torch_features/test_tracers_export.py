@@ -125,47 +125,6 @@ def test_an_exported_graph_takes_any_size_is_saved_and_loaded_and_trains(tmp_pat
         same(parameter.grad, gradient)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_branches_of_cond_are_cast():
-    class Branches(torch.nn.Module):
-        def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda z: (z @ z.t(),), lambda z: (z.matmul(z.t()) - 1,), (x,))
-
-    x = torch.ones(4, 4) * 0.3
-    with hmp.casts("habana"):
-        graph = torch.export.export(Branches(), (x,), strict=False).module()
-    low = x.bfloat16()
-    same(graph(x)[0], low @ low.t())
-    same(graph(-x)[0], low @ low.t() - 1)
-
-
-@pytest.mark.slow
-def test_make_fx_of_a_function_transform_holds_the_casts():
-    def loss(x):
-        return torch.matmul(x, x.t()).float().sum()
-
-    with hmp.casts(LISTS):
-        graph = make_fx(torch.func.vmap(torch.func.grad(loss)))(X[:, None])
-    hmp.revert()
-
-    def by_hand_loss(x):
-        return torch.matmul(x.to(BF16), x.to(BF16).t()).float().sum()
-
-    same(graph(X[:, None]), torch.func.vmap(torch.func.grad(by_hand_loss))(X[:, None]))
-
-
-@pytest.mark.slow
-def test_decompositions_see_no_casts():
-    """An op that torch takes apart in Python is one op still: its parts are not decided again."""
-    everything = policy(bf16=["*"])
-    with hmp.casts(everything):
-        graph = make_fx(lambda x: F.layer_norm(x, (16,)), tracing_mode="fake", decomposition_table=core_aten_decompositions())(X)
-    want = make_fx(lambda x: F.layer_norm(x.to(BF16), (16,)), tracing_mode="fake", decomposition_table=core_aten_decompositions())(X)
-    assert [str(n.target) for n in graph.graph.nodes] == [str(n.target) for n in want.graph.nodes]
-    same(graph(X), want(X))
-
-
 # --- fx.symbolic_trace: no tensors, so its graph calls torch's functions as the model does
 
 
@@ -206,18 +165,3 @@ def test_a_symbolic_trace_casts_as_its_model_does_and_so_do_its_copies(when, mon
     assert [t.dtype for t in got] == TRACED_DTYPES
     hmp.revert()
     assert {t.dtype for t in graph(X)} == {F32}
-
-
-def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():
-    """Documented: nothing of a `with` is written down. An exported graph has it."""
-
-    class Region(torch.nn.Module):
-        def forward(self, x):
-            with hmp.disable_casts():
-                return torch.matmul(x, x.t())
-
-    graph = torch.fx.symbolic_trace(Region())
-    with hmp.casts(LISTS):
-        assert Region()(X).dtype is F32
-        assert graph(X).dtype is BF16
-        assert export(Region())(X).dtype is F32

@@ -100,16 +100,3 @@ def test_scripted_code_has_no_casts():
     for got in (under, scripted(x)):
         for one, other in zip(got, want, strict=True):
             same(one.detach(), other.detach())
-
-
-def test_a_trace_calls_scripted_code_without_casts():
-    @torch.jit.script
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        if bool(x.sum() > 0):
-            return torch.relu(x)
-        return x
-
-    with hmp.casts(LISTS):
-        traced = torch.jit.trace(lambda x: compiled(torch.mm(x, x)).float() + torch.relu(x), (X,))
-    low = X.to(BF16)
-    same(traced(X), torch.mm(low, low).relu().float() + low.relu())

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from trap_kit import policy
 
 ONE = torch.ones(1)
 LOW = torch.bfloat16
@@ -68,22 +66,6 @@ def test_registered_methods_keep_their_class_and_their_self() -> None:
     assert MoreOps.of_class(ONE) == ("MoreOps", torch.float32)
 
 
-@pytest.mark.slow
-def test_torchs_own_function_under_a_users_name_is_no_op_of_the_users(monkeypatch) -> None:
-    """It is one op wherever it stands: on a list of one policy and registered for all it would follow whichever was looked up."""
-    holder = types.ModuleType("hmp_test_holder")
-    monkeypatch.setitem(sys.modules, "hmp_test_holder", holder)
-    for function, op in ((torch.sin, "sin"), (F.softmax, "softmax"), (torch.linalg.norm, "linalg.norm"), (torch.Tensor.mul, "mul")):
-        holder.function = function
-        for _ in range(2):  # as it is, and while it is patched
-            with pytest.raises(hmp.HmpError, match=rf"got torch's hmp_test_holder.function; put '{op}' on a list"):
-                hmp.register(holder, "function", "bf16")
-            with pytest.raises(hmp.OpListError, match=rf"expected the op's own name '{op}', got 'hmp_test_holder.function'; write '{op}'"):
-                hmp.Policy(bf16={"hmp_test_holder.function"})
-            hmp.convert(policy=hmp.Policy(fp32={op}))
-        hmp.revert()
-
-
 def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:
     def fill(x, out):
         assert x.dtype is LOW
@@ -104,26 +86,6 @@ def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:
         assert module.maybe(x, inplace=True) is x
         assert x.item() == 1
         assert module.maybe(x).dtype is LOW
-
-
-def test_coroutines_and_generators_are_one_op_until_they_end() -> None:
-    @hmp.fp32_function
-    async def wait(x):
-        await asyncio.sleep(0)
-        return (x @ x).dtype, hmp.casts_enabled()
-
-    @hmp.fp32_function
-    def steps(x):
-        for _ in range(2):
-            yield (x @ x).dtype
-
-    square = torch.ones(2, 2).bfloat16()
-    with hmp.casts("habana"):
-        assert asyncio.run(wait(square)) == (torch.float32, False)
-        seen = []
-        for dtype in steps(square):
-            seen += [dtype, hmp.casts_enabled()]
-        assert seen == [torch.float32, True] * 2
 
 
 @pytest.mark.parametrize("name", ["torch.nn.ReLU", "torch.save", "fractions.Fraction"])
@@ -306,16 +268,6 @@ def test_r10_a_change_of_a_list_or_dict_is_made_in_the_callers(names: list[str],
     left = [*found["list"], *([found["k"]] if "k" in found else [])]
     if "swap for its double" not in names:  # what the function did not compute is the caller's own tensor, and so is x
         assert all(id(t) in before or t is x for t in left)
-
-
-def test_r10_a_registered_update_of_a_cache_reaches_the_callers_dict() -> None:
-    library = types.SimpleNamespace(update=lambda cache, k, v: cache.update(k=torch.cat([cache["k"], k]), v=v))
-    hmp.register(library, "update", "fp32")
-    cache = {"k": torch.zeros(1, 2, dtype=LOW), "v": None}
-    with hmp.casts(policy()):
-        library.update(cache, torch.ones(2, 2, dtype=LOW), v="kept")
-    assert cache["k"].tolist() == [[0, 0], [1, 1], [1, 1]] and cache["k"].dtype is torch.float32 and cache["v"] == "kept"
-    hmp.revert()
 
 
 def test_functions_that_write_nothing_run_under_transforms_of_torch() -> None:

@@ -28,7 +28,7 @@ BF16 = 2.0**-8  # the unit in the last place of 1.0 is twice that
 DDP = ["ddp", "ddp, bucket view", "ddp, static graph", "ddp, no_sync", "ddp, own hook"]  # the hook asks whether casts are off (R13)
 FSDP2 = ["fsdp2", "fsdp2, bf16"]
 DTENSOR = ["tensor parallel"]
-MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_sync", "sequence parallel"]
+MORE = ["fsdp2, no_sync"]
 
 
 def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 300) -> list[Any]:
@@ -60,10 +60,10 @@ def check(folder: Path, policies: list[str], modes: list[str]) -> None:
             assert len(losses) == len(alone) == STEPS, says
             assert all(abs(a - b) < BF16 * b for a, b in zip(losses, alone, strict=True)), says
             assert alone[-1] < 0.6 * alone[0], says  # it learns, so that a wrong gradient shows in the losses
-            assert each["weights differ"] < 0.2 if "power" in each["mode"] else each["weights differ"] < 0.04, says
+            assert each["weights differ"] < 0.04, says
             # no weight is stale: bit for bit what explicit casts of the weights give, where a product is not summed over ranks
             assert each["alone of now"] == 0, says
-            assert each["of now"] < 4 * BF16 if each["mode"] in ("tensor parallel", "sequence parallel") else each["of now"] == 0, says
+            assert each["of now"] < 4 * BF16 if each["mode"] == "tensor parallel" else each["of now"] == 0, says
             assert each["of before"] > 10 * 4 * BF16, says  # weights of a step ago would have shown
     assert [each["losses"] for each in ranks[0]] == [each["losses"] for each in ranks[1]]
 
@@ -107,12 +107,6 @@ def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_r18_two_ranks_in_one_region_around_the_loop_use_the_weights_of_now(tmp_path: Path) -> None:
-    modes = ["ddp", "ddp, bucket view", "ddp, static graph"]
-    assert launched(tmp_path, "one_region.py", modes, seconds=120) == [dict.fromkeys(modes, True)] * 2
-
-
-@pytest.mark.slow
 def test_each_of_two_ranks_is_compared_and_watched(tmp_path: Path) -> None:
     ranks = launched(tmp_path, "numerics.py", ["ddp", "fsdp2"], seconds=120)
     output, by_hand = ranks[0]["tensor parallel"]
@@ -144,7 +138,7 @@ def test_a_rank_with_a_nan_says_so_and_torchrun_ends_the_others(tmp_path: Path) 
 @pytest.mark.slow
 def test_r22_what_ranks_keep_for_backward_is_packed_as_one_process_packs_it(tmp_path: Path) -> None:
     """Forward bit for bit as without the list, gradients those of plain autograd with quantised tensors, averaged over the ranks."""
-    packed = ["ddp", "ddp, bucket view", "ddp, static graph", "fsdp2", "fsdp2, kept unsharded"]
+    packed = ["ddp", "ddp, bucket view", "ddp, static graph", "fsdp2"]
     for rank in launched(tmp_path, "packed.py", packed):
         assert [each.pop("mode") for each in rank] == packed
         right = {"forward": True, "gradients": [True] * 4, "packed": [True], "fallbacks": {}, "rounds": True}

@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("transformers", reason="the models are those of transformers")
 
 import torch
-import transformers
 
 from low_kernels_kit import computes_in_float32
-from model_zoo import MODELS, shrunk
+from model_zoo import shrunk
 from model_zoo.checks import Reference, assert_gradients_follow
 from model_zoo.deviations import POLICIES
 from model_zoo.kit import build, feed, forward, gradients, is_there, loss_of, train
@@ -50,12 +49,3 @@ def test_an_architecture_trains_under_the_policies(cls: str, monkeypatch: pytest
     for name, theirs in gradients(built).items():
         ours = native.gradients[name]
         assert ours is theirs is None or torch.equal(ours, theirs), name
-
-
-@pytest.mark.slow
-def test_they_are_other_architectures_than_the_zoos() -> None:
-    """180 and more kinds of configuration, together with the zoo's."""
-    kinds = {getattr(transformers, model.cls).config_class for model in MODELS.values() if model.available}
-    more = [getattr(transformers, cls).config_class for cls in CLASSES if is_there(cls)]
-    assert not kinds & set(more) and len(set(more)) == len(more)
-    assert len(kinds) + len(more) >= 180

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.ao.quantization as ao
-import torch.ao.quantization.quantize_fx as ao_fx
-from torch import nn
 
 import hmp
 
@@ -58,50 +56,3 @@ def test_a_low_input_is_quantized_as_it_is_in_float32(dtype: torch.dtype, listed
                 assert leaf.grad is not None and leaf.grad.dtype is dtype, name
             # results in the low-precision dtype are rounded
             torch.testing.assert_close(got.float(), wanted[name], rtol=2**-8, atol=2**-8, msg=lambda said, name=name: f"{name}: {said}")
-
-
-class Eager(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.quant, self.dequant, self.layers = ao.QuantStub(), ao.DeQuantStub(), layers()
-        self.functional = torch.ao.nn.quantized.FloatFunctional()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers(self.quant(x))
-        return self.dequant(self.functional.add(y, y))
-
-
-def layers() -> nn.Sequential:
-    convolution = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()
-    return nn.Sequential(*convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-
-
-def eager() -> nn.Module:
-    model = Eager().train()
-    model.layers = ao.fuse_modules_qat(model.layers, [["0", "1", "2"]])
-    model.qconfig = ao.get_default_qat_qconfig("x86")
-    return ao.prepare_qat(model)
-
-
-def fx() -> nn.Module:
-    return ao_fx.prepare_qat_fx(layers().train(), ao.get_default_qat_qconfig_mapping("x86"), (torch.ones(2, 3, 6, 6),))
-
-
-@pytest.mark.parametrize(
-    ("prepare", "convert", "policy"),
-    [
-        pytest.param(eager, ao.convert, "habana", id="eager"),
-        pytest.param(fx, ao_fx.convert_fx, hmp.Policy("all", bf16={"*"}), id="fx", marks=pytest.mark.slow),
-    ],
-)
-def test_a_prepared_model_trains_and_converts(prepare, convert, policy) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 6, 6)
-    model = prepare()
-    with hmp.casts(policy):
-        model(x).float().square().mean().backward()
-        assert all(p.grad.isfinite().all() and p.grad.dtype is torch.float32 for p in model.parameters())
-        quantized = convert(model.eval())
-        trained = model(x)
-        got = quantized(x)
-    torch.testing.assert_close(got.float(), trained.float(), rtol=0.1, atol=0.1)

@@ -33,16 +33,8 @@ def masked(config: Any, length: int = 12) -> Batch:
     return {"input_ids": ids(config, 2, length), "attention_mask": right_padded(2, length), "labels": ids(config, 2, length)}
 
 
-def masked_of(length: int) -> Feeder:
-    return lambda config: masked(config, length)
-
-
 def unmasked(config: Any) -> Batch:
     return {"input_ids": ids(config, 2, 12), "labels": ids(config, 2, 12)}
-
-
-def classified(config: Any) -> Batch:
-    return {"input_ids": ids(config, 4, 12), "attention_mask": right_padded(4, 12), "labels": torch.arange(4) % 2}
 
 
 def seq2seq(config: Any, length: int = 12, target: int = 8) -> Batch:
@@ -55,14 +47,6 @@ def images(size: int = 32, rows: int = 2, labels: bool = True) -> Feeder:
         return found | {"labels": torch.arange(rows) % 2} if labels else found
 
     return batch
-
-
-def segments(config: Any) -> Batch:
-    return {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.randint(0, 2, (2, 64, 64))}
-
-
-def videos(config: Any) -> Batch:
-    return {"pixel_values": torch.randn(2, 4, 3, 32, 32), "labels": torch.tensor([0, 1])}
 
 
 def waves(config: Any) -> Batch:

@@ -8,30 +8,6 @@ from typing import Any
 import torch
 
 Mutation = Callable[[torch.nn.Module], Any]
-ATTENTION = ("Attention", "SelfAttention", "SdpaAttention")
-
-
-def attention_removed(built: torch.nn.Module) -> None:
-    """Every attention gives zeros."""
-    found = [module for module in built.modules() if type(module).__name__.endswith(ATTENTION)]
-    assert found
-    for module in found:
-        module.register_forward_hook(lambda module, args, output: _zeros(output))
-
-
-def _zeros(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value * 0 if value.is_floating_point() else value
-    return tuple(_zeros(item) for item in value) if isinstance(value, tuple) else value
-
-
-def mask_ignored(built: torch.nn.Module) -> None:
-    """The model sees its padding."""
-    built.register_forward_pre_hook(_without_mask, with_kwargs=True)
-
-
-def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    return args, kwargs | {"attention_mask": torch.ones_like(kwargs["attention_mask"])}
 
 
 def rotation_removed(built: torch.nn.Module) -> None:

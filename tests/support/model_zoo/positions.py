@@ -18,8 +18,7 @@ ROOM = 2048
 WITH_POSITIONS = (
     *(model.name for model in FAMILIES["decoders"]),
     *(model.name for model in FAMILIES["mixtures of experts"]),
-    *("recurrent-gemma", "falcon-h1"),
-    *("esm", "modernbert", "funnel", "deberta-v2"),
+    *("recurrent-gemma", "modernbert", "deberta-v2"),
 )
 
 

@@ -33,7 +33,6 @@ class Spread(NamedTuple):
     model: nn.Module
     accumulates: bool = False  # two micro-batches a step, the first without communication
     shares_batch: bool = True  # each rank sees its rows only
-    after_step: Callable[[], None] = lambda: None
 
 
 def ddp(net: Net, **options: Any) -> Spread:
@@ -61,15 +60,6 @@ def ddp_own_hook(net: Net) -> Spread:
     return spread
 
 
-def ddp_power_sgd(net: Net) -> Spread:
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-    spread = ddp(net)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=OUT, start_powerSGD_iter=2)
-    spread.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return spread
-
-
 def _fsdp2(net: Net, **options: Any) -> Spread:
     from torch.distributed.fsdp import fully_shard
 
@@ -85,16 +75,6 @@ def fsdp2_mixed(net: Net, **dtypes: torch.dtype) -> Spread:
     return _fsdp2(net, mp_policy=MixedPrecisionPolicy(**dtypes))
 
 
-def fsdp2_unsharded(net: Net) -> Spread:
-    """Weights that stay whole after a forward are those of before the step until somebody shards them again: FSDP's own contract."""
-
-    def reshard() -> None:
-        for module in (net, net.up, net.down):
-            module.reshard()
-
-    return _fsdp2(net, reshard_after_forward=False)._replace(after_step=reshard)
-
-
 def fsdp2_no_sync(net: Net) -> Spread:
     return _fsdp2(net)._replace(accumulates=True)
 
@@ -104,21 +84,6 @@ def tensor_parallel(net: Net, **options: Any) -> Spread:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"up": ColwiseParallel(**options), "down": RowwiseParallel()}
-    parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
-    return Spread(net, shares_batch=False)
-
-
-def sequence_parallel(net: Net) -> Spread:
-    """The rows of the batch are sharded outside the products."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
-
-    plan = {
-        "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0)),
-        "up": ColwiseParallel(input_layouts=Shard(0)),
-        "down": RowwiseParallel(output_layouts=Replicate()),
-    }
     parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     return Spread(net, shares_batch=False)
 
@@ -142,14 +107,10 @@ MODES: dict[str, Callable[[Net], Spread]] = {
     "ddp, static graph": lambda net: ddp(net, static_graph=True),
     "ddp, no_sync": ddp_no_sync,
     "ddp, own hook": ddp_own_hook,
-    "ddp, power SGD": ddp_power_sgd,
     "fsdp2": _fsdp2,
-    "fsdp2, kept unsharded": fsdp2_unsharded,
     "fsdp2, no_sync": fsdp2_no_sync,
     "fsdp2, bf16": lambda net: fsdp2_mixed(net, param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-    "fsdp2, float32": lambda net: fsdp2_mixed(net, param_dtype=torch.float32),
     "tensor parallel": tensor_parallel,
-    "sequence parallel": sequence_parallel,
     "one mesh, sharded": lambda net: both_in_one_mesh(net, dist.get_world_size()),
     "one mesh, tensor parallel": lambda net: both_in_one_mesh(net, 1),
 }

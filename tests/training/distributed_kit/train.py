@@ -66,7 +66,6 @@ def train(spread: Spread, rank: int, ranks: int) -> dict[str, Any]:
                         of_before.append(off(each, explicit(before, x)))
         optimizer.step()
         optimizer.zero_grad()
-        spread.after_step()
         losses.append(total)
         before = weights
     assert all(p.dtype is torch.float32 for p in model.parameters())
