@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from trap_kit import policy
+from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
