@@ -58,26 +58,3 @@ def test_a_rule_is_added_by_one_entry_and_one_function(rounds: CastRule) -> None
     with hmp.casts(policy.replace(fp32={"tanh"})):  # a list has a rule of its own
         assert torch.tanh(x).tolist() != [0, 1]
     assert "float32 (R2)" in hmp.explain("tanh", policy.replace(fp32={"tanh"})).why
-
-
-def test_a_rule_on_the_second_input_alone_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    second = CastRule(
-        "SECOND_INPUT",
-        number="R11",
-        label="second input",
-        sentence="its second input becomes the low-precision dtype (R11)",
-        make=rules.BF16_LIST.make,
-        holds=lambda case: case.list is None and case.op == "mul",
-        ops=frozenset({"mul"}),
-        keep=frozenset({0}),
-        dtype=lambda low_dtype: low_dtype,
-    )
-    monkeypatch.setattr(rules, "RULES", (second, *rules.RULES))
-    tables.decide_anew()
-    x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.001, 1.001])  # bfloat16 has no 1.001
-    with hmp.casts(hmp.Policy("second", bf16={"mm"})):
-        for found in (torch.mul(x, y), torch.mul(input=x, other=y), torch.mul(other=y, input=x), x * y):
-            assert found.dtype is torch.float32 and found.tolist() == [1, 2]
-        assert torch.equal(torch.mul(y, x), y * torch.ones(2) * x)  # not the first
-    hmp.revert()
-    tables.decide_anew()
