@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 with one process on the device: gradients, statistics and weights equal those without, to the bit."""
+"""DistributedDataParallel and FSDP2 with one process on the device: gradients and weights equal those without, to the bit."""
 
 from __future__ import annotations
 

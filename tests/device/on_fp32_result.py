@@ -1,4 +1,4 @@
-"""Products on the device whose result stays float32: values, gradients, the kernel that computes them, training in float16."""
+"""Products on the device whose result stays float32: values, gradients, the kernel that computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hmp tells of a run on the device: recordings, findings of NaN, statistics of memory, and what is saved for backward."""
+"""What hmp tells of a run on the device: times, peaks and statistics of memory; its random numbers and pinned batches are left alone."""
 
 from __future__ import annotations
 

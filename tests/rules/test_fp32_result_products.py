@@ -278,7 +278,7 @@ def test_a_low_weight_that_asks_for_a_float32_gradient_gets_it() -> None:
     assert torch.equal(w.grad, torch.ones(20, 10).T @ rounded(x, BF16))
 
 
-# --- transforms, subclasses, exported graphs: torch's own ops, with casts --------------------------------------------------
+# --- transforms, subclasses: torch's own ops, with casts --------------------------------------------------
 
 
 class Subclass(torch.Tensor):

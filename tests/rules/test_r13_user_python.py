@@ -1,5 +1,5 @@
 """R13: user Python that autograd calls runs without lists, wherever backward runs; what torch would refuse there is made to fit. Hooks on
-saved tensors, backward inside backward, checkpoints in hooks, threads."""
+saved tensors, backward inside backward, checkpoints in hooks."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_r13_pack_hooks_run_without_casts_as_their_unpack_does() -> None:
             x.grad = None
 
 
-# --- backward inside backward, optimizers in backward, checkpoints in hooks
+# --- backward inside backward, checkpoints in hooks
 
 
 def test_r13_a_backward_inside_a_hook_restores_the_state_of_the_outer_one() -> None:

@@ -1,4 +1,7 @@
-"""R16: revert() leaves torch identical to what was found; a second convert() wraps nothing twice; handles restore the policy before."""
+"""R16: revert() leaves torch identical to what was found, and what is running then keeps its casts to its end.
+
+Handles, second conversions and patches of others P5 asks (tests/properties).
+"""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ def test_r18_an_activation_written_between_its_uses(grad: bool) -> None:
     assert_as_by_hand(program)
 
 
-# --- threads, tasks, nesting, exceptions, generators ------------------------------------------------------------------------
+# --- threads and tasks ------------------------------------------------------------------------
 
 
 _COPIES = os.path.join(os.path.dirname(hmp.__file__), "core", "copies.py")

@@ -1,4 +1,4 @@
-"""R18 counted: no more casts than torch.autocast makes, wherever weights come from, and no more memory at a step's peak."""
+"""R18 counted: no more casts than torch.autocast makes, and no more memory at a step's peak."""
 
 from __future__ import annotations
 

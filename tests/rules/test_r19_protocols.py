@@ -1,6 +1,6 @@
 """R19: what a protocol hands out is torch's own function, or equals what the user holds under that name, whenever they took it.
 
-Methods are looked up, replaced and compared as without hmp, and no table of torch's holds a wrapper.
+Methods are looked up, replaced and compared as without hmp, and tables that torch fills meanwhile serve it before and after.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What autograd does around packed tensors: writes, retained graphs, hooks, checkpoints, transforms, threads."""
+"""What autograd does around packed tensors: writes, hooks, checkpoints, compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hmp.benchmark(): times, memory, and the result as table, values and JSON.
+"""hmp.benchmark(): times, memory, and the result as a table.
 
 No public call makes a step take a given time, or asks a device's allocator where there is none.
 """

@@ -1,4 +1,4 @@
-"""Parts of a search: a level beside planted units that are too many, and how far a search says it is.
+"""Parts of a search: a level beside planted units that are too many, and what a search says of its result.
 
 No public call chooses what fits and what does not, and a search for each answer takes minutes.
 """
