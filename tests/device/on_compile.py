@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, F32, all_same, on_cuda, synchronize, tensor
+from device_kit import BF16, all_same, on_cuda, synchronize, tensor
 from networks_kit import Net, batch, gradients, lists, loss_of
 
 
@@ -88,15 +88,3 @@ def test_reduce_overhead_follows_the_weights() -> None:
             assert float((got.float() - want.float()).abs().max()) <= 0.02 * float(want.abs().max()), number
             weight.mul_(-1.5)
     print("six calls")
-
-
-def test_a_compiled_model_goes_back_after_revert() -> None:
-    _compiles("aot_eager")
-    net, (x, _) = Net(), batch()
-    compiled = torch.compile(net, backend="aot_eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        with hmp.convert(policy=lists()):
-            assert compiled(x).dtype is BF16
-    hmp.revert()
-    assert compiled(x).dtype is F32

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 with one process on the device: gradients, statistics and weights equal those without, to the bit."""
+"""DistributedDataParallel and FSDP2 with one process on the device: gradients and weights equal those without, to the bit."""
 
 from __future__ import annotations
 
@@ -56,25 +56,6 @@ def test_ddp_equals_one_process_alone() -> None:
     _compare(_ddp, f"DDP on {BACKEND}")
     _compare(lambda net: _ddp(net, gradient_as_bucket_view=True, bucket_cap_mb=0.01), "small buckets, whose views gradients are")
     print(f"with {BACKEND}")
-
-
-def test_running_statistics_move_under_ddp_as_without() -> None:
-    """Batch norm: its statistics stay float32, are broadcast and move."""
-
-    def run(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64)).to(DEVICE)
-        model = wrap(net)
-        for step in range(STEPS):
-            loss_of(model, *batch(step)).backward()
-        statistics = [b for b in net.buffers() if b.is_floating_point()]
-        assert all(b.dtype is torch.float32 and bool((b != 0).all()) for b in statistics)
-        return [*statistics, *gradients(net)]
-
-    with hmp.convert(policy="habana"):
-        alone = run(lambda net: net)
-        with one_process():
-            all_same(run(_ddp), alone, "statistics and gradients")
 
 
 def test_fsdp2_with_one_process_equals_explicit_casts() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hmp
-from device_kit import DEVICE, F16, F32, all_same, preset, synchronize, tensor
+from device_kit import DEVICE, F16, F32, all_same, synchronize, tensor
 from networks_kit import Net, PlainHalf, batch, lists, loss_of, parameters
 
 STEPS, OVERFLOW = 12, 5
@@ -72,16 +72,3 @@ def test_it_does_so_with_a_fused_optimizer() -> None:
     except RuntimeError as error:
         pytest.skip(f"torch has no fused optimizer here: {error}")
     print(_agree(fused=True))
-
-
-def test_apply_in_float16_equals_torch_autocast() -> None:
-    """A model under torch.autocast's own lists in float16, forward and GradScaler, bit for bit."""
-    policy = hmp.Policy.load(preset()).replace(dtype=F16)
-    want, wanted_scales, _ = train(Net(), region=lambda: torch.autocast(DEVICE, dtype=F16))
-    with torch.autocast(DEVICE, dtype=F16):
-        if loss_of(Net(), *batch()).dtype is not F32:
-            pytest.skip(f"torch.autocast({DEVICE!r}) has no float16 here")
-    got, scales, _ = train(Net(), region=lambda: hmp.casts(policy))
-    assert scales == wanted_scales, (scales, wanted_scales)
-    all_same(got, want, "torch.autocast in float16")
-    print("scales " + " ".join(f"{scale:g}" for scale in scales))

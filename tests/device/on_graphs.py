@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, all_same, allocated, on_cuda, policy, same, synchronize, tensor
+from device_kit import DEVICE, F16, F32, all_same, allocated, on_cuda, policy, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
 
 GRAPHS = "kernels are captured as graphs there alone"
@@ -84,53 +84,6 @@ def test_a_replayed_forward_has_the_weights_of_now() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 same(net(x).detach(), _explicit(net, x), f"eager after replay {number}")
-
-
-@on_cuda(GRAPHS)
-def test_a_replay_outside_of_the_region_and_after_revert_computes_as_captured() -> None:
-    net = Net()
-    with hmp.casts(lists()):
-        run = Inference(net)
-    x = batch(30)[0]
-    same(run(x), _explicit(net, x), "outside of the region")
-    hmp.revert()
-    with torch.no_grad():
-        net.first.weight.mul_(2)
-    same(run(x), _explicit(net, x), "after revert()")
-    assert net(x).dtype is F32
-
-
-@on_cuda(GRAPHS)
-def test_eager_code_sees_what_a_replay_wrote() -> None:
-    """A graph's static output is the input of eager products; each replay writes it anew, unseen by torch."""
-    net, head = Net(), torch.nn.Parameter(tensor(32, 64, seed=5))
-    with hmp.convert(policy=lists()):
-        static = batch()[0]
-        wide = torch.empty(static.shape[0], 64, device=DEVICE)
-        with torch.no_grad():
-            graph = captured(lambda: wide.copy_(net(static)))
-        for number in range(REPLAYS):
-            x = batch(40 + number)[0]
-            static.copy_(x)
-            graph.replay()
-            with torch.no_grad():
-                got = [F.linear(wide, head) for _ in range(3)]
-            with hmp.disable_casts():
-                want = F.linear(_explicit(net, x).to(F32).to(BF16), head.detach().to(BF16))
-            all_same(got, [want] * 3, f"replay {number}")
-
-
-@on_cuda(GRAPHS)
-def test_eager_code_sees_the_weights_that_a_replayed_write_made() -> None:
-    """The graph holds the write to a weight, the eager code its uses: no version of the weight grows in a replay."""
-    weight, x = torch.nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
-    with hmp.convert(policy=lists()), torch.no_grad():
-        graph = captured(lambda: weight.add_(1), warm=1)
-        weight.fill_(0)
-        for number in range(1, REPLAYS + 1):
-            graph.replay()
-            got = [F.linear(x, weight) for _ in range(3)]
-            all_same(got, [torch.full((8, WIDTH), float(number * WIDTH), dtype=BF16, device=DEVICE)] * 3, f"replay {number}")
 
 
 class Training:
@@ -234,20 +187,6 @@ def test_no_copy_of_the_graph_s_memory_outlives_the_graph() -> None:
     after = allocated()
     assert after == before, (before, after)
     print(f"{before:,} bytes allocated before and after")
-
-
-@on_cuda(GRAPHS)
-def test_a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
-    """The cast in a graph is computed in a replay alone: right after the capture its memory holds nothing."""
-    net = Net()
-    with hmp.convert(policy=lists()):
-        run = Inference(net)
-        with torch.no_grad():
-            net.first.weight.mul_(3)
-        x = batch(90)[0]
-        with torch.no_grad():
-            same(net(x), _explicit(net, x), "eager, before any replay")
-        same(run(x), _explicit(net, x), "the first replay")
 
 
 @on_cuda(GRAPHS)

@@ -24,20 +24,10 @@ class Recurrent(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """Written by hand: scores, mask, softmax, values."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        scores = q @ k.transpose(-1, -2) / 32**0.5
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        return x + self.out(torch.softmax(scores.masked_fill(later, float("-inf")), -1) @ v)
-
-
-class Fused(Attention):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (each[:, None] for each in self.qkv(self.norm(x)).chunk(3, -1))
         return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
@@ -64,7 +54,6 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "mlp": (_mlp, SEQUENCES),
     "convolutions": (_conv, IMAGES),
     "attention": (Attention, SEQUENCES),
-    "fused attention": (Fused, SEQUENCES),
     "encoder layer": (_encoder, SEQUENCES),
     "lstm": (lambda: Recurrent(torch.nn.LSTM), SEQUENCES),
     "gru": (lambda: Recurrent(torch.nn.GRU), SEQUENCES),
@@ -160,15 +149,6 @@ def test_apply_equals_torch_autocast(name: str, training: bool, dtype: torch.dty
         (_near if near else all_same)(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
 
 
-def test_without_a_policy_apply_takes_the_lists_of_the_device() -> None:
-    named = hmp.Policy.load("autocast")
-    for_device = hmp.Policy.load(preset())
-    assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
-    assert for_device.dtype is torch.get_autocast_dtype(DEVICE)
-    assert named.dtype is _low_dtype()
-    print(f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; {named.dtype}")
-
-
 def _low_dtype() -> torch.dtype:
     """bfloat16 on GPUs with instructions for it, else torch.autocast's own default."""
     return BF16 if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else torch.get_autocast_dtype(DEVICE)
@@ -186,13 +166,3 @@ def test_the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default(
             assert torch.get_autocast_dtype(DEVICE) is wanted
         said.append(f"{policy} {got}")
     print(", ".join(said))
-
-
-def test_an_enabled_torch_autocast_has_the_last_word_and_a_disabled_one_leaves_all() -> None:
-    model, x = _build("mlp")
-    with hmp.casts("habana"):
-        with torch.autocast(DEVICE, enabled=False):
-            assert model(x).dtype is F32
-        with torch.autocast(DEVICE, dtype=F16 if ON_CUDA else BF16):
-            assert model(x).dtype is (F16 if ON_CUDA else BF16)
-        assert model(x).dtype is BF16

@@ -17,95 +17,15 @@ import torch.nn.functional as F
 from torch.utils import checkpoint as torchs
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, all_same, policy, same, seed, synchronize, tensor
-from hmp.core.ops import table
-from ops_kit import OPS
-from oracle import Outcome, assert_same, by_explicit_casts, outcome
+from device_kit import BF16, DEVICE, F32, all_same, policy, same, seed, synchronize, tensor
 
 # torch's own knows no XLA
 checkpoint = (importlib.import_module("torch_xla.utils.checkpoint") if DEVICE == "xla" else torchs).checkpoint
 Call = Callable[..., Any]
 
 
-SEVERAL = [name for name, (_, make) in OPS.items() if len(make()) > 1]
 # Ops of hmp's table (R11) that XLA has a kernel for, of cdist a forward one: they run in float32 all the same.
 IN_FLOAT32 = {"xla": {"cdist", "linalg.inv", "linalg.eigvalsh"}}
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    """Leaves in that dtype."""
-    return [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in value]
-
-
-def _or_in_float32(name: str, want: Outcome, args: list[Any], to: torch.dtype) -> Outcome:
-    """R11: what has no forward kernel in the low-precision dtype runs in float32. Lacking a backward is torch's error."""
-    call = OPS[name][0]
-    if want.error is None:
-        return want
-    forward_alone = by_explicit_casts(call, [t.detach() for t in args], None, to)
-    return want if forward_alone.error is None and name not in IN_FLOAT32.get(DEVICE, ()) else by_explicit_casts(call, args, None, F32)
-
-
-@pytest.mark.parametrize(
-    ("list_name", "low", "given", "to"), [("bf16", BF16, F32, BF16), ("bf16", F16, F32, F16), ("fp32", BF16, BF16, F32)]
-)
-@pytest.mark.parametrize("name", OPS)
-def test_r1_r2_an_op_of_a_list(name: str, list_name: str, low: torch.dtype, given: torch.dtype, to: torch.dtype) -> None:
-    call, make = OPS[name]
-    want = by_explicit_casts(call, _to(make(), given), None, to)
-    with hmp.casts(policy(**{list_name: name}, dtype=low)):
-        got = outcome(call, _to(make(), given))
-    assert_same(got, _or_in_float32(name, want, _to(make(), given), to))
-
-
-def _mixed(args: list[Any], first: torch.dtype, others: torch.dtype) -> list[Any]:
-    return [*_to(args[:1], first), *_to(args[1:], others)]
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_r3_an_op_of_the_promote_list_takes_the_widest(name: str) -> None:
-    call, make = OPS[name]
-    for first, others in ((BF16, F32), (F32, BF16), (F16, BF16)):
-        want = by_explicit_casts(call, _mixed(make(), first, others), None, F32)
-        with hmp.casts(policy(promote=name)):
-            got = outcome(call, _mixed(make(), first, others))
-        assert_same(got, want)
-
-
-def test_r11_the_table_of_missing_kernels_is_true_of_this_device() -> None:
-    """Each named op that can be called with one or two tensors: plain torch refuses the low dtype where the table says so."""
-    named = {
-        (name, dtype)
-        for where, dtypes, names in table.NO_KERNEL
-        if where in ("*", DEVICE)
-        for name in names
-        for dtype in dtypes.split()
-        if not name.startswith("special.")
-    }
-    wrong, tried = [], 0
-    for name, dtype in sorted(named):
-        function = getattr(torch, name, None) or getattr(torch.linalg, name.removeprefix("linalg."), None)
-        if function is None or (DEVICE == "xla" and name == "lobpcg"):  # of which XLA compiles each iteration
-            continue
-        x = tensor(4, 4).abs() + 4 * torch.eye(4, device=DEVICE)
-        for args in ((x,), (x, x)):
-            try:
-                function(*args)
-                synchronize()
-            except Exception:  # it takes other arguments
-                continue
-            tried += 1
-            low = [a.to(getattr(torch, dtype)) for a in args]
-            try:
-                function(*low)
-                synchronize()
-                wrong.append(f"{name} has a kernel in {dtype}")
-            except Exception:  # lobpcg looks its dtype up in a table
-                pass
-            break
-    assert tried > 20, tried
-    # an op that has a kernel after all is computed in float32: slower, never wrong
-    print(f"{tried} looked at; {'; '.join(wrong) or 'none has a kernel'}")
 
 
 CALLS: dict[str, Call] = {

@@ -67,21 +67,6 @@ def test_r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() 
         hmp.revert()
 
 
-def test_r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
-    found = []
-
-    def hook(gradient: torch.Tensor) -> None:
-        with hmp.enable_casts():
-            found.append((hmp.casts_enabled(), torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype))
-        found.append((hmp.casts_enabled(), None))
-
-    x = tensor(2, 2, grad=True)
-    x.register_hook(hook)
-    with hmp.convert(policy=policy(fp32="relu")), hmp.casts("habana"):
-        (x * 1).float().sum().backward()
-    assert found == [(True, BF16), (False, None)], found
-
-
 def test_r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
     hmp.convert()
     for starts in ("C", "Python"):

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 import wrapt
@@ -33,10 +32,6 @@ POLICIES = {
     "none": (hmp.Policy("none"), (F32, F32, F32)),
 }
 taken_matmul, taken_tanh, taken_softmax = torch.matmul, torch.tanh, F.softmax
-
-
-taken_theirs: Any = None
-taken_own: Any = None
 
 
 class Taken:
@@ -172,35 +167,6 @@ def test_p5_patches_of_others_stand(before: str | None, between: str, order: lis
         assert torch.matmul is theirs and torch.matmul(X, X).dtype is F32
     hmp.revert()
     assert torch_differences() == []
-
-
-@pytest.mark.native_kernels
-@pytest.mark.parametrize("wrap", sorted(FOREIGN))
-@pytest.mark.parametrize("name", ["conv2d", "linear"])
-def test_p5_a_wrapper_at_one_of_a_functions_names_is_called_there_alone(name: str, wrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F.conv2d is torch.conv2d, and an object of wrapt's around either equals both."""
-    seen: list[torch.dtype] = []
-    own = getattr(F, name)
-
-    def under(x: torch.Tensor, *rest: torch.Tensor) -> Any:
-        seen.append(x.dtype)
-        return own(x, *rest)
-
-    theirs = FOREIGN[wrap](functools.update_wrapper(under, own))
-    if wrap == "wrapt":  # which equals torch's own function
-        theirs = wrapt.FunctionWrapper(own, lambda wrapped, instance, args, kwargs: under(*args))
-        assert theirs == own
-    monkeypatch.setattr(F, name, theirs)
-    args = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 1)) if name == "conv2d" else (torch.ones(2, 2), torch.ones(2, 2))
-    monkeypatch.setitem(globals(), "taken_theirs", theirs)
-    monkeypatch.setitem(globals(), "taken_own", own)
-    with hmp.convert(policy=hmp.Policy("one op", bf16=frozenset({name}))):
-        for call, wanted in ((getattr(F, name), [BF16]), (taken_theirs, [BF16]), (taken_own, [])):
-            seen.clear()
-            assert call(*args).dtype is BF16 and seen == wanted
-    seen.clear()
-    assert taken_theirs is getattr(F, name) is theirs and taken_own is own
-    assert theirs(*args).dtype is F32 and seen == [F32]
 
 
 def test_p5_a_warning_points_at_the_line_that_called() -> None:

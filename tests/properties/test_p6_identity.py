@@ -168,11 +168,3 @@ def test_p6_a_builtin_does_not_bind() -> None:
             function, method = torch.relu, torch.Tensor.relu
 
         assert Later().function(torch.ones(1)).tolist() == [1.0]
-
-
-def test_p6_after_revert_everything_is_what_was_found() -> None:
-    for policy in ("habana", "torch-cpu", EVERYTHING):
-        with hmp.convert(policy=policy):
-            assert patched()
-        hmp.revert()
-        assert patched() == []

@@ -23,7 +23,7 @@ def policy_of(program: Program) -> hmp.Policy:
     return hmp.Policy("drawn", dtype=program.low, **{kind: program.names(kind) for kind in ("bf16", "fp32", "promote")})
 
 
-@pytest.mark.native_kernels  # test_r11_no_instructions_in_programs.py asks of products that compute in float32
+@pytest.mark.native_kernels  # test_r11_no_instructions.py asks of products that compute in float32
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=max(2, settings.default.max_examples // 3))
 @given(program=programs(writes=False, contexts=False))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import bias
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 import hmp
 from oracle import BF16, F16, F32
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated")
 POLICIES = {
     "bf16": (hmp.Policy("low", bf16={"scaled_dot_product_attention"}), BF16),
     "float16": (hmp.Policy("half", bf16={"scaled_dot_product_attention"}, dtype=F16), F16),
@@ -46,17 +43,7 @@ def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> 
     return F.scaled_dot_product_attention(query[:, :, :4], key, value, attn_mask=bias.causal_lower_right(4, 16))
 
 
-def earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
-    return i >= j
-
-
-def scored(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    mask = create_block_mask(earlier, None, None, 16, 16, device="cpu", BLOCK_SIZE=16)
-    return flex_attention(query, key, value, lambda score, b, h, i, j: score * 2 + (i - j) / 4, mask)
-
-
 CALLS: dict[str, Callable[..., torch.Tensor]] = {"jagged": of_jagged, "a causal bias": lower_right}
-COMPILING: dict[str, Callable[..., torch.Tensor]] = {"flex_attention": lambda *heads: flex_attention(*heads), "with its functions": scored}
 
 
 def check(call: Callable[..., torch.Tensor], listed: str, dtypes: tuple[torch.dtype, ...], *, watched: bool) -> None:
@@ -89,41 +76,10 @@ def test_r1_attention_that_a_class_of_torchs_computes_follows_its_list_in_every_
 
 @pytest.mark.slow  # it imports Dynamo
 @pytest.mark.usefixtures("fresh_compiler")
-def test_r1_flex_attention_follows_scaled_dot_product_attention() -> None:
-    check(COMPILING["flex_attention"], "bf16", (F32, F32, F32), watched=True)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:return_lse is deprecated")
 @pytest.mark.parametrize("listed", POLICIES)
-@pytest.mark.parametrize("name", COMPILING)
-def test_r1_flex_attention_is_one_op_watched_or_not(name: str, listed: str) -> None:
-    for dtypes in ((F32, F32, F32), (BF16, BF16, BF16), *([(F32, BF16, BF16)] if POLICIES[listed][1] else [])):
-        check(COMPILING[name], listed, dtypes, watched=True)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("when", ["before", "while"])
-@pytest.mark.parametrize("name", COMPILING)
-def test_r1_compiled_flex_attention_has_autocasts_bits(name: str, when: str, backend: str) -> None:
-    if backend == "inductor" and os.environ.get("ATEN_CPU_CAPABILITY") == "default":
-        pytest.skip("torch's own inductor compiles no flex_attention without vector instructions")
-    given_heads = heads(F32, F32, F32)
-
-    def compiled() -> Callable[..., torch.Tensor]:
-        return torch.compile(flex_attention if name == "flex_attention" else COMPILING[name], backend=backend)
-
-    with torch.no_grad():
-        with torch.autocast("cpu", dtype=BF16):
-            want = compiled()(*given_heads)
-        torch._dynamo.reset()
-        before = compiled()
-        with hmp.casts("torch-cpu"):
-            got = (before if when == "before" else compiled())(*given_heads)
-    assert got.dtype is want.dtype is BF16
-    assert torch.equal(got, want)
+def test_r1_flex_attention_follows_scaled_dot_product_attention_and_is_one_op(listed: str) -> None:
+    check(lambda *heads: flex_attention(*heads, lambda score, b, h, i, j: score * 2 + (i - j) / 4), listed, (F32, F32, F32), watched=True)
 
 
 def test_r12_a_causal_bias_is_no_mask_of_numbers() -> None:

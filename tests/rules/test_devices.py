@@ -180,24 +180,6 @@ def test_rules_hold_on_the_meta_device() -> None:
         assert x.t().dtype is F32
 
 
-def test_gradients_on_the_meta_device_have_their_leafs_dtype() -> None:
-    x, w = (on("meta", 3, 3).requires_grad_() for _ in range(2))
-    low = on("meta", 3, 3, dtype=BF16).requires_grad_()
-    with hmp.casts("habana"):
-        (gradient,) = torch.autograd.grad(torch.softmax(F.linear(x, w) * low, -1).sum(), w, create_graph=True)
-        gradient.sum().backward()
-    assert gradient.dtype is x.grad.dtype is w.grad.dtype is F32 and low.grad.dtype is BF16
-
-
-def test_a_module_built_on_the_meta_device_runs() -> None:
-    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device="meta")
-    hmp.convert()
-    later = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device="meta")
-    for each in (model, later):
-        assert {p.dtype for p in each.parameters()} == {F32}
-        assert each(on("meta", 2, 4, 8)).dtype is each.eval()(on("meta", 2, 4, 8)).dtype
-
-
 # --- R8 where torch's C ops run Python code of torch: under FakeTensorMode and other dispatch modes, and on the meta device
 
 
@@ -278,20 +260,3 @@ def test_r8_the_code_of_a_users_dispatch_mode_runs_without_casts() -> None:
     with Noting():
         torch.matmul(x, x)
     assert set(seen) == {(False, F32, F32)}
-
-
-def test_r8_modes_entered_before_casts_begin_are_muted_too() -> None:
-    class Doubling(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            return result * 2 if func is torch.ops.aten.sin.default else result
-
-    x = torch.randn(3)
-    expected = x.sin() * 2
-    with hmp.casts("habana"):
-        pass  # in place, nowhere in force
-    with Doubling(), hmp.casts("habana"):
-        same(x.sin(), expected)
-    hmp.revert()
-    with FakeTensorMode(), hmp.casts("habana"):
-        assert torch.renorm(torch.empty(3, 3), 2, 0, 1.0).dtype is F32

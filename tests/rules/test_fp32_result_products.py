@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import hmp
-from compile_kit import BRIDGED
 from torch_has import TORCH
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -45,20 +43,15 @@ def found(op: str, *args: Any, low: torch.dtype = BF16, **kwargs: Any) -> torch.
 # Op, shapes of what is rounded.
 SHAPES: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
     ("linear", ((5, 70), (6, 70))),
-    ("linear", ((2, 3, 70), (6, 70))),
     ("linear", ((70,), (6, 70))),
     ("linear", ((0, 70), (6, 70))),
     ("linear", ((5, 70), (70,))),
-    ("matmul", ((5, 70), (70, 6))),
     ("matmul", ((70,), (70, 6))),
     ("matmul", ((5, 70), (70,))),
     ("matmul", ((70,), (70,))),
-    ("matmul", ((2, 3, 5, 70), (70, 6))),
     ("matmul", ((2, 1, 5, 70), (3, 70, 6))),
     ("matmul", ((5, 70), (3, 70, 6))),
-    ("mm", ((5, 70), (70, 6))),
     ("mm", ((5, 0), (0, 6))),
-    ("bmm", ((3, 5, 70), (3, 70, 6))),
 ]
 
 
@@ -237,15 +230,11 @@ def saved_by(op: str, *args: Any, low: torch.dtype = BF16) -> list[torch.Tensor]
 
 
 def test_two_bytes_an_element_are_saved_of_what_a_gradient_needs() -> None:
-    for op, *args in (("linear", t(20, 30), t(10, 30), t(10)), ("einsum", "bqhd,bkhd->bhqk", t(2, 5, 3, 8), t(2, 4, 3, 8))):
-        for needs in ((True, True), (True, False), (False, True)):
-            x, w = (
-                each.detach().requires_grad_(need) for each, need in zip([a for a in args if not isinstance(a, str)], needs, strict=False)
-            )
-            given = [x, w] if op == "linear" else [args[0], x, w]
-            saved = saved_by(op, *given)
-            assert all(each.dtype is BF16 for each in saved)
-            assert sum(each.numel() for each in saved) == needs[0] * w.numel() + needs[1] * x.numel()
+    for needs in ((True, True), (True, False), (False, True)):
+        x, w = (each.requires_grad_(need) for each, need in zip((t(20, 30), t(10, 30)), needs, strict=True))
+        saved = saved_by("linear", x, w)
+        assert all(each.dtype is BF16 for each in saved)
+        assert sum(each.numel() for each in saved) == needs[0] * w.numel() + needs[1] * x.numel()
     x, w = t(20, 30, dtype=BF16, grad=True), t(10, 30, grad=True)
     assert x.data_ptr() in [each.data_ptr() for each in saved_by("linear", x, w)], "an input that is low already is no copy"
 
@@ -260,26 +249,6 @@ def test_a_write_between_forward_and_backward_changes_no_gradient() -> None:
     assert all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), wanted))
 
 
-def test_what_is_around_a_product_leaves_its_gradients_as_they_are() -> None:
-    x, w = t(20, 30, grad=True), t(10, 30, grad=True)
-    gradient = t(20, 10)
-    run = functools.partial(found, "linear")
-    wanted = torch.autograd.grad(run(x, w), (x, w), gradient)
-    y = run(x, w)
-    for _ in range(2):
-        assert all(map(torch.equal, torch.autograd.grad(y, (x, w), gradient, retain_graph=True), wanted))
-    for reentrant in (True, False):
-        x.grad = w.grad = None
-        checkpoint(run, x, w, use_reentrant=reentrant).backward(gradient)
-        assert torch.equal(x.grad, wanted[0]) and torch.equal(w.grad, wanted[1])
-    batch = torch.stack([gradient, 2 * gradient])
-    batched = torch.autograd.grad(y, (x, w), batch, is_grads_batched=True)
-    assert all(torch.equal(one[1], 2 * other) for one, other in zip(batched, wanted, strict=True))
-    y = run(x, w)
-    y += 1  # in place, into a result that no backward reads
-    assert all(map(torch.equal, torch.autograd.grad(y, (x, w), gradient), wanted))
-
-
 def test_torch_autocast_changes_nothing() -> None:
     x, w = t(20, 30, grad=True), t(10, 30, grad=True)
     device = x.device.type
@@ -289,8 +258,9 @@ def test_torch_autocast_changes_nothing() -> None:
         with torch.autocast(device, F16):
             y = found("linear", *args)
         assert torch.equal(y, wanted) and all(map(torch.equal, torch.autograd.grad(y.sum(), (x, w)), gradients))
+    wanted = torch.autograd.grad(found("linear", x, w).sum(), w)[0]
     with torch.autocast(device, F16):
-        assert torch.autograd.grad(found("linear", x, w).sum(), w)[0].dtype is F32
+        assert torch.equal(torch.autograd.grad(found("linear", x, w).sum(), w)[0], wanted)
 
 
 def test_a_second_derivative_is_an_error_that_says_what_to_do() -> None:
@@ -308,16 +278,11 @@ def test_a_low_weight_that_asks_for_a_float32_gradient_gets_it() -> None:
     assert torch.equal(w.grad, torch.ones(20, 10).T @ rounded(x, BF16))
 
 
-# --- transforms, subclasses, exported graphs: torch's own ops, with casts --------------------------------------------------
+# --- transforms, subclasses: torch's own ops, with casts --------------------------------------------------
 
 
 class Subclass(torch.Tensor):
     pass
-
-
-def forward_mode(function: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-    with torch.autograd.forward_ad.dual_level():
-        return torch.autograd.forward_ad.unpack_dual(function(torch.autograd.forward_ad.make_dual(x, x), w)).tangent
 
 
 TRANSFORMS: dict[str, Any] = {
@@ -325,14 +290,10 @@ TRANSFORMS: dict[str, Any] = {
     "twice": lambda function, x, w: torch.func.hessian(lambda t: function(t, w).square().sum())(x[:2]),
     "vmap": lambda function, x, w: torch.func.vmap(function, (0, None))(torch.stack([x, x]), w),
     "jvp": lambda function, x, w: torch.func.jvp(lambda t: function(t, w), (x,), (x,))[1],
-    "forward mode": forward_mode,
-    "jit.trace": lambda function, x, w: torch.jit.trace(lambda x, w: function(x, w), (x, w))(2 * x, w),
     "a subclass": lambda function, x, w: function(x.as_subclass(Subclass), w).as_subclass(torch.Tensor),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_transform_has_the_values_of_casts(name: str) -> None:
     x, w = t(4, 8), t(6, 8)
@@ -340,47 +301,6 @@ def test_a_transform_has_the_values_of_casts(name: str) -> None:
     wanted = TRANSFORMS[name](lambda x, w: torch.nn.functional.linear(rounded(x, BF16), rounded(w, BF16)), x, w)
     assert result.dtype is F32
     assert torch.equal(result, wanted)
-
-
-COMPILED: list[tuple[str, tuple[Any, ...]]] = [
-    ("linear", (t(2, 5, 16, grad=True), t(6, 16, grad=True), t(6, grad=True))),
-    ("matmul", (t(2, 1, 5, 16, grad=True), t(3, 16, 6, grad=True))),
-    ("baddbmm", (t(6, grad=True), t(2, 5, 16, grad=True), t(2, 16, 6, grad=True))),
-    ("einsum", ("bqhd,bkhd->bhqk", t(2, 5, 3, 8, grad=True), t(2, 4, 3, 8, grad=True))),
-    ("einsum", ("ab,bc,cd", t(2, 5, grad=True), t(5, 8, grad=True), t(8, 2, grad=True))),
-]
-
-
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(("op", "args"), COMPILED)
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_it_has_eagers_result_and_gradients(op: str, args: tuple[Any, ...], dynamic: bool | None) -> None:
-    leaves = [each for each in args if isinstance(each, torch.Tensor)]
-
-    def run(function: Any) -> list[torch.Tensor]:
-        y = function(*args)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y))]
-
-    compiled = torch.compile(lambda *args: function(op)(*args), fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    with hmp.casts(hmp.Policy(fp32_result={op})):
-        results, wanted = run(compiled), run(lambda *args: function(op)(*args))
-    for one, other in zip(results, wanted, strict=True):
-        assert one.dtype is other.dtype and torch.equal(one, other)
-
-
-@pytest.mark.slow
-@BRIDGED
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_program_trains_too(strict: bool) -> None:
-    gate, x = torch.nn.Linear(8, 4), t(3, 8)
-    with hmp.casts(hmp.Policy(fp32_result={"linear"})):
-        program, wanted = torch.export.export(gate, (x,), strict=strict).module(), gate(x)
-    assert torch.allclose(program(x), wanted, atol=1e-6) and program(x).dtype is F32
-    (gradient,) = torch.autograd.grad(program(x).sum(), program.weight)
-    assert torch.equal(gradient, rounded(torch.ones(3, 4).T @ rounded(x, BF16), BF16))  # as casts round it
 
 
 # --- on a GPU: fake tensors, on which nothing is computed ------------------------------------------------------------------

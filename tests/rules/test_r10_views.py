@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
@@ -77,13 +76,8 @@ def test_r10_a_listed_view_is_the_view_that_it_was(kind: str, given: torch.dtype
                 assert str(error) == refused, (name, what)
         assert [(t.dtype, t.shape, type(t)) for t in found] == [(t.dtype, t.shape, type(t)) for t in views], name
         assert torch.equal(x, plain), f"{what} after {name} did not arrive"
-
-
-def test_r10_a_listed_view_has_its_inputs_memory() -> None:
-    with hmp.casts(policy(bf16=CALLS)):
-        for name in CALLS:
-            x = torch.zeros(INPUTS.get(name, (4, 4)))
-            assert {t.untyped_storage()._cdata for t in _called(name, x)} == {x.untyped_storage()._cdata}, name
+        if DEVICE != "xla":  # where each view has memory of its own
+            assert {t.untyped_storage()._cdata for t in found} == {x.untyped_storage()._cdata}, name
 
 
 def test_r10_every_view_of_torch_is_called_above() -> None:
@@ -119,12 +113,7 @@ class Sub(torch.Tensor):
     pass
 
 
-class Named(torch.Tensor):
-    def __init_subclass__(cls, *, name: str) -> None:
-        pass
-
-
-@pytest.mark.parametrize("cls", [torch.Tensor, Sub, Named, TwoTensor])
+@pytest.mark.parametrize("cls", [torch.Tensor, Sub, TwoTensor])
 def test_r10_a_write_that_goes_another_way_arrives(cls: type) -> None:
     writes: dict[str, Callable[[torch.Tensor], object]] = {
         "torch.ops": lambda v: torch.ops.aten.fill_.Scalar(v, 1),
@@ -160,26 +149,6 @@ def test_r10_state_takes_a_listed_view() -> None:
         p.data, module.buffer, p.grad, parameter = w.t(), w.view(3, 3), w.t().t(), nn.Parameter(w.t())
     for held in (p.data, module.buffer, p.grad, parameter):
         assert held.dtype is torch.float32 and held.data_ptr() == w.data_ptr()
-
-
-class Turned(nn.Module):
-    def forward(self, w: torch.Tensor) -> torch.Tensor:
-        return w.t()
-
-    right_inverse = forward
-
-
-def test_r10_a_parametrization_whose_right_inverse_is_a_view() -> None:
-    value = torch.randn(3, 3)
-    with hmp.convert():
-        linear = nn.Linear(3, 3)
-        parametrize.register_parametrization(linear, "weight", Turned())
-        linear.weight = value
-        linear(torch.randn(2, 3)).float().sum().backward()
-        original = linear.parametrizations.weight.original
-        assert original.dtype is original.grad.dtype is torch.float32
-        parametrize.remove_parametrizations(linear, "weight")
-    assert torch.equal(linear.weight, value)
 
 
 # Where these have nothing to do they give back their input itself, as a function and, where there is one, as a module in eval.
@@ -223,31 +192,6 @@ def test_r10_what_gives_back_its_input_gives_a_plain_tensor(cast: str, given: to
                 same(result, expected)
                 with hmp.disable_casts():
                     assert (x == 2).all(), f"{name} wrote into its input"
-
-
-def test_r10_dropout_in_eval_goes_on_as_residual_code_writes_it() -> None:
-    x, residual = torch.randn(2, 3), torch.randn(2, 3)
-    kept = x.clone()
-    for preset in ("habana", "bert", "gaudi"):
-        with hmp.casts(preset):
-            y = F.dropout(x, 0.1, training=False)
-            y += residual
-            y = nn.Dropout(0.1).eval()(y)
-            y[0] = 0
-        want = kept.to(LOW).add_(residual)
-        want[0] = 0
-        same(y, want)
-        assert type(y) is torch.Tensor and torch.equal(x, kept)
-
-
-def test_r10_F_unfold_computes_and_Tensor_unfold_does_not() -> None:
-    for kind, given, dtype in (("bf16", torch.float32, LOW), ("fp32", LOW, torch.float32)):
-        x = torch.randn(1, 1, 3, 3).to(given)
-        want = F.unfold(x.to(dtype), 2)
-        with hmp.casts(policy(**{kind: ["unfold"]})):
-            same(F.unfold(x, 2), want)
-            view = x.unfold(3, 2, 1)
-        assert view.dtype is given and view.data_ptr() == x.data_ptr()
 
 
 def test_r10_what_torch_refuses_of_a_view_is_mended_as_for_an_unlisted_op() -> None:
@@ -301,37 +245,3 @@ def test_r10_compiled_code_has_the_same_views(view: str, fresh_compiler: None) -
     with hmp.casts(policy(bf16=["t", "view_as_complex", "mul"])):
         found, dtype = torch.compile(step, backend="eager", fullgraph=True)(x)
     assert dtype is (torch.float32 if view == "t" else torch.complex64) and (x == 2).all() and (found == 2).all()
-
-
-def test_r10_per_sample_gradients_of_expanded_weights() -> None:
-    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
-
-    x = torch.randn(3, 4)
-    for module in (nn.Linear(4, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4))):
-        call_for_per_sample_grads(module)(x).square().sum().backward()
-        wanted = [p.grad_sample for p in module.parameters()]
-        for p in module.parameters():
-            del p.grad_sample
-        with hmp.casts("habana"):
-            call_for_per_sample_grads(module)(x).float().square().sum().backward()
-        for p, want in zip(module.parameters(), wanted, strict=True):
-            torch.testing.assert_close(p.grad_sample.float(), want, rtol=0.05, atol=0.05 * float(want.abs().max()))
-
-
-@pytest.mark.slow
-def test_r10_a_write_through_a_view_of_a_dtensor_arrives() -> None:
-    from torch import distributed as dist
-    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        for view in (lambda x: x.t(), lambda x: x.view(2, 8)):
-            for write in (lambda v: v.fill_(1), lambda v: v.to_local().fill_(1), lambda v: torch._foreach_add_([v], 1.0)):
-                x = distribute_tensor(torch.zeros(4, 4), mesh, [Replicate()])
-                with hmp.casts("habana"):
-                    write(view(x))
-                assert (x.to_local() == 1).all()
-    finally:
-        dist.destroy_process_group()

@@ -1,39 +1,143 @@
 """R11, "No instructions": a product computes in float32 on its rounded inputs and is rounded, in backward too, and loses nothing by it.
 
-The oracle is plain torch with the casts written out: `op(x.to(low).float(), ...).to(low)`.
+The oracle is plain torch with the casts written out: `op(x.to(low).float(), ...).to(low)`. Single calls, programs and graphs with such
+products P1, P2, P3 and P9 draw (tests/properties).
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
-from no_instructions_kit import (
-    AGAIN,
-    Call,
-    all_same,
-    by_hand,
-    convolution,
-    end_of,
-    expected_of,
-    gradients,
-    linear,
-    listed,
-    random,
-    recurrent,
-    weights_of,
-)
-from oracle import BF16, F16, F32, kept_for_backward
-from trap_kit import same
+from autocast_kit import needs_autocasts_lstm
+from low_kernels_kit import in_float32
+from oracle import BF16, F16, F32, assert_identical, cast, flat, kept_for_backward
+from saved_oracle import packs
+from trap_kit import policy, same
 
 pytestmark = pytest.mark.usefixtures("no_instructions")
 
+Call = Callable[..., Any]
+NAMES = "linear matmul mm addmm einsum linalg.multi_dot scaled_dot_product_attention conv2d lstm gru".split()
 
-# --- every op, every spelling
+
+def listed(low: torch.dtype = BF16) -> hmp.Policy:
+    return policy(bf16=NAMES, dtype=low, name=f"products in {low}")
+
+
+def by_hand(op: Call) -> Call:
+    """`op` on rounded inputs in float32, rounded; gradients are those of the inputs as they were given."""
+    wide = in_float32(op)
+    return lambda *args, **kwargs: wide(*cast(args, BF16), **cast(kwargs, BF16))
+
+
+def random(*shape: int, dtype: torch.dtype = F32, grad: bool = True, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).mul(scale).to(dtype).requires_grad_(grad)
+
+
+def gradients(end: torch.Tensor, of: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """The gradients of a fixed combination of what `end` holds."""
+    weights = torch.linspace(-1.0, 1.5, end.numel()).reshape(end.shape).to(end.dtype)
+    return list(torch.autograd.grad(end, list(of), weights, **kwargs))
+
+
+def all_same(found: Any, expected: Any) -> None:
+    for number, (one, other) in enumerate(zip(flat(found), flat(expected), strict=True)):
+        assert_identical(one, other, f"tensor {number}")
+
+
+class Kernels(TorchDispatchMode):
+    """The dtypes of the first tensor of every product that torch's kernels compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.removeprefix("aten::") in ("mm", "addmm", "bmm", "convolution"):
+            self.dtypes.add(next(a.dtype for a in args if isinstance(a, torch.Tensor)))
+        return func(*args, **(kwargs or {}))
+
+
+# --- values and gradients
+
+
+def recurrent(kind: str) -> Call:
+    """`f(x, *weights)`, what two recurrent layers of this kind return, in training with dropout between them."""
+
+    def call(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        torch.default_generator.manual_seed(4)
+        state = x.new_zeros(2, x.shape[1], weights[1].shape[1])
+        return getattr(torch._VF, kind)(x, (state, state) if kind == "lstm" else state, list(weights), True, 2, 0.4, True, False, False)[0]
+
+    return call
+
+
+def layers(gates: int) -> list[tuple[int, ...]]:
+    return [(5, 8, 40), *[(gates * 40, 40), (gates * 40, 40), (gates * 40,), (gates * 40,)] * 2]
+
+
+def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.multi_dot([a, b, a])
+
+
+# looked up when they are called, as a program does
+PRODUCTS: dict[str, tuple[Call, list[tuple[int, ...]]]] = {
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), [(1, 2, 80, 32)] * 3),
+    "linear": (lambda x, w, b: F.linear(x, w, b), [(2, 33, 64), (80, 64), (80,)]),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b), [(4, 8, 16, 16), (8, 8, 3, 3), (8,)]),
+    "lstm": (recurrent("lstm"), layers(4)),
+    "gru": (recurrent("gru"), layers(3)),
+    "chain": (chain, [(70, 72), (72, 70)]),
+}
+
+
+def made(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [random(*shape, dtype=dtype, seed=at, scale=0.2) for at, shape in enumerate(PRODUCTS[name][1])]
+
+
+def expected_of(name: str, args: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    # each argument of a chain is cast by itself
+    end = by_hand(lambda *m: torch.linalg.multi_dot(m))(args[0], args[1], args[0]) if name == "chain" else by_hand(PRODUCTS[name][0])(*args)
+    return end, gradients(end, [a for a in args if a.requires_grad])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_r11_results_and_gradients_are_those_of_float32_rounded(dtype: torch.dtype) -> None:
+    """A second time too, and of one input alone, where all others are frozen."""
+    for name, (call, shapes) in PRODUCTS.items():
+        for needed in (range(len(shapes)), [0], [len(shapes) - 1]):
+            args = made(name, dtype)
+            for at, each in enumerate(args):
+                each.requires_grad_(at in needed)
+            end, wanted = expected_of(name, args)
+            with hmp.casts(listed()):
+                found = call(*args)
+            same(found, end)
+            for retain in (True, False):
+                all_same(gradients(found, [args[at] for at in needed], retain_graph=retain), wanted)
+
+
+def test_r11_a_write_before_backward_changes_no_gradient() -> None:
+    """The op saves its inputs in float32, and not the tensors that the program writes."""
+    for name, (call, shapes) in PRODUCTS.items():
+        for at in range(len(shapes)):
+            args = made(name, BF16)
+            wanted = expected_of(name, args)[1]
+            with hmp.casts(listed()):
+                end = call(*args)
+            with torch.no_grad():
+                args[at].mul_(2)
+            all_same(gradients(end, args), wanted)
 
 
 def test_r11_float16_overflows_to_infinity_where_it_is_rounded() -> None:
@@ -44,55 +148,6 @@ def test_r11_float16_overflows_to_infinity_where_it_is_rounded() -> None:
     same(small, torch.full((4, 4), 3840.0, dtype=F16))
 
 
-# --- gradients
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_r11_what_is_large_has_the_same_gradients_each_time(dtype: torch.dtype) -> None:
-    """retain_graph, create_graph, a second backward, and gradients of one input at a time."""
-    for name, (call, make) in AGAIN.items():
-        args = make(dtype)
-        end, wanted = expected_of(name, args)
-        with hmp.casts(listed()):
-            found = call(*args)
-        same(found, end)
-        for _ in range(2):
-            all_same(gradients(found, args, retain_graph=True), wanted)
-        for arg, each in zip(args, wanted, strict=True):
-            all_same(gradients(found, [arg], retain_graph=True), [each])
-        # not without: torch's LSTM has other last bits there. Of its kernel for attention without dropout it has no second derivative
-        graph = {"retain_graph": True, "create_graph": name != "attention"}
-        all_same(gradients(found, args, **graph), gradients(end_of(name, args), args, **graph))
-        all_same(gradients(found, args), wanted)
-        with pytest.raises(RuntimeError, match="second time"):
-            gradients(found, args)
-
-
-def test_r11_a_forward_that_trains_has_the_bits_of_one_that_trains() -> None:
-    """oneDNN has another LSTM for inference, whose last bits differ."""
-    args = [random(16, 8, 64), *weights_of(4, 64, 1, F32)]
-    call = recurrent("lstm")
-    for of_no_grad in (False, True):
-        with torch.set_grad_enabled(not of_no_grad):
-            expected = by_hand(call)(*args)
-            with hmp.casts(listed()):
-                same(call(*args), expected)
-
-
-def test_r11_weights_of_many_steps_used_again_have_the_gradients_of_one_sum() -> None:
-    """The gradients of the steps are added up in float32 and rounded once, also of a large weight whose copy in float32 is shared."""
-    layer, x = torch.nn.GRU(96, 96), random(20, 4, 96)
-    of = [x, *layer.parameters()]
-    rounded = {n: p.to(BF16).float() for n, p in layer.named_parameters()}
-    expected = torch.func.functional_call(layer, rounded, (x.to(BF16).float(),))[0].to(BF16)
-    wanted = gradients(expected, of)
-    for _ in range(3):
-        with hmp.casts(listed()):
-            found = layer(x)[0]
-        same(found, expected)
-        all_same(gradients(found, of), wanted)
-
-
 def test_r11_out_takes_no_part_in_autograd_as_in_torch() -> None:
     for grad, lists in itertools.product((False, True), (hmp.Policy("none"), listed())):
         x, out = random(4, 4, dtype=BF16, grad=grad), torch.zeros(4, 4, dtype=BF16)
@@ -101,65 +156,171 @@ def test_r11_out_takes_no_part_in_autograd_as_in_torch() -> None:
         same(out, torch.zeros(4, 4, dtype=BF16) if grad else by_hand(torch.mm)(x, x))
 
 
-def test_r11_a_view_stays_a_view() -> None:
-    """An einsum of one tensor multiplies nothing."""
-    x = random(4, 5, dtype=BF16, grad=False)
-    with hmp.casts(listed()):
-        found = torch.einsum("ij->ji", x)
-        found[0, 0] = 7
-    assert found._base is x and float(x[0, 0]) == 7
-
-
-@pytest.mark.parametrize("frozen", ["all but the first", "all but the last"])
-def test_r11_frozen_inputs_change_no_gradient(frozen: str) -> None:
-    for name, (call, make) in AGAIN.items():
-        args = make(F32)
-        at = 0 if frozen == "all but the first" else len(args) - 1
-        for i, each in enumerate(args):
-            each.requires_grad_(i == at)
-        end, wanted = expected_of(name, args)
-        with hmp.casts(listed()):
-            found = call(*args)
-        same(found, end)
-        all_same(gradients(found, [args[at]]), wanted)
-
-
-# --- writes between forward and backward
-
-
-def test_r11_a_write_before_backward_changes_no_gradient() -> None:
-    """The op saves its inputs in float32, and not the tensors that the program writes."""
-    for name, (call, make) in AGAIN.items():
-        for at in range(len(make(BF16))):
-            args = make(BF16)
-            wanted = expected_of(name, args)[1]
-            with hmp.casts(listed()):
-                end = call(*args)
-            with torch.no_grad():
-                args[at].mul_(2)
-            all_same(gradients(end, args), wanted)
-
-
-# --- memory
-
-
-def kept_by_hooks(call: Call, args: list[torch.Tensor]) -> int:
-    return kept_for_backward(lambda: call(*args), besides=args)[0]
-
-
-BY_HOOKS = {
-    "linear": (linear, [(4, 64, 64), (64, 64), (64,)]),
-    "heads": (AGAIN["heads"][0], [(2, 40, 4, 32)] * 2),
-    "conv2d": (convolution, [(4, 8, 16, 16), (8, 8, 3, 3), (8,)]),
-}
-
-
 def test_r11_at_most_twice_torch_autocasts_bytes_are_kept_for_backward() -> None:
     """Inputs in float32: four bytes a number for two."""
-    for name, (call, shapes) in BY_HOOKS.items():
-        args = [random(*shape, seed=i, scale=0.2) for i, shape in enumerate(shapes)]
+    for name in ("linear", "conv2d"):
+        args = made(name, F32)
         with torch.autocast("cpu", cache_enabled=False):
-            autocast = kept_by_hooks(call, args)
+            autocast, _ = kept_for_backward(lambda args=args, name=name: PRODUCTS[name][0](*args), besides=args)
         with hmp.casts(listed()):
-            ours = kept_by_hooks(call, args)
+            ours, _ = kept_for_backward(lambda args=args, name=name: PRODUCTS[name][0](*args), besides=args)
         assert 0 < ours <= 2 * autocast, name
+
+
+# --- who decides
+
+
+def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
+    x = random(8, 16, dtype=BF16, grad=False)
+
+    def computed_in() -> set[torch.dtype]:
+        with Kernels() as kernels:
+            torch.mm(x, x.t())
+        return kernels.dtypes
+
+    with hmp.casts(listed()):
+        for inside, wanted in (
+            (contextlib.nullcontext(), F32),
+            (hmp.disable_casts(), BF16),
+            (torch.autocast("cpu", enabled=False), BF16),  # R17: as disable_casts()
+            (hmp.casts(policy(fp32=["mm"])), F32),
+        ):
+            with inside:
+                assert computed_in() == {wanted}
+        for choice, before, wanted in (("native", "float32", BF16), ("float32", "native", F32)):
+            assert hmp.set_low_kernels(choice) == before
+            assert computed_in() == {wanted}
+    assert computed_in() == {BF16}  # no policy is active
+
+
+def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
+    """R17: the results have the dtype of the region."""
+    x, w = random(8, 16), random(16, 16)
+    for lists, dtype, has in itertools.product((listed(), policy(), "torch-cpu"), (BF16, F16), (F32, BF16)):
+        with hmp.casts(lists), torch.autocast("cpu", dtype=dtype):
+            found = F.linear(x.to(has), w.to(has))
+            assert torch.mm(x.to(has), w.to(has)).dtype is found.dtype is dtype
+        assert [g.dtype for g in gradients(found, [x, w])] == [F32, F32]
+    with torch.autocast("cpu", dtype=F16), hmp.casts(listed()):
+        same(F.linear(x, w), by_hand(F.linear)(x, w))
+
+
+@pytest.mark.usefixtures("unpatched")
+def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = torch.mm, torch.Tensor.matmul, F.linear
+    monkeypatch.setenv("HMP_LOW_KERNELS", "fast")
+    for use in (hmp.convert, lambda: hmp.casts("habana").__enter__(), lambda: hmp.set_low_kernels("float32")):
+        with pytest.raises(hmp.HmpError) as caught:
+            use()
+        assert all(repr(each) in str(caught.value) for each in ("auto", "native", "float32", "fast"))
+    assert (torch.mm, torch.Tensor.matmul, F.linear) == names and not hmp.is_converted()
+    monkeypatch.setenv("HMP_LOW_KERNELS", "")
+    with pytest.raises(hmp.HmpError, match="'fast'"):
+        hmp.set_low_kernels("fast")
+    assert [hmp.set_low_kernels(each) for each in ("native", "float32", "auto")] == ["auto", "native", "float32"]
+
+
+# --- layouts, compiled code, a saved list, recurrent layers
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_r11_nested_tensors_compute_in_float32() -> None:
+    parts, w = [random(n, 64, grad=False, seed=n) for n in (30, 50)], random(70, 64)
+    expected = by_hand(F.linear)(torch.cat(parts), w)
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+        with hmp.casts(listed()):
+            found = torch.cat(F.linear(nested, w).unbind())
+        same(found, expected)
+        all_same(gradients(found, [w]), gradients(expected, [w], retain_graph=True))
+
+
+@packs  # else no call that needs a gradient is tried again in float32
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_r11_sparse_operands() -> None:
+    """COO computes in float32 and is rounded; for CSR the CPU has no low-precision kernel: R11's first half."""
+    dense = random(9, 16, grad=False) * (random(9, 16, grad=False, seed=1) > 0)
+    other = random(16, 7)
+    for call in (lambda a, b: torch.mm(a, b), lambda a, b: torch.sparse.mm(a, b), lambda a, b: a @ b):
+        expected = by_hand(lambda b, call=call: call(dense.to(BF16).float().to_sparse(), b))(other)
+        with hmp.casts(policy(bf16=["mm", "sparse.mm", "matmul"])):
+            found = call(dense.to_sparse(), other)
+            rows = call(dense.to(BF16).to_sparse_csr(), other)
+        same(found, expected)
+        all_same(gradients(found, [other]), gradients(expected, [other]))
+        assert rows.dtype is F32
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_r11_compiled_code_computes_what_eager_code_does(backend: str, fresh_compiler: None) -> None:
+    """It follows set_low_kernels(), and weights that are written between calls."""
+    layer, given = torch.nn.Linear(24, 24), random(8, 24, grad=False)
+    model = torch.compile(layer, backend=backend, fullgraph=True)
+    for _ in range(2):
+        with hmp.casts(listed()):
+            found = model(given)
+        expected = by_hand(F.linear)(given, layer.weight, layer.bias)
+        same(found, expected)
+        all_same(gradients(found, layer.parameters()), gradients(expected, layer.parameters()))
+        with torch.no_grad():
+            layer.weight.mul_(1.5)
+    with torch.no_grad(), hmp.casts(listed()):
+        hmp.set_low_kernels("native")
+        with Kernels() as kernels:
+            native = layer(given)
+        assert kernels.dtypes == {BF16}
+        same(model(given), native)
+
+
+@packs
+def test_r11_a_saved_list_packs_what_a_float32_product_keeps_and_no_frozen_weight() -> None:
+    """R22: forward has the same bits. What the product saves of a frozen weight is a copy in float32, which no gradient leads to."""
+    frozen = random(64, 128, grad=False)
+    for recipe, near in {"bf16": 0.02, "int8": 0.05, "fp8": 0.08}.items():
+        x, w = random(64, 128), random(64, 128, scale=0.1)
+        expected = by_hand(F.linear)(torch.tanh(x), w)
+        with hmp.casts(hmp.Policy("saves", bf16={"linear"}, saved=frozenset({"linear"}), saved_recipe=recipe)):
+            found, beside = F.linear(torch.tanh(x), w), F.linear(x, frozen)
+        same(found, expected)
+        for one, other in zip(gradients(found, [x, w]), gradients(expected, [x, w]), strict=True):
+            assert float((one - other).norm() / other.norm()) <= near, recipe
+        all_same(gradients(beside, [x]), gradients(by_hand(F.linear)(x, frozen), [x]))
+
+
+RECURRENT = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN, "gru_cell": torch.nn.GRUCell, "lstm_cell": torch.nn.LSTMCell}
+
+
+def test_r11_recurrent_layers_under_torch_cpu_return_the_dtypes_of_torch_autocast() -> None:
+    """What torch.autocast leaves in float32 (the state of a GRU, its result) stays so and is not rounded."""
+    needs_autocasts_lstm()
+    for name, kind in RECURRENT.items():
+        layer, x = kind(12, 16), random(3, 12) if name.endswith("cell") else random(6, 3, 12)
+        states = [random(1, 3, 16)] if name == "gru" else []
+        with torch.autocast("cpu"):
+            dtypes = [t.dtype for t in _values(layer(x, *states))]
+        with hmp.casts("torch-cpu"):
+            found = layer(x, *states)
+        rounded = {n: p.to(BF16).float() for n, p in layer.named_parameters()}
+        expected = torch.func.functional_call(layer, rounded, (x.to(BF16).float(), *states))
+        for one, wide, dtype in zip(_values(found), _values(expected), dtypes, strict=True):
+            assert_identical(one, wide.to(dtype), name)
+        ends = [next(_values(found)), next(_values(expected)).to(next(_values(found)).dtype)]
+        all_same(*(gradients(end, [x, *states, *layer.parameters()]) for end in ends))
+
+
+def test_r11_what_multiplies_nothing_and_packed_batches_are_left_to_torch() -> None:
+    x = random(4, 5, dtype=BF16, grad=False)
+    with hmp.casts(listed()):
+        assert torch.einsum("ij->ji", x)._base is x
+    packed = torch.nn.utils.rnn.pack_padded_sequence(random(6, 3, 12), [6, 4, 1])
+    for layer in (torch.nn.GRU(12, 16), torch.nn.RNN(12, 16)):
+        with torch.autocast("cpu"):
+            wanted = layer(packed)
+        with hmp.casts("torch-cpu"):
+            found = layer(packed)
+        assert_identical(found[0].data.detach(), wanted[0].data.detach(), "a packed batch")
+
+
+def _values(value: Any) -> Iterator[torch.Tensor]:
+    for each in value if isinstance(value, tuple) else (value,):
+        yield from each if isinstance(each, tuple) else (each,)

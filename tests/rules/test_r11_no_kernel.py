@@ -115,7 +115,10 @@ def test_r11_layout_is_part_of_what_is_remembered() -> None:
         assert (csr @ X).dtype is torch.float32
         assert (csr @ X).dtype is torch.float32
         assert (X @ X).dtype is torch.bfloat16
-        assert torch.matmul(X, X).dtype is torch.bfloat16
+    with hmp.convert(policy="torch-cpu"):  # and so is whether it is a matrix or a vector
+        for _ in range(2):
+            assert torch.linalg.norm(low()[0], 2).dtype is torch.bfloat16
+            assert torch.linalg.norm(low(), 2).dtype is torch.float32
 
 
 def test_r11_an_error_that_float32_does_not_mend_is_torchs_own() -> None:
@@ -132,14 +135,6 @@ def test_r11_an_error_that_float32_does_not_mend_is_torchs_own() -> None:
         assert hmp.fallbacks() == {}
 
 
-def test_r11_a_matrix_without_a_kernel_says_nothing_of_vectors() -> None:
-    vector, matrix = torch.randn(5), low().reshape(-1)[:4].reshape(2, 2)
-    with hmp.convert(policy="torch-cpu"):
-        for _ in range(2):
-            assert torch.linalg.norm(vector.bfloat16(), 2).dtype is torch.bfloat16
-            assert torch.linalg.norm(matrix, 2).dtype is torch.float32
-
-
 def test_r11_a_forward_derivative_that_mixes_dtypes_says_nothing_of_calls_without_one() -> None:
     """torch's formula of a mixed layer_norm has a float32 tangent beside a bfloat16 result, and that of linear refuses such a pair."""
     x, norm, weight = low(), torch.ones(4), torch.eye(4)
@@ -154,11 +149,8 @@ CONV, GROUPS = torch.nn.Conv1d(2, 3, 1), torch.nn.GroupNorm(1, 2)
 # what torch's formulas give after a norm of a bfloat16 input with float32 weights: a float32 tangent beside a bfloat16 result
 AFTER_A_NORM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear": lambda x: F.linear(NORM(F.linear(x, W)), W),
-    "matmul": lambda x: NORM(F.linear(x, W)) @ W,
-    "bmm": lambda x: torch.bmm(NORM(F.linear(x, W))[None], W[None]),
     "conv1d": lambda x: CONV(GROUPS(F.linear(x, W).reshape(2, 2, 4))),
     "attention": lambda x: F.scaled_dot_product_attention(*(NORM(F.linear(x, W))[None],) * 3),
-    "a block": lambda x: x + F.linear(F.gelu(F.linear(NORM(x + F.linear(NORM(F.linear(x, W)), W)), W)), W),
     "unlisted": lambda x: torch.lerp(NORM(F.linear(x, W)), F.linear(x, W), F.linear(x, W)),
 }
 
@@ -172,10 +164,6 @@ DERIVATIVES: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], list[t
     "jvp": lambda f: list(torch.func.jvp(f, (A,), (W,))),
     "dual_level": _dual,
     "jvp of vmap": lambda f: list(torch.func.jvp(torch.func.vmap(lambda x: f(x.expand(4, 4).clone())), (A[:, None],), (W[:, None],))),
-    "vmap of jvp": lambda f: list(
-        torch.func.vmap(lambda x, t: torch.func.jvp(f, (x.expand(4, 4).clone(),), (t.expand(4, 4).clone(),)))(A[:, None], W[:, None])
-    ),
-    "jacfwd": lambda f: [torch.func.jacfwd(lambda x: f(x).float().sum(0))(A)],
     "hessian": lambda f: [torch.func.hessian(lambda x: f(x).float().square().sum())(A)],
 }
 
@@ -194,7 +182,7 @@ def test_r7_a_tangent_in_another_dtype_is_a_mixture_and_no_missing_kernel(deriva
         got = run(function)
         assert hmp.fallbacks() == {}
     # under vmap torch.autocast loses its dtype where torch takes a norm apart
-    assert derivative == "jvp of vmap" or name == "a block" or [x.dtype for x in got] == dtypes
+    assert derivative == "jvp of vmap" or [x.dtype for x in got] == dtypes
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one.float(), other, rtol=0.1, atol=0.1 * float(other.abs().max()))
 
@@ -248,17 +236,6 @@ def test_r11_is_logged_once_an_op_and_counted(caplog: pytest.LogCaptureFixture) 
     assert [m.split(":")[0] for m in messages] == [f"fft.fft has no bfloat16 kernel on {here}", f"norm has no bfloat16 kernel on {here}"]
     hmp.revert()
     assert hmp.fallbacks() == {}
-
-
-def test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off() -> None:
-    with hmp.convert():
-        x, other = X.half(), low()
-        torch.rrelu_(x)
-        torch.rrelu_(other)  # has a kernel
-        assert hmp.fallbacks() == {"rrelu_": 1}
-        with hmp.disable_casts(), pytest.raises(RuntimeError):
-            torch.fft.fft(low())
-        assert hmp.fallbacks() == {"rrelu_": 1}
 
 
 def test_r11_explain_says_where_an_op_has_no_kernel() -> None:

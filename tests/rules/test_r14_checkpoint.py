@@ -13,7 +13,6 @@ import hmp
 from thread_kit import in_thread
 from trap_kit import policy, same
 
-LOW = torch.bfloat16
 OTHER = policy(fp32=["matmul"], bf16=["softmax"])
 REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 
@@ -73,17 +72,6 @@ def test_r14_backward_casts_nothing_after_the_recomputation(reentrant):
 
 
 @REENTRANT
-def test_r14_two_regions_in_one_graph_keep_their_own_policy(reentrant):
-    first, second = Block(), Block()
-    with hmp.casts("habana"):
-        hidden = checkpoint(first, first.x, use_reentrant=reentrant)
-    with hmp.casts(OTHER):
-        checkpoint(second, hidden, use_reentrant=reentrant).float().sum().backward()
-    assert first.runs == [(LOW, torch.float32)] * 2
-    assert second.runs == [(torch.float32, LOW)] * 2
-
-
-@REENTRANT
 def test_r14_recomputing_under_other_process_wide_casts_raises_and_under_the_same_works(reentrant):
     for later in (hmp.revert, lambda: hmp.convert(policy=OTHER), hmp.convert):
         block = Block()
@@ -112,30 +100,3 @@ def test_r14_a_checkpoint_from_before_convert_is_recomputed_without_casts(reentr
         loss.backward()
         block.assert_recomputed_alike(expected)
         hmp.revert()
-
-
-def test_r14_a_graph_that_is_kept_is_recomputed_alike_each_time():
-    block = Block()
-    with hmp.casts("habana"):
-        expected = block.expected()
-        loss = checkpoint(block, block.x, use_reentrant=False).float().sum()
-    loss.backward(retain_graph=True)
-    for ours, theirs in zip(block.gradients(), expected, strict=True):
-        same(ours, theirs)
-    with hmp.disable_casts():
-        (gradient,) = torch.autograd.grad(loss, block.x, create_graph=True)
-    same(gradient, expected[0])
-    assert set(block.runs) == {(LOW, torch.float32)}
-
-
-@REENTRANT
-def test_r14_an_exception_in_a_checkpoint_leaves_the_state(reentrant):
-    def broken(x):
-        raise KeyError
-
-    hmp.convert()
-    with hmp.disable_casts():
-        with pytest.raises(KeyError):
-            checkpoint(broken, torch.ones(1, requires_grad=True), use_reentrant=reentrant)
-        assert not hmp.casts_enabled()
-    assert hmp.casts_enabled()

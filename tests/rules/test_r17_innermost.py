@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DataParallel
-from torch.utils.checkpoint import checkpoint
 
 import hmp
 from autocast_kit import BF16, F16, F32, HERE, OFF, real_state
@@ -114,16 +113,6 @@ def test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside(list
         assert_by_the_lists(hmp.apply(DataParallel(model), lists).module)
 
 
-def test_r17_a_forward_that_replaces_the_models_on_the_object_counts_as_outside(lists):
-    def rewritten(self, x):
-        with autocast():
-            return self.lm_head(self.body(x))
-
-    model = Head()
-    model.forward = types.MethodType(rewritten, model)
-    assert_by_the_lists(hmp.apply(model, lists))
-
-
 class OwnStep(Head):
     """A step that is the model's own code, to which Lightning redirects `forward` for DDP's sake."""
 
@@ -162,24 +151,6 @@ def test_r17_a_region_of_the_models_own_code_has_the_last_word_wherever_it_stand
             assert hmp.apply(own(), policy(fp32=["linear"]))(X).dtype is BF16
         assert {each.kind for each in report.violations()} == {"region"}
         hmp.revert()
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_r17_a_checkpoint_runs_again_as_it_ran(lists, use_reentrant):
-    again = functools.partial(checkpoint, use_reentrant=use_reentrant)
-    model = hmp.apply(Head(), lists)
-    x = X.clone().requires_grad_()
-
-    def inside(self, x):
-        return again(lambda x: self.lm_head(self.body(x)), x)
-
-    with autocast():
-        assert_by_the_lists(model, lambda _: again(model, x), enabled=True)
-    assert_by_the_lists(model, lambda _: again(autocast()(model), x))
-    model.forward = types.MethodType(inside, model)
-    with autocast():
-        assert_by_the_lists(model, lambda _: model(x), enabled=True)
-    assert_by_the_lists(model, lambda _: autocast()(model)(x))
 
 
 def test_r17_the_log_names_the_line_that_opened_a_region_inside(caplog):

@@ -36,22 +36,21 @@ def test_r17_transformers_finds_the_dtype_for_flash_attention_and_its_islands_ar
 # --- torch.amp.custom_fwd and custom_bwd
 
 
-def _product(device_type="cpu", cast_inputs=None, amp=torch.amp):
+def _product(device_type="cpu", cast_inputs=None):
     """x @ w whose backward multiplies the gradient with the saved w; it notes dtypes, hmp's casts and torch.autocast's real state."""
-    arguments = {} if amp is torch.cuda.amp else {"device_type": device_type}
 
     class Product(torch.autograd.Function):
         notes: ClassVar[list[tuple[object, ...]]] = []
 
         @staticmethod
-        @amp.custom_fwd(cast_inputs=cast_inputs, **arguments)
+        @torch.amp.custom_fwd(device_type=device_type, cast_inputs=cast_inputs)
         def forward(ctx, x, w):
             ctx.save_for_backward(x, w)
             Product.notes.append(("forward", x.dtype, hmp.casts_enabled(), real_state()))
             return torch.matmul(x, w)
 
         @staticmethod
-        @(amp.custom_bwd if amp is torch.cuda.amp else amp.custom_bwd(**arguments))
+        @torch.amp.custom_bwd(device_type=device_type)
         def backward(ctx, grad):
             x, w = ctx.saved_tensors
             Product.notes.append(("backward", grad.dtype, hmp.casts_enabled(), real_state()))
@@ -65,14 +64,12 @@ PLAIN = _product()
 TO_F32 = _product(cast_inputs=F32)
 TO_BF16 = _product(cast_inputs=BF16)
 OTHER_DEVICE = _product("cuda", cast_inputs=F32)
-with pytest.warns(FutureWarning):
-    OLD_NAMES = _product(cast_inputs=F32, amp=torch.cuda.amp)
 MATMUL = policy(bf16=["matmul"])
 
 
 @pytest.fixture(autouse=True)
 def no_notes():
-    for function in (PLAIN, TO_F32, TO_BF16, OTHER_DEVICE, OLD_NAMES):
+    for function in (PLAIN, TO_F32, TO_BF16, OTHER_DEVICE):
         function.notes.clear()
 
 
@@ -144,7 +141,7 @@ def test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it():
 
 def test_r17_custom_fwd_with_cast_inputs_is_an_island():
     off = real_state()
-    for function, dtype in ((TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)):
+    for function, dtype in ((TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32)):
         x, w = _leaves(BF16)
         with hmp.casts(MATMUL):
             y = function.apply(x, w)
@@ -162,20 +159,6 @@ def test_r17_custom_fwd_with_cast_inputs_outside_hmp_is_torchs_own():
     expected = x @ w
     with hmp.casts(MATMUL), hmp.disable_casts(), torch.autocast("cpu"):
         same(TO_F32.apply(x, w), expected)  # torch's own island
-
-
-def test_r17_custom_fwd_casts_inside_containers_and_leaves_the_rest():
-    class Keywords(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=F32)
-        def forward(ctx, xs, index, double, name):
-            assert [t.dtype for t in xs] == [F32, F32]
-            assert (index.dtype, double.dtype, name) == (torch.int64, torch.float64, "name")
-            return xs[0] + xs[1]
-
-    with hmp.casts(MATMUL):
-        x = torch.ones(2, dtype=BF16)
-        same(Keywords.apply([x, x.half()], torch.arange(2), torch.ones(2, dtype=torch.float64), "name"), torch.full((2,), 2.0))
 
 
 def test_r17_an_error_in_custom_bwd_leaves_no_trace():

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import hmp
 from oracle import BF16, F32, F64, assert_same, outcome
-from process_kit import ROOT, run_in_another_process
 from strategies import INTEGER, Leaf, build
 from trap_kit import policy
 
@@ -87,23 +86,6 @@ def test_r2_a_lookup_makes_no_copy_of_the_table() -> None:
     assert out.dtype is F32
     assert "ToCopy" in out.grad_fn.name()  # the result was cast
     assert "Embedding" in out.grad_fn.next_functions[0][0].name()  # and the look-up took the table as it is
-
-
-@pytest.mark.slow
-def test_r3_a_stand_in_for_torch_xla_is_no_error():
-    """importlib.util.find_spec() raises for a module without a spec, such as documentation builds put into sys.modules."""
-    run_in_another_process(
-        """
-    import sys, types
-    del sys.modules["hmp"]  # which no name may be imported of, to be sure
-    sys.modules["torch_xla"] = types.ModuleType("torch_xla")
-    import hmp, torch
-    with hmp.casts(hmp.Policy(promote={"where"})):
-        assert torch.where(torch.ones(1) > 0, torch.ones(1), torch.ones(1).bfloat16()).dtype is torch.float32
-    """,
-        with_hmp=False,
-        path=str(ROOT),
-    )
 
 
 def test_r4_a_name_on_both_lists_is_an_error_that_names_it(tmp_path: Path) -> None:

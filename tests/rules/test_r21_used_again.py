@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import inspect
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
 from low_kernels_kit import products_as_computed
@@ -79,13 +76,6 @@ def some_inputs_only(model: Loop) -> Any:
     value = model.loss(x)
     weight, bias = model.weights[0], model.weights[-1]
     return [torch.autograd.grad(value, asked, retain_graph=True) for asked in ([bias], [weight], [x], [x, weight])]
-
-
-def two_losses_of_one_graph(model: Loop) -> Any:
-    middle = model(model.batch())
-    (one,) = torch.autograd.grad(middle.sum(), model.weights[:1], retain_graph=True)
-    model.loss(middle).backward()
-    return one, model.grads
 
 
 def differentiated_anew(model: Loop) -> Any:
@@ -235,7 +225,6 @@ def compare(name: str, question: Callable[[Loop], Any], kind: str) -> None:
 
 MANY = 80  # uses, after which sums in bfloat16 are far from those in float32
 AUTOCAST_FOR_EACH = {"device_type": "cpu", "dtype": torch.bfloat16, "cache_enabled": False}
-LISTED = hmp.Policy("listed", bf16={"lstm_cell", "gru_cell", "rnn_tanh_cell", "linear", "conv2d"})
 
 
 class Steps(nn.Module):
@@ -290,72 +279,3 @@ def test_r21_many_uses_have_the_error_of_a_cast_for_each_and_keep_what_autocast_
     with torch.autocast("cpu", LOW):
         theirs, _ = kept_for_backward(lambda: model(xs))
     assert ours <= 1.02 * theirs
-
-
-@pytest.mark.parametrize("name", ["gru cell", "lstm cell", "rnn cell"])
-def test_r21_a_listed_cell_has_the_gradients_of_a_cast_for_each_use(name: str) -> None:
-    make, shape = LAYERS[name]
-    torch.manual_seed(0)
-    cell, xs = make(), torch.randn(8, *shape)
-
-    def run(cast: Callable[[Tensor], Tensor]) -> Tensor:
-        state: Any = torch.zeros(shape)
-        state = (state, state) if name == "lstm cell" else state
-        for x in xs:
-            given = tuple(map(cast, state)) if isinstance(state, tuple) else cast(state)
-            state = torch.func.functional_call(cell, {name: cast(weight) for name, weight in cell.named_parameters()}, (cast(x), given))
-        return (state[0] if isinstance(state, tuple) else state).float().sum()
-
-    def gradients(loss: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True))
-
-    with products_as_computed():
-        loss = run(lambda tensor: tensor.bfloat16())
-        wanted = loss.detach(), gradients(loss)
-        copies: dict[int, Tensor] = {}
-
-        def cast_once(tensor: Tensor) -> Tensor:
-            return copies.setdefault(id(tensor), tensor.bfloat16()) if isinstance(tensor, nn.Parameter) else tensor.bfloat16()
-
-        once, _ = kept_for_backward(lambda: run(cast_once))
-    with hmp.convert(policy=LISTED):
-        ours, loss = kept_for_backward(lambda: Steps(cell)(xs).float().sum())
-        later = Steps(cell)(xs).float().sum()
-    for each in (loss, loss, later):  # the graph is retained
-        torch.testing.assert_close((each.detach(), gradients(each)), wanted, rtol=0, atol=0)
-    assert ours <= 1.02 * once
-
-
-@pytest.mark.native_kernels
-@pytest.mark.parametrize(
-    ("make", "watch"), [(nn.GRU, lambda: FlopCounterMode(display=False)), (nn.RNN, hmp.record)], ids=["flops", "record"]
-)
-def test_r21_a_step_that_is_watched_has_the_gradients_of_a_cast_for_each_use(make: Any, watch: Callable[[], Any]) -> None:
-    torch.manual_seed(0)
-    net, x = make(16, 24), torch.randn(MANY, 4, 16)
-
-    def gradients_of(*regions: Any) -> list[Tensor]:
-        with contextlib.ExitStack() as stack:
-            for region in regions:
-                stack.enter_context(region)
-            loss = (net(x)[0].float() - 0.5).square().mean()  # every step pulls one way
-            return list(torch.autograd.grad(loss, list(net.parameters())))
-
-    wanted = gradients_of(torch.autocast(**AUTOCAST_FOR_EACH))
-    for found, each in zip(gradients_of(hmp.casts("torch-cpu"), watch()), wanted, strict=True):
-        assert (found - each).norm() <= 2**-10 * each.norm()
-
-
-def test_r21_a_weight_is_freed_with_its_last_graph_once_the_region_has_ended() -> None:
-    """By reference counts, without the garbage collector: no graph of copies refers to itself."""
-    model = Loop("linear", by_hand=False)
-    with hmp.casts(POLICY):
-        for _ in range(3):
-            value = model.loss(model.batch())
-    dead = [weakref.ref(weight) for weight in model.weights]
-    gc.disable()
-    try:
-        del value, model
-        assert [reference() for reference in dead] == [None] * len(dead)
-    finally:
-        gc.enable()

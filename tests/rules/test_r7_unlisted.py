@@ -127,11 +127,6 @@ def test_r7_a_product_of_nothing_has_the_dtype_of_a_product_of_something() -> No
     _multiply_nothing(lambda a, b: torch.matmul(a, b))
 
 
-@pytest.mark.slow
-def test_r7_a_compiled_product_of_nothing_too(fresh_compiler) -> None:
-    _multiply_nothing(torch.compile(lambda a, b: torch.matmul(a, b), backend="aot_eager", fullgraph=True), NOTHING_OF[:1])
-
-
 NOTHING_OF = [((0, 2, 3), (3, 2)), ((0, 2, 3), (0, 3, 2)), ((2, 3), (0, 3, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3))]
 
 

@@ -214,23 +214,23 @@ def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
     assert torch.equal(cast[keep], trained[keep])
 
 
-@pytest.mark.parametrize("what", ["a default device", "a mode", "a subclass"])
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("what", ["a mode", "a subclass"])
 def test_r8_an_encoder_packs_nothing_where_torch_hands_its_ops_on(what: str) -> None:
     """torch packs no padded batch where a mode is active or a parameter is of a subclass; then it leaves no zeros either."""
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    class Sub(torch.Tensor):
-        pass
-
     encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2).eval(), torch.randn(3, 5, 8)
-    around: Any = {"a default device": torch.device(a.device), "a mode": Mode()}.get(what, contextlib.nullcontext())
     if what == "a subclass":
         weight = encoder.layers[0].linear1.weight
         encoder.layers[0].linear1.weight = torch.nn.Parameter(weight.detach().as_subclass(Sub))
-    with torch.no_grad(), around:
+    with torch.no_grad(), Mode() if what == "a mode" else contextlib.nullcontext():
         plain = encoder(a, None, LEFT)
         with hmp.casts("habana"):
             cast = encoder(a, None, LEFT)

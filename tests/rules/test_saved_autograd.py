@@ -1,8 +1,7 @@
-"""What autograd does around packed tensors: writes, retained graphs, hooks, checkpoints, transforms, threads."""
+"""What autograd does around packed tensors: writes, hooks, checkpoints, compiled code."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-import saved_oracle
 from saved_oracle import bytes_of, packs
 
 pytestmark = packs
@@ -77,32 +75,6 @@ def test_r22_a_write_into_a_weight_raises_as_torch_does() -> None:
         del result  # the graph holds the weight, which could not be watched
 
 
-def test_r22_a_graph_is_used_again_and_for_single_gradients() -> None:
-    model, x = mlp(), torch.randn(64, 64)
-    expected = grads(model, x, PACKED)
-    with hmp.casts(PACKED):
-        loss = model(x).square().sum()
-    for _ in range(2):
-        model.zero_grad()
-        loss.backward(retain_graph=True)
-        assert same([parameter.grad for parameter in model.parameters()], expected)
-    assert same(list(torch.autograd.grad(loss, list(model.parameters()))), expected)
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        loss.backward()
-
-
-def test_r22_second_derivatives_are_those_at_the_packed_numbers() -> None:
-    x, weight = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
-
-    with hmp.casts(PACKED):
-        y = x * 1.5
-        z = F.gelu(y)
-    (first,) = torch.autograd.grad(z, y, weight, create_graph=True)
-    (found,) = torch.autograd.grad(first.square().sum(), weight)
-    expected = torch.autograd.grad(torch.ops.aten.gelu_backward(weight, saved_oracle.quantised(y, "fp8")).square().sum(), weight)
-    assert torch.equal(found, expected[0])
-
-
 def test_r22_hooks_around_it_see_what_torch_keeps() -> None:
     model, x = mlp(), torch.randn(64, 64)
     exact = grads(model, x)
@@ -132,24 +104,6 @@ def test_r22_a_checkpoint_recomputes_what_forward_computed(reentrant: bool) -> N
     exact, found = grads(model, x, None, inside), grads(model, x, PACKED, inside)
     assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, exact, strict=True))
     assert not same(found, exact)  # what is outside of the checkpoint is packed
-
-
-def test_r22_an_applied_model_is_copied() -> None:
-    model, x = hmp.apply(mlp(), PACKED), torch.randn(64, 64)
-    assert same(grads(copy.deepcopy(model), x), grads(model, x))
-
-
-@pytest.mark.usefixtures("unpatched")
-def test_r22_transforms_keep_what_torch_keeps() -> None:
-    x = torch.randn(64, 128)
-    with hmp.casts(PACKED):
-        found = torch.func.grad(lambda x: F.gelu(x).sum())(x)
-    assert torch.equal(found, torch.func.grad(lambda x: F.gelu(x).sum())(x))
-    assert list(hmp.fallbacks().values()) == [1]
-    with hmp.casts(PACKED):
-        torch.func.jvp(F.gelu, (x,), (x,))
-        torch.jit.trace(lambda x: F.gelu(x), x, check_trace=False)
-    assert "forward-mode differentiation or torch.jit.trace" in str(hmp.fallbacks())
 
 
 def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:

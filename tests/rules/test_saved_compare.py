@@ -76,36 +76,3 @@ def test_a_model_with_an_applied_policy_is_told_of_too_and_one_without_a_saved_l
         assert hmp.compare(model, x).gradient_packed is None
     hmp.remove(model)
     assert hmp.compare(model, x, "torch-cpu", loss=squares).gradient_packed is None
-
-
-class Clamped(torch.nn.Linear):
-    """Its forward writes its weight, as the clipping of a critic does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.weight.mul_(0.5)
-        return super().forward(x)
-
-
-def test_what_the_packed_steps_write_is_as_before_and_what_they_do_not_write_stays_unwritten() -> None:
-    model, x = Clamped(64, 64), torch.randn(1, 64).expand(64, 64)  # into which torch copies nothing
-    before, versions = model.weight.detach().clone(), (model.bias._version, x._version)
-    found = hmp.compare(model, x, hmp.Policy(saved={"linear"}), loss=squares).gradient_packed
-    assert found is not None
-    assert torch.equal(model.weight, before) and versions == (model.bias._version, x._version)
-
-
-class Imaginary(torch.nn.Module):
-    """Its only parameter is complex, and the loss makes the real part of its gradient zero: of that part alone nothing would be moved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(64, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x * self.weight.imag)
-
-
-def test_the_imaginary_part_of_a_gradient_counts() -> None:
-    found = hmp.compare(Imaginary(), torch.randn(64, 64), hmp.Policy(saved={"*"}), loss=squares).gradient_packed
-    assert found is not None and 1e-4 < found < 0.05

@@ -82,18 +82,6 @@ def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once() -> None:
             assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
-def test_r22_a_graph_that_is_used_again_keeps_the_pack_and_not_its_numbers() -> None:
-    x = torch.randn(ROWS, WIDTH, requires_grad=True)
-
-    def run() -> Tensor:
-        result = F.gelu(x + 1)
-        torch.autograd.grad(result.sum(), x, retain_graph=True)
-        return result
-
-    with hmp.casts(PACKED):
-        assert bytes_of(run)[0] == FLOATS + ROWS
-
-
 @pytest.mark.native_kernels  # computed in float32, the op saves a copy of the weight
 def test_r22_of_a_weights_low_precision_copy_nothing_is_kept_and_backward_has_its_bits() -> None:
     torch.manual_seed(0)
@@ -106,18 +94,6 @@ def test_r22_of_a_weights_low_precision_copy_nothing_is_kept_and_backward_has_it
     low = layer.weight.detach().to(torch.bfloat16)
     expected = torch.ones(ROWS, 2 * WIDTH, dtype=torch.bfloat16) @ low
     assert torch.equal(found, expected.float() * (x > 0))
-
-
-def test_r22_of_an_attention_of_several_kernels_all_but_its_statistics_is_packed() -> None:
-    """A mask that needs a gradient has no kernel of its own: torch saves query, key, value and probabilities of matrix products."""
-    given = [torch.randn(2, 4, WIDTH, WIDTH, requires_grad=True) for _ in range(3)]
-    bias = torch.zeros(WIDTH, WIDTH, requires_grad=True)
-    with hmp.casts(hmp.Policy("packed", saved={"scaled_dot_product_attention"})):
-        kept, result = bytes_of(lambda: F.scaled_dot_product_attention(*(each * 1 for each in given), attn_mask=bias))
-    assert kept == 4 * (given[0].numel() + given[0].numel() // WIDTH)
-    found = torch.autograd.grad(result.sum(), [*given, bias])
-    exact = torch.autograd.grad(F.scaled_dot_product_attention(*given, attn_mask=bias).sum(), [*given, bias])
-    assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, exact, strict=True))
 
 
 @pytest.mark.native_kernels  # computed in float32, the op saves a copy of the weight

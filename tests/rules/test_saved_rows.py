@@ -54,7 +54,6 @@ def transposed(of_what: str) -> Callable[[], tuple[Callable[[], Tensor], Tensor]
         return {
             "second factor": lambda: normed((weight @ (x * 1.0).t()).t(), over),
             "second factor, contiguous": lambda: normed((weight @ (columns * 1.0)).t(), over),
-            "input": lambda: normed(F.linear((columns * 1.0).t(), weight), over),
             "batches": lambda: normed(torch.bmm((columns * 1.0)[None].mT, weight.t()[None])[0], over),
         }[of_what], weight
 
@@ -66,18 +65,12 @@ def channels() -> tuple[Callable[[], Tensor], Tensor]:
     return lambda: (F.batch_norm(x * 1.0, None, None, weight, None, True) * over).sum(), weight
 
 
-def over_columns() -> tuple[Callable[[], Tensor], Tensor]:
-    x, weight, over = rows(256, 64, dims=(1,)).detach() / 1000, torch.ones(64, requires_grad=True), torch.randn(256, 64)
-    return lambda: (F.softmax(x * weight, 0) * over).sum(), weight
-
-
 CASES = {
-    **{f"linear {width}": linear(width) for width in (32, 131, 256)},
+    **{f"linear {width}": linear(width) for width in (131, 256)},
     **{f"conv {dims}": conv(dims, torch.contiguous_format) for dims in ((0,), (1,), (0, 2))},
     **{f"conv {dims}, channels last": conv(dims, torch.channels_last) for dims in ((1,), (3,))},
-    **{f"transposed {name}": transposed(name) for name in ("second factor", "second factor, contiguous", "input", "batches")},
+    **{f"transposed {name}": transposed(name) for name in ("second factor", "second factor, contiguous", "batches")},
     "channels of a batch norm": channels,
-    "a softmax over columns": over_columns,
 }
 
 
@@ -92,7 +85,7 @@ def test_r22_a_gradient_is_near_where_rows_differ_by_a_thousand(recipe: str) -> 
             loss = call()
         found = torch.autograd.grad(loss, leaf)[0]
         assert (found - exact).norm() < 0.05 * exact.norm(), name
-        assert not torch.equal(found, exact) or name == "a softmax over columns"  # something was packed
+        assert not torch.equal(found, exact)  # something was packed
 
 
 @packs

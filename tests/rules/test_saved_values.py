@@ -13,7 +13,6 @@ from torch import nn
 
 import hmp
 from saved_oracle import packs
-from thread_kit import in_threads
 
 pytestmark = packs
 Tensor = torch.Tensor
@@ -155,26 +154,6 @@ def test_r22_inside_a_transform_ops_keep_what_torch_keeps(policy: tuple[hmp.Poli
         found = {name: transform(*given) for name, transform in TRANSFORMS.items()}
     for name in TRANSFORMS:
         assert all(torch.equal(*pair) for pair in zip(leaves(found[name]), leaves(exact[name]), strict=True)), name
-
-
-def test_r22_threads_that_share_weights_train_as_one_does() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 8)), torch.randn(64, 64)
-
-    def gradients() -> list[Tensor]:
-        with hmp.casts(PACKED):
-            loss = model(x).float().square().sum()
-        return list(torch.autograd.grad(loss, list(model.parameters())))
-
-    expected, wrong = gradients(), []
-
-    def run(_: int) -> None:
-        for _ in range(10):
-            if not all(torch.equal(*pair) for pair in zip(gradients(), expected, strict=True)):
-                wrong.append(1)
-
-    in_threads(run, range(4))
-    assert not wrong
 
 
 def test_r22_a_dropout_inside_an_op_comes_back_exactly() -> None:

@@ -21,36 +21,24 @@ DATA = torch.linspace(-1.0, 2.0, 9).reshape(3, 3)
 
 OPS: dict[str, Callable[[Any], Any]] = {
     "m * m": lambda m: m * m,
-    "m * 2": lambda m: m * 2,
     "m * (beyond float16)": lambda m: m * 1e38,
     "m + m": lambda m: m + m,
-    "m - m": lambda m: m - m,
-    "m / m": lambda m: m / m,
-    "mul": lambda m: torch.mul(m, m),
     "mul_": lambda m: m.mul_(m),
-    "+=": lambda m: m.__iadd__(m),
     "where": lambda m: torch.where(MASK, m, m),
-    "relu": lambda m: torch.relu(m),
-    "exp": lambda m: m.exp(),
     "log": lambda m: torch.log(m),
     "sum": lambda m: m.sum(-1),
     "softmax": lambda m: torch.softmax(m, -1),
     "matmul": lambda m: torch.matmul(m, m),
-    "linear": lambda m: F.linear(m, DATA),
     "clamp": lambda m: m.clamp(-1, 1),
-    "t": lambda m: m.t(),
     "dropout": lambda m: F.dropout(m, 0.0),
     "layer_norm": lambda m: F.layer_norm(m, (3,)),
-    "fill_": lambda m: m.fill_(1e38),
     "masked_fill": lambda m: m.masked_fill(MASK, 1e38),
     "norm": lambda m: m.norm(),
     "cat": lambda m: torch.cat([m, m]),
 }
 POLICIES = [
     hmp.Policy.load("habana"),
-    hmp.Policy.load("apex-o1"),
     hmp.Policy("every op low", bf16={"*"}),
-    hmp.Policy("every op in float16", bf16={"*"}, dtype=F16),
     hmp.Policy("every op in float32", fp32={"*"}),
     hmp.Policy("none"),
 ]
@@ -186,22 +174,3 @@ def test_a_dynamically_quantized_recurrent_net_takes_a_low_input(kind: str) -> N
         result = torch.utils._pytree.tree_leaves(model(torch.relu(x)))
     assert [t.dtype for t in result] == [F32] * len(expected)
     assert all(map(torch.equal, result, expected))
-
-
-def test_a_dynamically_quantized_recurrent_net_takes_a_packed_low_input() -> None:
-    model = quantized(torch.nn.Sequential(torch.nn.LSTM(4, 4)))[0]
-    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
-    low = packed._replace(data=packed.data.to(BF16))
-    expected = model(packed._replace(data=low.data.float()))[0].data
-    with hmp.casts("habana"):
-        result = model(low)[0].data
-    assert torch.equal(result, expected)
-
-
-@pytest.mark.usefixtures("unpatched")
-def test_revert_leaves_quantized_modules_as_they_were() -> None:
-    before = torch.ao.nn.quantized.dynamic.Linear.forward.__code__
-    with hmp.convert():
-        pass
-    hmp.revert()
-    assert torch.ao.nn.quantized.dynamic.Linear.forward.__code__ is before

@@ -33,22 +33,16 @@ torch.set_default_device(DEVICE)
 
 _HOST = "it writes by the CPU's own ways; tests/device/on_caches.py asks the same of the device"
 _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
-_WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait for the device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_devices.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
     "test_p3_copies.py": _HOST,
     "test_r18_copies.py": _HOST,
-    "test_r17_checkpoint_recomputes_under_the_autocast_of_its_forward_and_in_its_regions": _CPU_S_AUTOCAST,
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
-    **dict.fromkeys(
-        (f"test_r11_no_instructions{which}.py" for which in ("", "_beside_others", "_in_programs")),
-        "products compute in float32 on processors without instructions alone",
-    ),
+    "test_r11_no_instructions.py": "products compute in float32 on processors without instructions alone",
     "test_r9_files_of_weights_are_read_and_written_as_they_are": "files are read into the CPU's memory",
     "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "its foreign type computes with numpy",
-    "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked[no mask]": _WAITS,
 }
 _LAYOUTS = "the device has strided tensors alone"
 _LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
@@ -64,12 +58,9 @@ NOT_ON = {
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": _KERNELS,
         "test_r11_layout_is_part_of_what_is_remembered": _KERNELS,
         "test_r11_is_logged_once_an_op_and_counted": _KERNELS,
-        "test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off": _KERNELS,
         "test_r11_op_without_a_low_kernel_runs_in_float32": _KERNELS,
         "test_r1_sparse_tensors_are_cast": "plain torch has no product of sparse bfloat16 matrices on CUDA",
-        "test_r10_per_sample_gradients_of_expanded_weights": "torch's group_norm has no backward there for low inputs and wide weights",
         "test_r15_plumbing_computes_what_it_computes_without_hmp": "plain torch cannot average integers on CUDA (addcdiv)",
-        "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
     },
     "pretend": {
         "test_r1_float8_and_quantized_tensors_are_never_cast": _LAYOUTS,
@@ -85,7 +76,6 @@ NOT_ON = {
             for padding in ("left", "as scores", "right")
         },
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
-        "test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off": _LACKS,
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
         "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",
     },
@@ -96,22 +86,14 @@ NOT_ON = {
         "test_r5_what_has_an_input_that_is_no_castable_tensor_is_left_to_torch": _TAKES,
         "test_r13_a_low_gradient_and_a_float32_weight_meet_in_a_users_backward": _MIXES,
         "test_r13_disable_casts_around_backward_leaves_torch_exactly_torch_in_it": _MIXES,
-        "test_r10_a_listed_view_has_its_inputs_memory": "each view has memory of its own there",
         "test_r10_the_views_of_a_sparse_tensor_are_not_cast": _LAYOUTS,
         "test_r11_op_without_a_low_kernel_runs_in_float32": "XLA has one of those kernels",
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
-        "test_r11_a_write_in_place_is_counted_once_and_nothing_where_casts_are_off": _LACKS,
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
         "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
         "test_r11_an_error_that_float32_does_not_mend_is_torchs_own": "its words for shapes that do not fit are its own",
-        "test_r12_a_learned_bias_has_the_results_and_gradients_that_it_has_under_autocast[torch.bfloat16]": (
-            "torch's autocast of XLA refuses a bfloat16 mask beside float32 queries"
-        ),
         "test_r15_plumbing_computes_what_it_computes_without_hmp": "torch has no fused optimizers there",
-        "test_r17_checkpoint_of_a_custom_function": _CHECKPOINT,
-        "test_r17_a_checkpoint_runs_again_as_it_ran": _CHECKPOINT,
         "test_r17_a_region_that_torch_itself_disables_is_no_request_to_disable": _WARNS,
-        "test_r17_torchs_warning_points_where_it_does_without_hmp": _WARNS,
         "test_r1_sparse_tensors_are_cast": _LAYOUTS,
         "test_r6_an_out_of_another_shape_is_resized_with_torchs_warning": "XLA resizes without a warning",
         "test_r6_errors_are_torchs_and_out_is_untouched": _TAKES,

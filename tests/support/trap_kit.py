@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,16 +20,6 @@ def pasted(line: str, **around: Any) -> hmp.Policy:
     exec(line, names)
     assert isinstance(names["policy"], hmp.Policy)
     return names["policy"]
-
-
-def refused(write: Callable[[], Any]) -> None:
-    """Assert that hmp refuses a write that would be lost, with an error that names the remedy."""
-    try:
-        write()
-    except hmp.HmpError as error:
-        assert any(remedy in str(error) for remedy in ("disable_casts", "clone", "list")), error
-    else:
-        raise AssertionError("the write went to a copy and nobody said so")
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -71,11 +71,3 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(na
         finally:
             done.set()
             holder.join()
-
-
-def test_a_lock_that_the_forking_thread_holds_is_released_at_its_end_in_both_processes() -> None:
-    lock = importlib.import_module("hmp.core.tables").lock
-    with hmp.convert(policy=LISTS), lock:
-        assert _in_child(lambda: lock.release() is None and _works()) == 0
-    assert lock.acquire(blocking=False)
-    lock.release()

@@ -14,28 +14,6 @@ from torch.utils import _pytree as pytree
 import hmp
 from hmp.core import tables
 from hmp.core.ops import table
-from hmp.core.rules import kernels
-
-
-@pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
-def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
-    square, window = torch.eye(16), torch.ones(16)
-    calls = {
-        "linalg.solve": lambda: torch.linalg.solve(square, square),
-        "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
-    }
-    tried = []
-    remember = kernels.Kernels.remember
-    monkeypatch.setattr(kernels.Kernels, "remember", lambda self, *args: (tried.append(args[1]), remember(self, *args))[1])
-    monkeypatch.setattr(kernels, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
-    for _ in range(2):
-        with hmp.convert(policy=hmp.Policy(bf16={op})):
-            calls[op]()
-            assert tried == [torch.bfloat16]
-            calls[op]()
-            assert tried == [torch.bfloat16] and hmp.fallbacks() == {op: 2}
-        tried.clear()
-        assert hmp.fallbacks() == {}
 
 
 def test_r11_random_ops_are_never_run_again() -> None:

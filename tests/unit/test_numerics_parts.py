@@ -13,7 +13,7 @@ import torch
 from hmp.tools.compare import distance as distances
 from hmp.tools.compare import tokens
 from hmp.tools.compare.tokens import token_distance
-from hmp.tools.formatting import aligned, duration, share
+from hmp.tools.formatting import duration, share
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min
@@ -84,9 +84,3 @@ def test_a_duration_has_three_digits_in_the_largest_unit_that_it_reaches(seconds
 @pytest.mark.parametrize(("percent", "shown"), [(0, "0 %"), (0.05, "< 0.1 %"), (0.14, "0.1 %"), (9.94, "9.9 %"), (12.4, "12 %")])
 def test_a_share_has_two_digits_and_nothing_that_is_something_is_0(percent: float, shown: str) -> None:
     assert share(percent * 7, 700) == shown and share(percent, 0) == "-"
-
-
-def test_words_are_aligned_left_numbers_right_and_nothing_is_cut() -> None:
-    rows = [("op", "calls", "where"), ("a long name → " * 20, "7", "[head]"), ("mm", "12,000", "")]
-    wide = len(rows[1][0])
-    assert aligned(rows, {0, 2}) == [f"{'op':{wide}}   calls  where", f"{rows[1][0]}       7  [head]", f"{'mm':{wide}}  12,000"]

@@ -59,15 +59,6 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
         assert told in text, told
 
 
-def test_a_comparison_in_which_nothing_is_apart_has_a_page() -> None:
-    for gaps, verdict in (
-        ((), "may or may not differ"),
-        (GAPS[:1], "do not differ"),
-        ((gap("a", None, why="shapes"),), "may or may not differ"),
-    ):
-        assert f"They {verdict}" in said(html_of(CaptureComparison(SIDE, SIDE, gaps)))
-
-
 class Disobedient(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with hmp.disable_casts():

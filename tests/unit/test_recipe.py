@@ -5,7 +5,6 @@ No public call reads a recipe without the work of a command.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,16 +66,6 @@ def test_steps_are_those_of_a_plain_loop_over_the_first_batches(write) -> None:
     assert isinstance(step.optimizer, torch.optim.SGD)
 
 
-def test_the_place_in_the_batches_is_state(write) -> None:
-    step = load(write(GOOD.replace("lr=0.125", "lr=0.0"))).make_step()
-    (position,) = step.state
-    kept = position.state_dict()
-    losses = [step.run().item() for _ in range(3)]
-    position.load_state_dict(kept)
-    assert [step.run().item() for _ in range(3)] == losses
-    assert len(set(losses)) == 3
-
-
 def test_without_an_optimizer_there_are_gradients_and_no_update(write) -> None:
     step = load(write(GOOD.partition("def optimizer")[0])).make_step()
     before = step.model.weight.detach().clone()
@@ -85,13 +74,6 @@ def test_without_an_optimizer_there_are_gradients_and_no_update(write) -> None:
     assert step.optimizer is None
     assert torch.equal(step.model.weight, before)
     assert torch.equal(step.model.weight.grad, torch.full((1, 3), 1.0))  # of the second batch alone
-
-
-def test_a_loss_without_gradients_is_an_inference_step(write) -> None:
-    text = GOOD.replace("def loss", "@torch.no_grad()\ndef loss")
-    step = load(write(text)).make_step()
-    assert step.run().shape == ()
-    assert step.model.weight.grad is None
 
 
 def test_a_step_alone_is_a_recipe(write) -> None:
@@ -123,14 +105,6 @@ def test_a_file_that_is_no_recipe_is_an_error_with_its_place(write, text: str | 
         load(path)
     assert str(caught.value).startswith(f"{path}{place}: ") and told in str(caught.value)
     assert isinstance(caught.value, hmp.HmpError)
-
-
-@pytest.mark.parametrize("command", ["compare", "summary", "tune"])
-def test_a_command_that_needs_a_model_is_told_what_it_takes(command: str, write) -> None:
-    with pytest.raises(RecipeError, match=re.escape(f"a recipe for hmp {command} defines model()")) as caught:
-        load(write("def step(): ..."), command)
-    assert "or step() alone" not in str(caught.value)
-    assert ("metric(model)" in str(caught.value)) == ("optimizer(model)" in str(caught.value)) == (command == "tune")
 
 
 @pytest.mark.parametrize(

@@ -54,38 +54,9 @@ def comment(name: str, **changes: Any) -> str:
     return found
 
 
-def test_reasons_are_those_of_the_search() -> None:
-    assert "exceeded the tolerance in a trial" in comment("gelu", notes=("gelu: exceeds the tolerance (found by bisection)",))
-    assert comment("linear", objective="memory") == "1.0 MiB | +0.01% | chosen"
-    assert comment("layer_norm", objective="memory") == "-8 B | +0.01% | gains nothing"
-    taken = tune_result_kit.trial("torch-cpu", None)  # a policy that was taken as it is
-    assert comment("conv2d", best=taken).endswith("as in torch-cpu")
-    assert comment("softmax", best=taken) == "500 us | +3.20% | as in torch-cpu"
-    policy = hmp.Policy(fp32={"__matmul__"})  # a name that stands for an op has the reason of that op
-    assert "changes the loss too much" in comment("__matmul__", policy=policy, units=(tune_result_kit.unit("matmul", sensitivity=0.5),))
-    texts = list_files(tune_result_kit.result(start="/home/somebody/lists", folder="/home/somebody/tuned"))
-    assert not any("/home" in text for text in texts.values())
-
-
 SCOPED = tuple(ListEntry(op, cast, scope=scope) for op, cast, scope in (
     ("linear", "fp32", "head"), ("linear", "bf16", "head.inner"), ("softmax", "bf16", "decoder.*"),
 ))  # fmt: skip
-
-
-def test_a_scoped_line_has_the_reasons_of_the_modules_that_it_decides() -> None:
-    measured: list[tuple[str, str, dict[str, Any]]] = [
-        ("linear", "", {}), ("linear", "body", {"calls": 2}), ("linear", "head", {"sensitivity": 0.5}),
-        ("linear", "head.other", {"sensitivity": 0.25}), ("linear", "head.inner", {"calls": 1}),
-        ("softmax", "decoder.0", {"calls": 1}), ("softmax", "decoder.1.deep", {"calls": 1}), ("softmax", "encoder", {"sensitivity": 0.5}),
-    ]  # fmt: skip
-    units = tuple(tune_result_kit.unit(op, module, **more) for op, module, more in measured)
-    changes = {"units": units, "policy": tune_result_kit.POLICY.replace(scoped=SCOPED)}
-    for name, reason in {
-        "linear": "6.2 ms | +0.02% | chosen", "linear @ head": "+75.00% | changes the loss too much",
-        "linear @ head.inner": "3.1 ms | +0.01% | chosen",
-        "softmax @ decoder.*": "6.2 ms | +0.02% | chosen", "softmax": "+50.00%",
-    }.items():  # fmt: skip
-        assert reason in comment(name, **changes)
 
 
 @pytest.mark.parametrize(
@@ -202,19 +173,3 @@ def test_lines_of_modules_with_odd_names_are_read_as_they_were_meant(names: tupl
     model = nn.ModuleDict({name: nn.Sequential(nn.Linear(4, 4), Exp()) for name in names})
     decisions = Decisions(hmp.Policy(bf16={"exp"}), ["exp"], True)
     assert_each_choice_decides(decisions, model, [Key("exp", f"{name}.1") for name in names], tmp_path)
-
-
-def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:
-    """Every way to put three modules on three lists, and what the policy that is read back does in each."""
-    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(16, 16)), "b": nn.Linear(16, 16)})
-    decisions = Decisions(hmp.Policy(bf16={"linear", "mm"}, fp32={"softmax"}), ["linear"], per_module=True, in_fp8=True)
-    keys = [Key("linear", "a.0"), Key("linear", "a"), Key("linear", "b")]
-    for calls, levels in itertools.product([(1, 1, 1), (3, 1, 1)], itertools.product(("fp8", "bf16", "fp32"), repeat=3)):
-        decisions.found(dict(zip(keys, calls, strict=True)))
-        chosen = dict(zip(keys, levels, strict=True))
-        low, fp8 = ([key for key in keys if chosen[key] == level] for level in ("bf16", "fp8"))
-        read = hmp.Policy.load(decisions.policy(low, fp8=fp8).save(tmp_path))
-        policies = scopes.resolve(read, model)
-        for key, level in chosen.items():
-            of = policies[model.get_submodule(str(key.module))]
-            assert next(each for each in ("fp8", "bf16", "fp32") if "linear" in getattr(of, each)) == level

@@ -1,12 +1,9 @@
-"""Parts of a search: a level beside planted units that are too many, and how far a search says it is.
+"""Parts of a search: a level beside planted units that are too many, and what a search says of its result.
 
 No public call chooses what fits and what does not, and a search for each answer takes minutes.
 """
 
 from __future__ import annotations
-
-import io
-import sys
 
 import pytest
 import torch
@@ -19,38 +16,7 @@ import tune_result_kit
 from hmp.core import lists
 from hmp.tools.tune.decisions import Key
 from hmp.tools.tune.levels import greedy_order, search_level
-from hmp.tools.tune.search import Progress
 from tune_kit import sgd
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def tell(progress: Progress) -> None:
-    progress.stage("measuring ops")
-    progress.step(7, 30, "2 of 4 units: 0.620 of float32's")
-    progress.close()
-
-
-def test_lines_say_how_far_it_is_where_it_is_asked_for_or_stderr_is_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(Progress(True))
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err == "hmp tune: measuring ops\nhmp tune: 7 of about 30: 2 of 4 units: 0.620 of float32's\n"
-    for progress in (False, None):
-        tell(Progress(progress))
-        assert capsys.readouterr() == ("", "")
-
-
-def test_a_terminal_has_a_bar_and_where_there_is_no_stderr_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tqdm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    tell(Progress(None))
-    assert "hmp tune: measuring ops" in terminal.getvalue() and "\n" not in terminal.getvalue()
-    monkeypatch.setattr(sys, "stderr", None)  # as pythonw has it
-    tell(Progress(True))
 
 
 def test_the_table_has_the_choice_the_trials_the_units_and_how_it_ended() -> None:

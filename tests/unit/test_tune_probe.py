@@ -11,14 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import hmp
 from hmp.tools.benchmark.variants import policy_active
 from hmp.tools.tune.decisions import Decisions, Key
 from hmp.tools.tune.probe import Measurements, probe
 from hmp.tools.tune.task import Task
-from tune_kit import Perceptron, perceptron, sgd, squared
+from tune_kit import perceptron, sgd, squared
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax", "layer_norm", "exp"})
 
@@ -101,22 +100,6 @@ def test_casts_of_parameters_and_batches_are_a_units_own_and_those_of_what_is_co
     assert found.units[Key("linear")].cast_seconds > 0 and found.units[Key("softmax")].cast_seconds == 0
 
 
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # torch's, of hooks that are called twice
-@pytest.mark.parametrize("compiled", ["0", pytest.param("", marks=pytest.mark.slow)])
-def test_units_of_a_compiled_model_have_the_paths_of_the_plain_one(compiled: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(Perceptron(), torch.nn.Linear(8, 8))
-    if compiled:
-        model[0] = torch.compile(model[0], backend="eager")
-    else:
-        model = torch.compile(model, backend="eager")
-    found = measured(model, [torch.randn(4, 16)], lambda m, x: m(x).square().mean(), per_module=True)
-    assert {str(key) for key in found.units if key.op in ("linear", "softmax")} == {
-        "linear @ 0.first", "linear @ 0.second", "linear @ 1", "softmax @ 0",
-    }  # fmt: skip
-
-
 def test_what_overflows_cannot_be_low() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
@@ -128,19 +111,6 @@ def test_what_overflows_cannot_be_low() -> None:
     assert found.units[Key("exp")].low.cannot == "gives NaN or Inf"
     assert found.units[Key("exp")].low.sensitivity(found.loss) == float("inf")
     assert not found.units[Key("linear")].low.cannot
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_parts_are_measured(reentrant: bool) -> None:
-    class Checkpointed(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(self[1], self[0](x), use_reentrant=reentrant)
-
-    torch.manual_seed(0)
-    model = Checkpointed(nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Softmax(-1)))
-    found = hmp.tune(model, [torch.randn(8, 16)], loss=lambda model, x: model(x).float().square().mean(), objective="memory")
-    assert {"linear", "gelu", "softmax"} <= {unit.op for unit in found.units if 0 < unit.sensitivity < 1}
 
 
 def test_no_hook_stays_on_a_parameter_that_an_op_gives_as_it_is() -> None:
