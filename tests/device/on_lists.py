@@ -28,8 +28,8 @@ DIFFERING = {
     "a tensor without elements widens no other one (R3); autocast counts it": "cat",
     "torch.ops is left to torch": "torch.ops.aten._safe_softmax.default",
     "hmp has it in float32 on every device (R11); XLA has a kernel in bfloat16, or autocast leaves it to one of the CPU's": """lu_solve
-        nn.functional.pdist linalg.det linalg.cholesky linalg.cholesky_ex linalg.cond linalg.eigh linalg.eigvalsh linalg.ldl_factor
-        linalg.ldl_factor_ex linalg.slogdet linalg.solve linalg.solve_ex linalg.svdvals""",
+        matrix_exp nn.functional.pdist linalg.det linalg.cholesky linalg.cholesky_ex linalg.cond linalg.eigh linalg.eigvalsh
+        linalg.ldl_factor linalg.ldl_factor_ex linalg.slogdet linalg.solve linalg.solve_ex linalg.svdvals""",
 }
 
 

@@ -317,7 +317,8 @@ def op_of(function: Any) -> str | None:
     function = _equal_to_others.get(id(function), function)
     name = str(getattr(function, "__name__", ""))
     prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
-    ids = (op_id(name, ""), *(prefix + name.removeprefix(prefix.replace(".", "_")) for prefix in prefixes))  # linalg.norm is called linalg_norm
+    # linalg.norm is called linalg_norm
+    ids = (op_id(name, ""), *(prefix + name.removeprefix(prefix.replace(".", "_")) for prefix in prefixes))
     return next((op for op in ids if any(site.original is function for site in sites_of(op))), None)
 
 
