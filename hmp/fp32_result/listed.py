@@ -1,4 +1,4 @@
-"""The kind of list of matrix products whose result stays in float32, and its rule (R23)."""
+"""The kind of list of matrix products whose result stays in float32, and its rule."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def multiply(left: Quantised, right: Quantised, low_dtype: torch.dtype, *, real:
 def matmul_as_given(left: Tensor, right: Tensor) -> Tensor:
     """Return `left @ right` in the dtype of the two: torch.autocast, where it is on, would take its own.
 
-    On a CPU without instructions for the dtype computed in float32 and rounded (R11).
+    On a CPU without instructions for the dtype computed in float32 and rounded.
     """
     device = left.device.type
     if device == "cpu" and left.dtype in computed_in_float32():

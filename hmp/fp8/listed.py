@@ -1,4 +1,4 @@
-"""The kind of list of matrix products that run in FP8, and its rule (R20)."""
+"""The kind of list of matrix products that run in FP8, and its rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of list of ops whose saved activations are packed, and its rule (R22)."""
+"""The kind of list of ops whose saved activations are packed, and its rule."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Float32Reference(OpOwners):
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
         self._received = WeakTensorKeyDictionary()  # what collectives wrote
-        self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round (R11) → how to report it
+        self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round → how to report it
         self._node: Any = None
         self._guarded = guarded  # storage → tensors: what must be as before when all is over
         self.written: list[tuple[Tensor, Tensor]] = []
@@ -178,7 +178,7 @@ class Float32Reference(OpOwners):
         `is_exact`: no input is in a low-precision dtype, so that the op's own result is what float32 gives.
         """
         is_inside = here.call is not None
-        # a product that was computed in float32 is reported where it is rounded (R11), as the kernel's would be
+        # a product that was computed in float32 is reported where it is rounded, as the kernel's would be
         rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
         # the error of a copy that the op made of its input is part of the op's own
         is_part = known.name in _CASTS and is_inside and rounded is None

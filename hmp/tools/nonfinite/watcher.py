@@ -91,7 +91,7 @@ class NonfiniteFinder(OpOwners):
         self._held: list[Held] = []
         self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
         self._warned: set[Any] = set()
-        # the last result of an op that may yet be rounded (R11), what made it, and of what
+        # the last result of an op that may yet be rounded, what made it, and of what
         self._unrounded: tuple[Tensor, Facts, list[Tensor]] | None = None
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class NonfiniteFinder(OpOwners):
     def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
         rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
         if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
-            # the product overflows where it is rounded (R11): it is reported with the inputs that it was given, which lose nothing by this
+            # the product overflows where it is rounded: it is reported with the inputs that it was given, which lose nothing by this
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd)
         if not has_nan and self._meant(finding):
@@ -255,7 +255,7 @@ class NonfiniteFinder(OpOwners):
         """Return True if an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
         ruled = call.owner.ruled
         if known.name == "_to_copy" and ruled is not None and takes_masks(ruled):
-            return True  # hmp puts the finite extreme in its place (R12)
+            return True  # hmp puts the finite extreme in its place
         if not inputs or all(t in self._of_integers for t in inputs):
             return True
         return any(float(t.detach().abs().max()) in EXTREMES for t in inputs if t.numel() and not t.is_complex())

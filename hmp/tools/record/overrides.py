@@ -101,7 +101,7 @@ def is_around_a_forward() -> bool:
 
 
 def in_place_of_casts() -> Overrider | None:
-    """Return who has switched casts off; None if they are on, or hmp did for torch's own code (R8, R15), which no list covers."""
+    """Return who has switched casts off; None if they are on, or hmp did for torch's own code, which no list covers."""
     here = state.current_state()
     if isinstance(here, autocast.Paused):
         return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
@@ -166,7 +166,7 @@ def _is_any_low(result: Any) -> bool:
 class OverrideRecorder:
     """Notes the calls that ran otherwise than the list says that decides their dtype; in any thread.
 
-    An entry such as one of the FP8 list is followed by the low-precision dtype too, where FP8 cannot be (R20). The promote list leaves the
+    An entry such as one of the FP8 list is followed by the low-precision dtype too, where FP8 cannot be. The promote list leaves the
     dtype to the inputs.
     """
 
@@ -280,9 +280,9 @@ class OverrideRecorder:
         if any(tensor.dtype in _WIDE for tensor in tensors):
             return None  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
-            return None  # in place and out=: the first input's dtype counts (R5, R6)
+            return None  # in place and out=: the first input's dtype counts
         if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
-            return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
+            return None  # a look-up, whose table is not cast, and what saturates
         return entry.source, dtype_name(wanted)
 
     def _entry(self, policy: Policy, op: str) -> ListEntry | None:
@@ -298,5 +298,5 @@ class OverrideRecorder:
 
 
 def _is_asked(given: tuple[Any, ...]) -> bool:
-    """Return True if `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
+    """Return True if `dtype=` names a floating dtype, which wins over the list."""
     return any(type(value) is torch.dtype and value.is_floating_point for value in given)

@@ -146,7 +146,7 @@ class Report(Result):
 
     @property
     def no_kernel(self) -> list[Row]:
-        """Return what ran in float32 for want of a kernel in the low-precision dtype (R11), by op."""
+        """Return what ran in float32 for want of a kernel in the low-precision dtype, by op."""
         return [row for row in self.grouped("op", "no_kernel") if row.no_kernel]
 
     @property

@@ -40,9 +40,9 @@ class Row:
     the castable inputs as the caller gave them, those that torch computed in, and of the result. `module`, `file` and `line` say
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
-    `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
+    `no_kernel` calls ran in float32 for want of a kernel, `raised` calls raised, `traced` calls were seen only by a compiler.
     `in_float32` calls computed in float32 on inputs rounded to the low-precision dtype, and rounded their result, as the processor has no
-    instructions for it (R11). `more` has the columns of plug-ins' lists, by name.
+    instructions for it. `more` has the columns of plug-ins' lists, by name.
     """
 
     op: str
