@@ -158,6 +158,8 @@ KNOWN: tuple[Callable[[Case], bool], ...] = (
     lambda case: case.call.op == "inner" and case.call.out and mixed(case),
     # R11: on no list they are left to torch, whose kernel is slow where the processor has no instructions; the oracle computes in float32
     lambda case: case.call.name in ("cov", "corrcoef") and not mixed(case) and case.dtypes[0] in (BF16, F16),
+    # R11: a private name on no list is left to torch, which has no kernel
+    lambda case: case.call.variant in ("at _C._nn.multi_margin_loss", "at _C._nn.multilabel_margin_loss"),
     # R8: its Python code asks the __torch_function__ of the input alone, so with a subclass as window it pads before it is cast
     lambda case: case.call.name == "stft" and "subclass" in case.kinds,
 )
