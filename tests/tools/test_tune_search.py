@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_gain_below_a_floor_is_no_gain() -> None:
     batches = [(torch.randn(128, 8), torch.randint(2, (128,))) for _ in range(2)]
     names = ["linear", "cross_entropy"]
     result = hmp.tune(model, batches, loss=classified, tolerance=0.9, objective="memory", ops=names)
-    saved = {unit.op: unit.saved_bytes for unit in result.units}
+    saved = {unit.op: unit.gain for unit in result.units}
     assert 0 < saved["cross_entropy"] < 0.005 * result["float32"].saved_bytes < saved["linear"]
     assert "linear" in result.policy.bf16
     assert "cross_entropy" in result.policy.fp32
@@ -124,41 +125,22 @@ def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
     assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
 
 
-@pytest.mark.slow
-def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_path) -> None:
-    calls, most = [], 10**9
+def test_ctrl_c_leaves_the_best_lists_so_far(tmp_path) -> None:
+    calls = []
 
     def counted(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        if len(calls) > most:
+        if len(calls) > 4 * 12 + 5:  # the watched step, and four trials of ten steps and two looks
             raise KeyboardInterrupt
         return squared(model, x)
 
-    def go(folder: str) -> hmp.TuneResult:
-        model, batches = perceptron()
-        options = {"objective": "memory", "folder": tmp_path / folder}
-        return hmp.tune(model, batches, loss=counted, optimizer=sgd, steps=10, tolerance=0.01, **options)
-
-    whole = go("whole")
-    in_one = len(calls)
-    calls.clear()
-    most = 5 * 12 + 5  # the watched step, and five trials of ten steps and two looks
+    model, batches = perceptron()
     with pytest.raises(KeyboardInterrupt):
-        go("stopped")
-    left = hmp.Policy.load(tmp_path / "stopped")
+        hmp.tune(model, batches, loss=counted, optimizer=sgd, steps=10, tolerance=0.01, objective="memory", folder=tmp_path)
+    left = hmp.Policy.load(tmp_path)
     assert left.casts_by_op("bf16")  # verified lists, ready to use
-    calls.clear()
-    most = 10**9
-    again = go("stopped")
-    # of what was measured float32 alone was run again
-    assert len(calls) <= in_one - 4 * 10
-    assert again.policy == whole.policy
-    assert [trial.name for trial in again.trials] == [trial.name for trial in whole.trials]
-    assert hmp.Policy.load(tmp_path / "stopped") == again.policy
-    calls.clear()
-    finished = go("stopped")
-    assert len(calls) == 12
-    assert finished.to_dict() == again.to_dict()
+    assert abs(by_itself(perceptron, squared, left, 10) / by_itself(perceptron, squared, None, 10) - 1) <= 0.01
+    assert json.loads((tmp_path / "tune.json").read_text())["stopped"] == "interrupted"
     assert not hmp.is_converted()
 
 
