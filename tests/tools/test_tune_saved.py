@@ -95,7 +95,7 @@ def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp
     assert result.best.loss == pytest.approx(found, rel=1e-6)
     # with that one packed too a run of the user's is beyond the tolerance
     model, batches = two(1e4)
-    all_packed = result.policy.replace(saved=frozenset({"*"}), scoped=tuple(e for e in result.policy.scoped if e.cast != "saved"))
+    all_packed = result.policy.replace(saved=frozenset({"*"}), scoped=tuple(e for e in result.policy.scoped if e.list_name != "saved"))
     exact = trained(*two(1e4), loss, STEPS, sgd)
     spoiled = trained(model, batches, loss, STEPS, sgd, around=lambda: hmp.casts(all_packed, model=model))
     assert abs(found / exact - 1) <= 0.02 < abs(spoiled / exact - 1)

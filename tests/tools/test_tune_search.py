@@ -23,6 +23,17 @@ def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimiz
     return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
 
 
+@pytest.mark.slow
+def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
+    """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    result = hmp.tune(
+        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", max_trials=2, start="torch-cpu"
+    )
+    assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
+
+
 @pytest.mark.native_kernels  # computed in float32, products save float32
 def test_a_gain_below_a_floor_is_no_gain() -> None:
     """The logits are 1 KiB in float32; the linear layers keep a hundred, of which the low-precision dtype saves about half."""
@@ -98,6 +109,41 @@ def test_an_op_whose_rounding_no_gradient_tells_of_is_found() -> None:
     assert abs(by_itself(rotary, parity, start, 60) / plain - 1) > 0.02
     assert "mul" in result.policy.fp32
     assert abs(by_itself(rotary, parity, result.policy, 60) / plain - 1) <= 0.02
+
+
+class Gate(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.scale)
+
+
+@pytest.mark.slow
+def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() -> None:
+    """Two modules call the same op; the first of them rounds positions."""
+
+    def make() -> tuple[torch.nn.Module, list[torch.Tensor]]:
+        torch.manual_seed(3)
+        return torch.nn.Sequential(rotary()[0], torch.nn.Linear(1, 64), Gate(), torch.nn.Linear(64, 1)), rotary()[1]
+
+    def slowly(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.003)
+
+    model, batches = make()
+    options = {"objective": "memory", "per_module": True, "ops": ["mul", "linear"], "start": "habana"}
+    result = hmp.tune(model, batches, loss=parity, optimizer=slowly, steps=60, tolerance=0.02, **options)
+    # whichever of the two is on the list for the others
+    assert {(rule.text, rule.list_name) for rule in result.policy.scoped} & {("mul @ 0", "fp32"), ("mul @ 2", "bf16")}
+    hmp.apply(model, result.policy)
+    with hmp.record() as report:
+        model(batches[0])
+    computes = {row.module: row.compute for row in report.rows if row.op == "mul"}
+    hmp.remove(model)
+    assert (computes["0"], computes["2"]) == ("float32", "bfloat16")
+    plain, tuned = (by_itself(make, parity, policy, 60, slowly) for policy in (None, result.policy))
+    assert abs(tuned / plain - 1) <= 0.02
 
 
 @pytest.mark.slow

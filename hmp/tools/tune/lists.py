@@ -35,7 +35,7 @@ def percent(change: float | None) -> str:
         return NOTHING
     if not math.isfinite(change):
         return "not finite"
-    return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change:+.2%}"
+    return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change + 0.0:+.2%}"
 
 
 def reason(units: Sequence[Unit]) -> str:

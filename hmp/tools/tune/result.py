@@ -149,8 +149,8 @@ class TuneResult(Result):
         >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
         >>> folder, values = result.save("tuned"), result.to_dict()
         >>> json, page = result.to_json("tune.json"), result.to_html("tune.html")
-        >>> result.levels(), result.share("fp8")
-        (['bf16'], 0.0)
+        >>> result.levels(), 0 <= result.share("bf16") <= 1
+        (['bf16'], True)
     """
 
     policy: Policy
