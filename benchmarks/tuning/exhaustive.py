@@ -79,7 +79,7 @@ def compare(task: Task, ops: tuple[str, ...], extent: Extent, folder: Path, say:
         policies[objective] = result.policy
         objectives[objective] = {
             "chosen": result.best.name,
-            "chosen low": None if result.best.low is None else sorted(result.best.low),
+            "chosen low": None if result.best.taken else sorted(result.best.on("bf16")),
             "low": sorted(frozenset(result.policy.casts_by_op("bf16")) & set(ops)),
             "evaluations": len(result.trials),
             "chosen fits": tried(result.policy)["fits"],
@@ -107,9 +107,9 @@ def compare(task: Task, ops: tuple[str, ...], extent: Extent, folder: Path, say:
 
 def _apart(trial: Trial, rows: dict[frozenset[str], dict[str, Any]]) -> float:
     """Return the relative distance of a subset's loss in the search from that of the run here."""
-    if trial.low is None or not math.isfinite(trial.loss):
+    if trial.taken or not math.isfinite(trial.loss):
         return 0.0
-    seen = rows[frozenset(trial.low)]["loss"]
+    seen = rows[frozenset(trial.on("bf16"))]["loss"]
     return abs(trial.loss - seen) / abs(seen)
 
 

@@ -58,22 +58,21 @@ def collect(task: Task, max_trials: int | None = None) -> Found:
         max_trials=max_trials,
         progress=False,
     )
-    low = {unit.op for unit in result.units if unit.name in (*result.best.fp8, *(result.best.low or ()))}
-    if result.best.low is None:
-        low |= set(result.policy.casts_by_op("bf16"))
+    best, able = result.best, [unit for unit in result.units if unit.level == "fp8"]
+    low = {unit.op for unit in result.units if unit.name in (*best.on("fp8"), *best.on("bf16"))}
     return {
         "name": task.name,
         "culprits": sorted(task.culprits),
         "culprits low": sorted(task.culprits & low),
-        "share": result.share_in_fp8,
-        "able": sum(unit.work_fp8 for unit in result.units) / max(sum(unit.work for unit in result.units), 1),
-        "units": len(result.best.fp8),
-        "of units": sum(unit.work > 0 for unit in result.units),
+        "share": result.share("fp8"),
+        "able": sum(unit.gain for unit in able) / max(sum(unit.of for unit in able), 1),
+        "units": len(best.on("fp8")),
+        "of units": len(able),
         "trials": len(result.trials),
         "changes": [_change(task, result.policy, seed) for seed in SEEDS],
         "nudged": _nudged(task),
-        "alone": [trial.loss_change for trial in result.trials if trial.fp8][:1],
-        "notes": [note for note in result.notes if "FP8" in note],
+        "alone": [trial.loss_change for trial in result.trials if trial.on("fp8")][:1],
+        "notes": [f"{unit.name}: {unit.why}" for unit in able if unit.why != "chosen"],
         "seconds": round(time.perf_counter() - started, 1),
     }
 

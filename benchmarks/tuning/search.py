@@ -10,23 +10,23 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.tools.tune.result import Objective, TuneResult
+from hmp.tools.tune.result import TuneResult
 
 from .task import Task
 
-OBJECTIVES: tuple[Objective, ...] = ("time", "memory")
+OBJECTIVES = ("time", "memory")
 
 
 def search(
     task: Task,
-    objective: Objective,
+    objective: str,
     *,
     folder: Path | None = None,
     ops: Collection[str] | None = None,
     max_trials: int | None = None,
     seed: int = 0,
 ) -> TuneResult:
-    """Run tune() for the task, from its start and within its tolerance; continue a stopped run in `folder`."""
+    """Run tune() for the task, from its start and within its tolerance; write the lists into `folder`."""
     model = task.model(seed)
     return hmp.tune(
         model,
@@ -69,12 +69,11 @@ def summary(task: Task, result: TuneResult, seconds: float) -> dict[str, Any]:
         "evaluations": len(result.trials),
         "outside": sum(not trial.fits for trial in result.trials),
         "stopped": result.stopped,
-        "notes": list(result.notes),
         "seconds": round(seconds, 1),
     }
 
 
-def timed_search(task: Task, objective: Objective, folder: Path | None, max_trials: int | None) -> tuple[hmp.Policy, dict[str, Any]]:
+def timed_search(task: Task, objective: str, folder: Path | None, max_trials: int | None) -> tuple[hmp.Policy, dict[str, Any]]:
     """Return the tuned policy, and the summary of the search."""
     torch.manual_seed(0)
     started = time.perf_counter()

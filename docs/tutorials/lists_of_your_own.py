@@ -137,8 +137,8 @@ assert torch.tensor([8200.0, 8216.0]).bfloat16().tolist() == [8192.0, 8192.0]
 # %% [markdown]
 # ## The files
 #
-# The folder has one text file for each list, with the reason next to each name. `tune.json` has all measurements; if you repeat the call
-# of `hmp.tune`, it continues from there. Names of ops that this model never calls stay on the preset's lists.
+# The folder has one text file for each list, with the reason next to each name. `tune.json` has all measurements. Names of ops that this
+# model never calls stay on the preset's lists.
 
 # %%
 print(sorted(path.name for path in Path("tuned").iterdir()))
@@ -220,5 +220,5 @@ report.assert_dtype("linear", torch.bfloat16)
 # | `start=` | the lists to start from |
 #
 # tune adds ops to the low-precision list in a fixed order: first those that change the loss least for what they save. If all of them
-# together exceed the tolerance, bisection finds how many can be added. Then tune moves single ops as long as that saves something. At any
-# time, even after Ctrl-C, the folder has the best lists verified so far, and the same call continues from there.
+# together exceed the tolerance, bisection finds how many can be added. Ops that gain nothing by themselves come after that: between other
+# ops they may spare casts. At any time, even after Ctrl-C, the folder has the best lists verified so far.

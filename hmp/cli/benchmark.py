@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ..tools.benchmark.result import StepError
-    from ..tools.tune import recipe  # here, with what it imports: other subcommands do without
+    from . import recipe  # here, with what it imports: other subcommands do without
 
     try:
         torch.manual_seed(options.seed)

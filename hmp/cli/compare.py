@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ..tools.compare.compare import another, compare_under
-    from ..tools.tune import recipe  # here, with what it imports: other subcommands do without
-    from ..tools.tune.recipe import LossAsModel, RecipeError
+    from . import recipe  # here, with what it imports: other subcommands do without
+    from .recipe import LossAsModel, RecipeError
 
     check_page(options.html)
     torch.manual_seed(options.seed)

@@ -30,10 +30,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         metavar="A=B",
         help="for captures: modules called A in the first are called B in the second; * matches any text; may be repeated",
     )
-    parser.add_argument(
-        "--row-a", type=int, metavar="N", help="for captures: the row of A's batch to compare, from 0 (default: rows with equal tokens)"
-    )
-    parser.add_argument("--row-b", type=int, metavar="N", help="for captures: the row of B's batch to compare it with")
     parser.add_argument("--html", metavar="FILE", help="for captures: also write an HTML page")
     add_json(parser)
 
@@ -46,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
     if kind == "capture":
         return _of_captures(options)
     plural = "policies" if kind == "policy" else "reports"
-    for name in ("map", "row_a", "row_b", "html"):
+    for name in ("map", "html"):
         if getattr(options, name) is not None:
-            raise hmp.HmpError(f"--{name.replace('_', '-')} is for captures only; leave it out when comparing two {plural}")
+            raise hmp.HmpError(f"--{name} is for captures only; leave it out when comparing two {plural}")
     return _of_policies(options) if kind == "policy" else _of_reports(options)
 
 
@@ -61,11 +57,8 @@ def _kind(name: str) -> str:
 
 def _of_captures(options: argparse.Namespace) -> int:
     """Print how far two captures are apart. Return 0, or 1 where they part; raise HmpError where they have nothing in common."""
-    if (options.row_a is None) != (options.row_b is None):
-        raise hmp.HmpError("expected both --row-a and --row-b, or neither; without them rows are matched by their tokens")
     check_page(options.html)
-    rows = None if options.row_a is None else (options.row_a, options.row_b)
-    result = hmp.compare_captures(options.a, options.b, map=options.map or (), rows=rows)
+    result = hmp.compare_captures(options.a, options.b, map=options.map or ())
     give(options, result)
     return 1 if result.first is not None else 0
 

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ..tools.summary import of_call
-    from ..tools.tune import recipe
+    from . import recipe
 
     torch.manual_seed(options.seed)
     policy = hmp.Policy.load(options.policy)

@@ -46,6 +46,34 @@ def _nothing(*_: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class SearchLevel:
+    """A step down that hmp.tune() may try: as many ops as the tolerance allows move to the list.
+
+    Args:
+        gains: What an op gains on the list: "seconds", "bytes", or what is counted, such as "matrix multiplication FLOPs".
+        changes: What is changed that an op's place in the order depends on: "the loss", or "the saved activations".
+        objective: The word of tune(objective=) that means "memory" with this level; "" where tune(levels=) asks for it by the list's name.
+        ops: The ops that may move to the list; None for all.
+        gain: For a list that decides: gets torch's function, the op, the arguments and the policy, and returns what the call gains on the
+            list, and of how much.
+        recording: For a list that adds: gets the function that gives the name for a module's path, and returns a listener whose `rows()`
+            have `op`, `module`, `nbytes` without the list, those `left` with it, and the relative `error`.
+        words: Fields of the policy that say how the ops of the list are done.
+        shows: Gets the objective, the policy and the device, and says whether a step there costs less for being on the list. Else what
+            gains most within the tolerance is taken, however much it costs: an emulated step takes longer.
+    """
+
+    gains: str
+    changes: str = "the loss"
+    objective: str = ""
+    ops: Collection[str] | None = None
+    gain: Callable[[Op, str, tuple[Any, ...], dict[str, Any], Policy], tuple[float, float]] | None = None
+    recording: Callable[[Callable[[str], str]], Any] | None = None
+    words: Mapping[str, str] = field(default_factory=dict)
+    shows: Callable[[str, Policy, torch.device], bool] = lambda objective, policy, device: True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ListKind:
     """What a kind of list is.
 
@@ -78,7 +106,7 @@ class ListKind:
         columns: What a call adds to its row of a report, and to a policy's of hmp.benchmark(), by the column's name: each function gets the
             finished call and returns a number.
         report: Makes the part of a report that is the list's own; see `hmp.tools.record.parts.ReportPart`.
-        level: What hmp.tune() asks where the list is one of the levels that it tries.
+        level: How hmp.tune() tries the list; None where it does not.
     """
 
     name: str
@@ -106,7 +134,7 @@ class ListKind:
     around_cast: Callable[[Any], Any] | None = None
     columns: Mapping[str, Callable[[Call], float]] = field(default_factory=dict)
     report: Callable[[], Any] | None = None
-    level: Any = None
+    level: SearchLevel | None = None
 
     @property
     def file(self) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..core import lists
-from ..core.lists import ListKind, WordFile
+from ..core.lists import ListKind, SearchLevel, WordFile
 from ..core.policy import ListEntry, Policy
-from ..core.rules.plug_ins import CastRule, OpUnderRule, calls_of, make_of
+from ..core.rules.plug_ins import CastRule, Op, OpUnderRule, calls_of, make_of
 from .kernels import is_real
 from .products import PRODUCTS
 from .quantization import E4M3, RECIPES
@@ -53,18 +53,18 @@ def _described(policy: Policy) -> str:
     return f"FP8 recipe {policy.fp8_recipe}" + (", emulated on every device" if policy.fp8_kernel == "emulate" else "")
 
 
-class Fp8Level:
-    """What hmp.tune() asks of FP8 where it is one of the levels."""
+def _gain(function: Op, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy) -> tuple[float, float]:
+    """Return the floating-point operations of a call that run in FP8, and all of them."""
+    from torch.utils.flop_counter import FlopCounterMode  # here, since it brings much that only tune() needs
 
-    ops = frozenset(PRODUCTS)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    flops = counter.get_total_flops()
+    return 0 if why_not(op, args, kwargs, RECIPES[policy.fp8_recipe], policy.dtype) else flops, flops
 
-    def why_not(self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy) -> str:
-        """Return why a call can't run in FP8 under the policy; "" where it can."""
-        return why_not(op, args, kwargs, RECIPES[policy.fp8_recipe], policy.dtype)
 
-    def has_kernels(self, policy: Policy, device: torch.device) -> bool:
-        """Return True if the device computes in FP8, so that the time of a step says something."""
-        return is_real(policy.fp8_kernel, device, RECIPES[policy.fp8_recipe])
+def _shows(objective: str, policy: Policy, device: torch.device) -> bool:
+    return objective == "time" and is_real(policy.fp8_kernel, device, RECIPES[policy.fp8_recipe])
 
 
 def _report() -> Any:
@@ -93,6 +93,6 @@ lists.add(
         refusal=_refusal,
         described=_described,
         report=_report,
-        level=Fp8Level(),
+        level=SearchLevel(gains="matrix multiplication FLOPs", ops=frozenset(PRODUCTS), gain=_gain, shows=_shows),
     )
 )

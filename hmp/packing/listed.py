@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from ..core import lists
-from ..core.lists import ListKind, WordFile
+from ..core.lists import ListKind, SearchLevel, WordFile
 from ..core.log import log
 from ..core.ops import sites
 from ..core.policy import EVERY_OP, ListEntry, Policy
@@ -54,6 +55,10 @@ def _report() -> Any:
     return PackingPart()
 
 
+def _recording(bounded: Callable[[str], str]) -> Any:
+    return _report().recording(bounded)
+
+
 lists.add(
     ListKind(
         name="saved",
@@ -71,5 +76,12 @@ lists.add(
         around=_around,
         around_cast=noting,
         report=_report,
+        level=SearchLevel(
+            gains="bytes",
+            changes="the saved activations",
+            objective="bytes",
+            recording=_recording,
+            words={"saved_recipe": "int8"},  # of the formats of eight bits the one with the least error
+        ),
     )
 )

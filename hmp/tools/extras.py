@@ -13,7 +13,6 @@ from ..errors import to_install
 EXTRAS = {
     "report": {"jinja2": "3.1", "matplotlib": "3.8"},
     "demo": {"sklearn": "1.3", "numpy": ""},
-    "tune": {"tqdm": "4.64"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
     "weights": {"safetensors": "0.4.5", "tqdm": "4.64"},
     "lightning": {"lightning": "1.8"},

@@ -154,7 +154,7 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["folder"] == str(ROOT / "hmp")
     low = torch.ones(4, 4, dtype=torch.bfloat16)
     assert found["devices"]["cpu"]["kernels"]["bfloat16"] is ((low @ low).dtype is torch.bfloat16)
-    assert found["extras"]["tune"] == [name for name in ("tqdm",) if importlib.util.find_spec(name) is None]
+    assert found["extras"]["report"] == [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
     assert found["converted"] is False
     assert found["patched"].keys() == {"R1", "R3", "R5", "R7", "R8", "R11", "R12"} and 300 < sum(found["patched"].values()) < 600
     assert found["autocast"] == hmp.Policy.load("autocast").name

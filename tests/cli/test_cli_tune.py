@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import runpy
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +77,15 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any], no_page
     assert isinstance(given["model"], torch.nn.Sequential)
     assert len(given["batches"]) == 16
     assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
-    names = "tolerance seconds max_trials start per_module ops objective steps seed resume".split()
-    assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0, True]
+    names = "tolerance seconds max_trials start per_module ops objective steps seed".split()
+    assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0]
     command = (
         "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
-        "--objective memory --steps 40 --seed 3 --no-resume"
+        "--objective memory --steps 40 --seed 3"
     )
     assert main([*command.split(), "--max-trials", "7"]) == 0
     assert [given[name] for name in names] == [
-        {"loss": 0.02, "gradient": 0.99}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3, False,
+        {"loss": 0.02, "gradient": 0.99}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3,
     ]  # fmt: skip
     assert len(given["batches"]) == 40
     assert given["folder"] == Path("there")
@@ -104,8 +106,17 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     assert hmp.Policy.load("tuned") == given["result"].policy
 
 
+def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1)[:3]"))
+    assert main(["tune", "recipe.py"]) == 1
+    error = capsys.readouterr().err
+    assert "line 12, in loss" in error
+    assert error.splitlines()[-1].startswith("hmp tune: the step failed with RuntimeError: ")
+    assert error.endswith("; make it run in float32 first\n")
+
+
 def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], no_page: None, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = tune_result_kit.trial("nothing low", ())
+    bare = replace(tune_result_kit.trial("nothing low", ()), lists={})
     given["result"] = tune_result_kit.result(trials=(tune_result_kit.FLOAT32, tune_result_kit.TRIALS[3], bare), best=bare)
     assert main(["tune", "recipe.py"]) == 1
     printed = capsys.readouterr()
@@ -117,14 +128,19 @@ def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], 
 def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], no_page: None, capsys: pytest.CaptureFixture[str]) -> None:
     given["result"] = KeyboardInterrupt()
     assert main(["tune", "recipe.py"]) == 130
-    assert capsys.readouterr().err == ("hmp tune: interrupted before any lists were verified; run the same command to continue\n")
+    assert capsys.readouterr().err == ("hmp tune: interrupted before any lists were verified\n")
     tune_result_kit.result().save("tuned")
     assert main(["tune", "recipe.py"]) == 130
-    told = "hmp tune: interrupted; the best verified lists so far are in tuned; run the same command to continue\n"
+    told = "hmp tune: interrupted; the best verified lists so far are in tuned\n"
     assert capsys.readouterr().err == told
-    given["result"] = tune_result_kit.result(stopped="interrupted")
-    assert main(["tune", "recipe.py"]) == 130
-    assert capsys.readouterr().err == told
+
+
+def test_it_says_each_trial_and_the_folder_has_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "recipe.py", "--ops", "tanh", "--objective", "memory"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("hmp tune: running float32 and the presets\nhmp tune: trial 1, float32: fits\n")
+    assert "trial 1," not in printed.out
+    assert hmp.Policy.load("tuned") == hmp.Policy.from_dict(json.loads(Path("tuned/tune.json").read_text(encoding="utf-8"))["policy"])
 
 
 # -- hmp init

@@ -68,6 +68,14 @@ def test_no_bit_changes(name: str, is_training: bool, tmp_path: Path) -> None:
     assert any("fused kernel" in note and "attention.linear1" in note for note in found.notes) is is_fused
 
 
+def test_an_applied_policy_is_noted_for_the_whole_model(tmp_path: Path) -> None:
+    model = hmp.apply(Net(), POLICY)
+    with hmp.capture(tmp_path / "a", model) as found:
+        model(torch.randn(3, 5, 16))
+    assert {call.policy for call in found.calls} == {"mine"}
+    assert {call.outputs[0].dtype for call in found.calls if call.module == "head"} == {"bfloat16"}
+
+
 def test_no_hook_and_no_graph_is_left_by_an_exception_either(tmp_path: Path) -> None:
     model, module = nn.Sequential(nn.Linear(16, 16)), nn.modules.module
     before = {name: len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")}
@@ -101,9 +109,17 @@ def test_a_recomputed_checkpoint_is_one_call(tmp_path: Path) -> None:
     assert [call.module for call in found.calls] == ["0", "", "(inputs)"]
 
 
+def test_under_a_transform_shapes_are_noted_and_results_are_right(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 5, 4)
+    with hmp.capture(tmp_path / "a", model) as found:
+        out = torch.func.vmap(model)(x)
+    assert torch.equal(out, torch.func.vmap(model)(x))
+    assert [(output.shape, output.bits) for output in found.calls[0].outputs] == [((5, 2), "")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("in_place", [False, True])
-def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(in_place: bool, tmp_path: Path, fresh_compiler: None) -> None:
+@pytest.mark.parametrize("kind", ["wrapped", "function"])
+def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(kind: str, tmp_path: Path, fresh_compiler: None) -> None:
     class Sine(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.sin(self[0](x))
@@ -115,14 +131,17 @@ def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(in_place: bool, 
         return graph.forward
 
     model, x = Sine(nn.Linear(4, 8)), torch.randn(3, 4)
-    wanted, called = model(x), model
-    if in_place:
-        model.compile(backend=backend)
-    else:
-        called = torch.compile(model, backend=backend)
+    wanted = model(x)
+    called = torch.compile(model if kind == "wrapped" else lambda x: model(x), backend=backend)
     called(x)
-    with hmp.capture(tmp_path / "a", called) as found:
-        assert torch.equal(called(x), wanted)
-    assert len(graphs) == 1, "it was not compiled anew"
-    assert [call.module for call in found.calls] == ["", "(inputs)"] and torch.equal(found.values(0, 0), wanted)
-    assert any("compile" in note for note in found.notes)
+    before = len(graphs)
+    assert before == 1
+    with contextlib.nullcontext() if kind != "function" else pytest.raises(hmp.HmpError, match="was not written: no module"):
+        with hmp.capture(tmp_path / "a", called if kind == "wrapped" else model):
+            assert torch.equal(called(x), wanted)
+    assert len(graphs) == before, "it was not compiled anew"
+    if kind != "function":
+        found = hmp.Capture.load(tmp_path / "a")
+        assert [call.module for call in found.calls] == ["", "(inputs)"]
+        assert torch.equal(found.values(0, 0), wanted)
+        assert any("compile" in note for note in found.notes)

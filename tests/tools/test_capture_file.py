@@ -69,9 +69,7 @@ def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
         for number, (output, tensor) in enumerate(zip(call.outputs, tensors, strict=True)):
             assert torch.equal(found.values(at, number), tensor)
             assert (output.shape, f"torch.{output.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
-            wide = tensor.double()
-            assert output.norm == pytest.approx(float(wide.norm())) and output.mean == pytest.approx(float(wide.mean()), abs=1e-12)
-            assert (output.largest, output.nonfinite) == (float(wide.abs().max()), 0)
+            assert output.norm == pytest.approx(float(tensor.double().norm()))
     (inputs,) = [call for call in found.calls if call.module == "(inputs)"]
     assert [output.path for output in inputs.outputs] == ["x", "scale"]
     assert (calls[0].inputs, calls[0].weights, calls[-1].inputs) == (("float32",), ("float32",), ("float32", "float64"))
@@ -89,7 +87,7 @@ def test_what_few_ops_know_is_kept_too_or_said_not_to_be(tmp_path: Path) -> None
     with hmp.capture(tmp_path / "a.capture", model) as found:
         odd, fp8, *_ = model(x)
     outputs = found.calls[0].outputs
-    assert outputs[0].nonfinite == 2 and outputs[0].norm == pytest.approx(float(odd.nan_to_num(0, 0, 0).double().norm()))
+    assert outputs[0].norm == pytest.approx(float(odd.nan_to_num(0, 0, 0).double().norm()))
     assert torch.equal(found.values(0, 1), fp8.float()) and outputs[1].dtype == "float8_e4m3fn"
     assert torch.equal(found.values(0, 2), torch.stack([x, x], -1).flatten(-2)) and outputs[2].shape == (3, 4)
     assert torch.equal(found.values(0, 3), x > 0) and found.values(0, 4).shape == (0, 4)
@@ -114,8 +112,8 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
     for path, told in ((tmp_path / "none.capture", "no such file"), (other, "got another safetensors file"), (tmp_path, "got a folder")):
         with pytest.raises(hmp.HmpError, match=f"{path.name}.* {told}"):
             hmp.Capture.load(path)
-    save_file({}, other, metadata={"hmp_capture": "3", "about": json.dumps({"hmp": "9.1"})})
-    with pytest.raises(hmp.HmpError, match=r"got format 3, written by hmp 9\.1"):
+    save_file({}, other, metadata={"hmp_capture": "4", "about": json.dumps({"hmp": "9.1"})})
+    with pytest.raises(hmp.HmpError, match="got format 4, of another hmp"):
         hmp.Capture.load(other)
 
 
@@ -123,11 +121,11 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
 def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = nn.Linear(4, 4), tmp_path / "a"
     refused = [
-        (tmp_path / "none" / "a.capture", model, {}, "does not exist"),
+        (tmp_path / "none" / "a.capture", model, {}, "No such file"),
         (tmp_path, model, {}, "got a folder"),
         (file, 3, {}, "got int"),
         (file, torch.jit.script(model), {}, "pass the module that it was scripted from"),
-        (file, model, {"mask": torch.ones(3)}, "1 at real tokens"),
+        (file, model, {"mask": torch.ones(3)}, "with 1 at real tokens"),
         (file, model, {"calls": 0}, "got 0"),
     ]
     if Path("/proc").exists():  # whoever runs the test
@@ -155,11 +153,11 @@ def test_a_region_without_a_call_is_an_error_and_one_that_fails_leaves_what_it_s
 
 
 def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
-    """A change of what is written needs another number: this file was made by hand in form 2."""
+    """A change of what is written needs another number: this file was made by hand in form 3."""
     call = {"module": "", "kind": "Linear", "root": "", "step": 0, "number": 0, "is_leaf": True, "inputs": ["float32"], "weights": []}
-    output = {"path": "", "shape": [2], "dtype": "float32", "norm": 5.0, "mean": 3.5, "largest": 4.0, "nonfinite": 0, "bits": "ab"}
+    output = {"path": "", "shape": [2], "dtype": "float32", "norm": 5.0, "bits": "ab"}
     calls = [{**call, "policy": "", "outputs": [{**output, "is_whole": True}]}]
-    metadata = {"hmp_capture": "2", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
+    metadata = {"hmp_capture": "3", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
     save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
     found = hmp.Capture.load(tmp_path / "a")
     assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
@@ -167,7 +165,7 @@ def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
     with hmp.capture(tmp_path / "b", model := nn.Linear(2, 2)):
         model(torch.ones(1, 2))
     with safe_open(tmp_path / "b", "pt") as written:
-        assert written.metadata()["hmp_capture"] == "2"
+        assert written.metadata()["hmp_capture"] == "3"
 
 
 def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> None:
@@ -177,6 +175,29 @@ def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> N
         with pytest.raises(hmp.HmpError, match=r"a\.capture is written when .* ends; read it after"):
             str(found)
     assert found.calls[0].outputs[0].shape == (5, 3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="files that cannot be written or read, whoever runs the test")
+def test_a_file_that_can_no_more_be_written_or_read_is_told_by_its_path(tmp_path: Path) -> None:
+    (folder := tmp_path / "gone").mkdir()
+    model = nn.Linear(3, 3)
+    model.register_forward_hook(lambda *_: folder.rmdir())
+    with pytest.raises(hmp.HmpError, match="gone/a was not written"):
+        with hmp.capture(folder / "a", model):
+            model(torch.randn(2, 3))
+    with pytest.raises(hmp.HmpError, match=r"/proc/self/mem: expected a capture, got another or a truncated file"):
+        hmp.Capture.load("/proc/self/mem")
+
+
+def test_what_holds_itself_is_gone_through_once(tmp_path: Path) -> None:
+    class Holds(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            found: dict[str, object] = {"x": x, "twice": [x, x]}
+            return found | {"parts": [found], "itself": found.setdefault("inside", found)}
+
+    with hmp.capture(tmp_path / "a", model := Holds()) as found:
+        model(torch.randn(2, 3))
+    assert [each.path for each in found.calls[0].outputs][:3] == ["x", "twice.0", "twice.1"]
 
 
 def test_a_module_with_hooks_is_named_since_they_may_return_something_else(tmp_path: Path) -> None:

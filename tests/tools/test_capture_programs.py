@@ -61,14 +61,26 @@ def test_without_a_model_every_outermost_module_is_one(tmp_path: Path) -> None:
     assert {call.root for call in found.calls} == {"", "MSELoss", *others}
 
 
-def test_a_model_that_a_script_compiles_later_is_seen_from_outside(tmp_path: Path, fresh_compiler: None) -> None:
-    plain = nn.Module.compile
+def test_what_is_called_outermost_has_inputs_whatever_holds_it(tmp_path: Path) -> None:
+    """A LightningModule's own forward need not run; and a call that failed leaves nothing running."""
+    holder = nn.Module()
+    holder.model, holder.metric = net(), nn.Identity()
+    with hmp.capture(tmp_path / "a", holder) as found:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            holder.model(torch.randn(3, 5))
+        holder.metric(holder.model(torch.randn(3, 4)))
+    names = ["model.0", "model.1.0", "model.1.1", "model.1", "model.2", "model", "(inputs)", "metric", "(inputs)"]
+    assert [(call.module, call.step) for call in found.calls] == list(zip(names, [0] * 7 + [1] * 2, strict=True))
+
+
+def test_a_model_compiled_in_place_is_refused_with_the_remedy(tmp_path: Path, fresh_compiler: None) -> None:
     model, x = nn.Sequential(net()), torch.randn(3, 4)
-    with hmp.capture(tmp_path / "a"):
-        model[0].compile(backend="eager")
-        out = model[0](x)
-    assert nn.Module.compile is plain and torch.equal(out, model[0](x))
-    assert modules(tmp_path / "a") == ["", "(inputs)"]
+    model[0].compile(backend="eager")
+    with pytest.raises(hmp.HmpError, match=r'torch\.compiler\.set_stance\("force_eager"\)'), hmp.capture(tmp_path / "a"):
+        model[0](x)
+    with torch.compiler.set_stance("force_eager"), hmp.capture(tmp_path / "a"):
+        model[0](x)
+    assert modules(tmp_path / "a") == NAMES
 
 
 def test_another_look_at_the_ops_sees_none_of_the_captures_own(tmp_path: Path) -> None:
@@ -95,6 +107,18 @@ def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
     assert numbers == [0, 1, 2, 3]
 
 
+def test_a_model_that_calls_itself_is_one_call(tmp_path: Path) -> None:
+    class Again(nn.Sequential):
+        def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+            return self[0](self(x, times - 1) if times else x)
+
+    model = Again(nn.Linear(4, 4))
+    with hmp.capture(tmp_path / "a", model, calls=1) as found:
+        model(torch.randn(3, 4))
+    assert modules(tmp_path / "a") == ["0", "", "0", "", "(inputs)"]
+    torch.testing.assert_close(found.values(3, 0), model[0](found.values(1, 0)).detach())
+
+
 def test_the_rank_is_that_of_the_script_which_joins_and_leaves_the_others_in_the_region(tmp_path: Path) -> None:
     model = net()
     with hmp.capture(tmp_path / "a.capture") as found:
@@ -104,3 +128,33 @@ def test_the_rank_is_that_of_the_script_which_joins_and_leaves_the_others_in_the
         finally:
             torch.distributed.destroy_process_group()
     assert found.path == tmp_path / "a.rank1.capture" and [each.name for each in tmp_path.iterdir()] == [found.path.name]
+
+
+def test_an_interrupt_that_is_caught_leaves_nothing_running(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model[1].register_forward_pre_hook(interrupt)
+    with hmp.capture(tmp_path / "a", model) as found:
+        for _ in range(3):
+            try:
+                model(torch.randn(3, 4))
+            except KeyboardInterrupt:
+                hook.remove()
+    names = [("0", 0), ("0", 0), ("1", 0), ("", 0), ("(inputs)", 0), ("0", 1), ("1", 1), ("", 1), ("(inputs)", 1)]
+    assert [(call.module, call.step) for call in found.calls] == names
+
+
+def test_a_module_that_answers_to_every_name_is_no_wrapper(tmp_path: Path) -> None:
+    class Forwards(nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__(name) if name in ("layer", "_modules", "_parameters") else self.layer
+
+    model = Forwards()
+    model.layer = nn.Linear(4, 4)
+    model.forward = lambda x: model.layer(x)
+    with hmp.capture(tmp_path / "a", model):
+        model(torch.randn(3, 4))
+    assert modules(tmp_path / "a") == ["layer", "", "(inputs)"]

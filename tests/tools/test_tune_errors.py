@@ -36,8 +36,8 @@ REFUSED = [
     ({"steps": 0}, "steps=0"),
     ({"start": "nowhere"}, "'nowhere'"),
     ({"optimizer": lambda model: None}, "optimizer(model) returned an object of type NoneType"),
-    ({"optimizer": torch.optim.SGD}, "lambda model: SGD(model.parameters(), ...)"),
-    ({"optimizer": functools.partial(torch.optim.SGD, lr=0.1)}, "lambda model: SGD(model.parameters(), ...)"),
+    ({"optimizer": torch.optim.SGD}, "lambda model: torch.optim.SGD(model.parameters())"),
+    ({"optimizer": functools.partial(torch.optim.SGD, lr=0.1)}, "lambda model: torch.optim.SGD(model.parameters())"),
     ({"metric": lambda model: "x"}, "such as an accuracy, got str"),
     ({"model": nn.LazyLinear(8)}, "call it once"),
     ({"loss": torch.no_grad()(squared)}, "to require grad"),
@@ -45,11 +45,11 @@ REFUSED = [
     ({"loss": lambda m, x: (m(x) * 0).sum().sqrt()}, "the gradient is not finite"),
     ({"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None}, 'objective="time"'),
     ({"start": SCOPED}, "entries with a scope"),
-    ({"start": "saved8", "objective": "bytes"}, "saved list"),
+    ({"start": "saved8", "objective": "bytes"}, "kind 'saved'"),
     ({"levels": "fp8"}, "got 'fp8'"),
     ({"levels": ("fp8", "fp32")}, "got ('fp8', 'fp32')"),
-    ({"start": FP8, "levels": ("fp8", "bf16", "fp32")}, "FP8 list"),
-    ({"start": "fp8", "levels": ("bf16", "fp32")}, 'levels=("fp8", "bf16", "fp32")'),
+    ({"start": FP8, "levels": ("fp8", "bf16", "fp32")}, "kind 'fp8'"),
+    ({"start": "fp8", "levels": ("bf16", "fp32")}, "kind 'fp8'"),
 ]
 
 
@@ -66,14 +66,6 @@ def test_what_cannot_be_searched_is_refused() -> None:
         hmp.tune(model, batches, loss=squared)
 
 
-def test_a_budget_says_what_to_give() -> None:
-    model, batches = perceptron()
-    with pytest.raises(TypeError, match="seconds=600 for ten minutes, or max_trials=30"):
-        hmp.tune(model, batches, loss=squared, budget="10 min")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tolerence'"):
-        hmp.tune(model, batches, loss=squared, tolerence=0.1)
-
-
 def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     torch.manual_seed(0)
 
@@ -88,24 +80,3 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     assert not start.fits
     assert start.why == "ValueError: only float32 here"
     assert "linear" in result.policy.fp32
-
-
-@pytest.mark.slow
-def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_is_no_journal(tmp_path) -> None:
-    model, batches = perceptron()
-    arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "max_trials": 3}
-    hmp.tune(model, batches, loss=squared, **arguments)
-    hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)
-    with pytest.raises(hmp.HmpError, match="another first batch"):
-        hmp.tune(model, [2 * x for x in batches], loss=squared, **arguments)
-    with pytest.raises(hmp.HmpError, match="another model, loss or optimizer"):
-        hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **arguments)
-    slower = {**arguments, "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.01)}
-    with pytest.raises(hmp.HmpError, match="another model, loss or optimizer"):
-        hmp.tune(model, batches, loss=squared, **slower)
-    with pytest.raises(hmp.HmpError, match=r"another tolerance .*1\.00%.*50\.00%"):
-        hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5)
-    hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5, resume=False)
-    (tmp_path / "tune.json").write_text("[]")
-    with pytest.raises(hmp.HmpError, match=r"tune\.json"):
-        hmp.tune(model, batches, loss=squared, **arguments)

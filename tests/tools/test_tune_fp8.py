@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
+from command_kit import RECIPE
+from hmp.cli import main
 from tune_kit import to_sines as loss
 from tune_kit import trained
 
@@ -55,13 +57,13 @@ def trained_under(policy: hmp.Policy, scale: float) -> float:
 def test_the_products_that_can_be_are_in_fp8_and_the_numbers_are_those_of_runs_of_the_users() -> None:
     result = tuned(two())
     assert result.policy.fp8 == {"linear"}
-    assert result.best.fp8 == ("linear",)
+    assert result.best.on("fp8") == ("linear",)
     assert result.best.fits
     # floating-point operations: 2 for each weight and row; the layer with 3 outputs cannot run in FP8
     able, all_of_them = 2 * 16 * (2 * 32 * 64), 2 * 16 * (2 * 32 * 64 + 64 * 3)
-    (linear,) = [unit for unit in result.units if unit.op == "linear"]
-    assert (linear.work_fp8, linear.work) == (able, all_of_them)
-    assert result.share_in_fp8 == pytest.approx(able / all_of_them)
+    (linear,) = [unit for unit in result.units if (unit.op, unit.level) == ("linear", "fp8")]
+    assert (linear.gain, linear.of) == (able, all_of_them)
+    assert result.share("fp8") == pytest.approx(able / all_of_them)
     assert f"{able / all_of_them:.0%} of the matrix multiplication FLOPs" in str(result)
     assert result.best.loss == pytest.approx(trained_under(result.policy, 0.1), rel=1e-6)
     plain, batches = two()
@@ -70,7 +72,7 @@ def test_the_products_that_can_be_are_in_fp8_and_the_numbers_are_those_of_runs_o
 
 def test_the_error_is_that_of_quantised_operands() -> None:
     result = tuned(two(), per_module=True, max_trials=3, optimizer=None, ops=["linear"])
-    (unit,) = [unit for unit in result.units if unit.name == "linear @ first"]
+    (unit,) = [unit for unit in result.units if (unit.name, unit.level) == ("linear @ first", "fp8")]
     model, (x, _) = two()
 
     def quantised(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,33 +83,57 @@ def test_the_error_is_that_of_quantised_operands() -> None:
     exact = F.linear(x, model.first.weight, model.first.bias).double()
     product = (quantised(x) @ quantised(model.first.weight).T).bfloat16()
     in_fp8 = (product + model.first.bias.bfloat16()).double()
-    assert unit.error_fp8 == pytest.approx(float((in_fp8 - exact).norm() / exact.norm()), rel=0.02)
+    assert unit.error == pytest.approx(float((in_fp8 - exact).norm() / exact.norm()), rel=0.02)
 
 
 def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
     """The second layer's result is tens of radians, of which FP8 keeps four bits: its cosine is noise."""
     result = tuned(two(30.0), per_module=True, optimizer=None)
-    assert result.best.fp8 == ("linear @ first",)
-    assert "linear @ second: exceeds the tolerance in FP8 (found by bisection)" in result.notes
+    assert result.best.on("fp8") == ("linear @ first",)
+    (second,) = [unit for unit in result.units if (unit.name, unit.level) == ("linear @ second", "fp8")]
+    assert second.why == "exceeds the tolerance (found by bisection)"
     model, batches = two(30.0)
     with hmp.casts(result.policy, model=model), hmp.record() as report:
         assert result.best.loss == pytest.approx(sum(float(loss(model, x).detach()) for x in batches) / len(batches), rel=1e-6)
     in_fp8 = {row.module for row in report.rows if row.rule == "fp8"}
     assert "first" in in_fp8 and "second" not in in_fp8
-    one = {unit.name: unit.work for unit in result.units}
-    assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
+    one = {unit.name: unit.of for unit in result.units if unit.level == "fp8"}
+    assert result.share("fp8") == pytest.approx(one["linear @ first"] / sum(one.values()))
 
 
 @pytest.mark.slow
 def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
     result = tuned(two(), per_module=True, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == result.policy
-    assert "96% of the matrix multiplication FLOPs in FP8" in (tmp_path / "fp8.txt").read_text()
-    again = tuned(two(), per_module=True, folder=tmp_path)
-    assert again.date == result.date  # read, not searched anew
-    assert again.best == result.best
-    with pytest.raises(hmp.HmpError, match="an earlier search had another levels"):
-        tuned(two(), per_module=True, folder=tmp_path, levels=("bf16", "fp32"))
-    other = tuned(two(), folder=tmp_path, levels=("bf16", "fp32"), resume=False)
+    assert "96% of the matrix multiplication FLOPs moved to this list" in (tmp_path / "fp8.txt").read_text()
+    other = tuned(two(), folder=tmp_path, levels=("bf16", "fp32"))
     assert not (tmp_path / "fp8.txt").exists()
     assert hmp.Policy.load(tmp_path) == other.policy
+
+
+def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
+    short = {"optimizer": None, "ops": ["linear"], "max_trials": 3}
+    short_of = tuned(two(), **short)
+    assert "budget is spent" in str(short_of) and [unit.why for unit in short_of.units if unit.level == "fp8"] == ["not tried"]
+    assert "fp8" not in str(tuned(two(), **short, levels=("bf16", "fp32")))
+
+
+@pytest.mark.slow
+def test_the_command_takes_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(4, 8)", "randn(16, 16)"))
+    command = ["tune", str(recipe), "--out", str(tmp_path / "lists"), "--tolerance", "0.5", "--objective", "memory", "--levels"]
+    assert main([*command, "fp8,bf16,fp32"]) == 0
+    assert str(tmp_path / "lists" / "fp8.txt") in capsys.readouterr().out
+    assert main([*command, "fp8"]) == 2
+    assert "got ['fp8']" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_where_fp8_is_emulated_it_has_no_time(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    emulated = tuned(two(), objective="time")
+    assert emulated.best.on("fp8") and emulated.best.ratio is None and "has to be measured on a device" in str(emulated)
+    page = emulated.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
+    assert "96% of the matrix multiplication FLOPs" in page and "Stay in float32" not in page

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.tools.tune.recipe import MOST_BATCHES, RecipeError, load
+from hmp.cli.recipe import MOST_BATCHES, RecipeError, load
 
 GOOD = """\
 import torch

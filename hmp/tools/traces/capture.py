@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,13 @@ from ..formatting import count, provenance, size, some
 from ..model_call import check_module, named_arguments
 from ..model_state import untracked
 from . import file
-from .file import bits, moments, values_of
+from .file import bits, norm, values_of
 from .module_names import ModuleNames, ModulePath, Root
 from .trace import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output
 
 Tensor = torch.Tensor
 MOST_BYTES = 4 * 2**20  # of an output whose values are kept
-_MOST_OUTPUTS = 20_000  # their descriptions are in the file's header, which is read at once
 _PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
-_compiling = torch.compiler.is_compiling
 
 
 class NothingCalled(HmpError):
@@ -44,28 +42,25 @@ def capture(
     *,
     mask: Tensor | None = None,
     calls: int | None = None,
-    **removed: Any,
 ) -> Iterator[Capture]:
     """Record what each module returns inside the `with` block in a file, for `hmp.compare_captures()` and `hmp diff`.
 
     The model computes the same bits as without it, under any policy, torch.autocast or torch.no_grad(). No graph is kept alive, and no hook
-    remains. Compiled models run compiled, so only their output is recorded; a note in the capture says so. The file is written when the
-    block ends, also after an exception. This needs the extra `capture` (safetensors, numpy).
+    remains. A model that torch.compile() made runs compiled, so only its output is recorded; a note in the capture says so. The file is
+    written when the block ends, also after an exception. This needs the extra `capture` (safetensors, numpy).
 
     Args:
         path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
         model: the model to record. Default: every module that runs.
         mask: a mask of the batch's positions, 1 at real tokens and 0 at padding, if the model gets no `attention_mask`.
         calls: the number of calls of the model to record, None for all.
-        **removed: parameters of earlier versions, which raise an error.
 
     Yields:
-        The capture, which can be read after the block. It has the shape, dtype, moments and a hash of every output, the values of outputs
+        The capture, which can be read after the block. It has the shape, dtype, norm and a hash of every output, the values of outputs
         up to 4 MiB, and the model's inputs.
 
     Raises:
         HmpError: no module was called, or the file cannot be written.
-        TypeError: for `keep`, `bytes_each` and `bytes_all`, which do not exist any longer.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
@@ -73,8 +68,6 @@ def capture(
         ...     y = net(x)
     """
     target = file.of_rank(Path(path))
-    if removed:
-        raise TypeError(_about_removed(next(iter(removed))))
     _check(model, mask, calls)
     file.check(target)
     watcher = _TraceRecorder(model, mask, calls)
@@ -91,25 +84,18 @@ def capture(
             found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
+            named = "the program" if model is None else type(model).__name__
             raise NothingCalled(
-                f"{target} was not written: no module of {watcher.named()} was called inside capture(); call the model as model(...)"
+                f"{target} was not written: no module of {named} was called inside capture(); call the model as model(...), "
+                'and one that is compiled by model.compile() under torch.compiler.set_stance("force_eager")'
             )
-
-
-def _about_removed(name: str) -> str:
-    if name in ("keep", "bytes_each", "bytes_all"):
-        return f"capture() has no argument {name} any longer: it stores the values of outputs up to {size(MOST_BYTES)}; use calls= to "
-        "capture less"
-    return f"capture() got an unexpected keyword argument {name!r}"
 
 
 def _check(model: Any, mask: Any, calls: int | None) -> None:
     if model is not None:
         check_module(model, "capture()", "a file and a torch.nn.Module")
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-        raise HmpError("mask= expected a tensor of shape (batch, positions), 1 at real tokens and 0 at padding")
-    if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
-        raise HmpError("mask= expected only 1 (real tokens) and 0 (padding), got other values")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2 and bool(((mask == 0) | (mask == 1)).all())):
+        raise HmpError("mask= expected a tensor of shape (batch, positions) with 1 at real tokens and 0 at padding")
     if calls is not None and calls < 1:
         raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
 
@@ -124,11 +110,10 @@ class _TraceRecorder(Listener):
         self.calls: list[ModuleCall] = []
         self.tensors: dict[str, Tensor] = {}
         self._names = ModuleNames(model)
-        self._model = model
         self._mask = mask
         self._most_calls = calls
         self._numbers: Counter[str] = Counter()
-        self._outputs = self._left_out = self._unkept = self._unread = 0
+        self._unkept = self._unread = 0
         self._device = ""
         self.rank = ""  # when the first call returned: a script may join the others in the context, and leave them
         self._hooked: dict[str, None] = {}
@@ -138,23 +123,10 @@ class _TraceRecorder(Listener):
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Make a context in which what modules return is noted."""
-        with ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
+        with warnings.catch_warnings(), listen(self):
             # torch's own: that global hooks see the compiled module too, which is what they are for here
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-            stack.enter_context(listen(self))
-            stack.enter_context(self._names.following_compiled(self._around))
             yield
-
-    def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        modules.enter(module)
-        result, raised = None, True
-        try:
-            result = compiled(*args, **kwargs)
-            raised = False
-        finally:
-            modules.leave(module, args, kwargs, result, raised)
-        return result
 
     def entered(self, module: torch.nn.Module) -> None:
         """Find the name of a module that is called."""
@@ -183,9 +155,8 @@ class _TraceRecorder(Listener):
 
     def _note(self, module: Any, place: ModulePath, given: Any, result: Any, policy: str) -> None:
         weights = tuple(dict.fromkeys(dtype_name(each.dtype) for each in module.parameters(recurse=place.is_compiled)))
-        is_leaf = next(module.children(), None) is None
-        root, kind = place.root, type(module).__name__
-        self._add(ModuleCall(place.name, kind, root.prefix, root.calls, 0, is_leaf, _floats(given), weights, policy, ()), result)
+        about = place.root.prefix, place.root.calls, 0, not list(module.children()), _floats(given), weights, policy, ()
+        self._add(ModuleCall(place.name, type(module).__name__, *about), result)
 
     def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
         """Note what the outermost module was given, before what came of it."""
@@ -198,10 +169,6 @@ class _TraceRecorder(Listener):
         found = list(named_tensors(result))
         if not found and result is not None and call.kind:
             self._opaque[call.module] = None
-        if self._outputs + len(found) > _MOST_OUTPUTS:
-            self._left_out += 1
-            return
-        self._outputs += len(found)
         at = len(self.calls)
         outputs = tuple(self._output(f"{at}.{number}", path, tensor) for number, (path, tensor) in enumerate(found))
         self.calls.append(replace(call, number=self._numbers[call.module], outputs=outputs))
@@ -220,11 +187,7 @@ class _TraceRecorder(Listener):
         if is_whole:
             self.tensors[key] = values.to("cpu").clone(memory_format=torch.contiguous_format)
         self._unkept += not is_whole
-        return replace(said, **moments(values)._asdict(), bits=bits(values), is_whole=is_whole)
-
-    def named(self) -> str:
-        """Return the model, in an error."""
-        return "the program" if self._model is None else type(self._model).__name__
+        return replace(said, norm=norm(values), bits=bits(values), is_whole=is_whole)
 
     def about(self) -> dict[str, str]:
         """Return what the file says of the program."""
@@ -243,24 +206,20 @@ class _TraceRecorder(Listener):
             notes.append(f"{compiled} ran compiled by torch.compile, so only its output was recorded, not the modules inside it")
         others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
         unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
-        if unseen:
-            notes.append(
-                f"{count(len(unseen), 'module')} with weights not called as module(...), because of compiled code, a fused kernel, or a "
-                f"parent module that uses the weights itself: {some(unseen)}"
-            )
+        uncalled = (
+            "with weights not called as module(...), because of compiled code, a fused kernel, or a parent that uses the weights itself"
+        )
         for names, said in (
-            (self._hooked, "with forward hooks, recorded before these ran"),
-            (self._opaque, "returned no tensor, nor a tuple, list, dict or dataclass with one"),
+            (unseen, uncalled),
+            (list(self._hooked), "with forward hooks, recorded before these ran"),
+            (list(self._opaque), "returned no tensor, nor a tuple, list, dict or dataclass with one"),
         ):
             notes += [f"{count(len(names), 'module')} {said}: {some([name or 'the model' for name in names])}"] if names else []
-        if self._left_out:
-            notes.append(f"{count(self._left_out, 'call')} left out, because a capture describes at most {_MOST_OUTPUTS} outputs")
         if self._unkept:
             notes.append(f"the values of {count(self._unkept, 'output')} are not stored, because they are larger than {size(MOST_BYTES)}")
         if self._unread:
-            notes.append(
-                f"the values of {count(self._unread, 'output')} can't be read: on the meta device, sharded, sparse, or under torch.func"
-            )
+            why = "on the meta device, sharded, sparse, or under torch.func"
+            notes.append(f"the values of {count(self._unread, 'output')} can't be read: {why}")
         return notes
 
 
@@ -313,7 +272,7 @@ def _is_readable(tensor: Tensor) -> bool:
 
 def _is_unseen() -> bool:
     """Return True if the call isn't one of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
-    return _compiling() or graph_task() >= 0 or trace_here() is not None
+    return torch.compiler.is_compiling() or graph_task() >= 0 or trace_here() is not None
 
 
 def _has_weights(module: torch.nn.Module) -> bool:

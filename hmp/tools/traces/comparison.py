@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ..formatting import count, two_digits, versioned
+from ..formatting import count, json_values, two_digits, versioned
 from ..pages.page import Page, Result
 from ..record.models import pattern
 from .trace import INPUTS, Capture
@@ -23,8 +21,8 @@ OTHER_BITS = "its values differ"
 class Side:
     """One of the two captures.
 
-    Its name and file, its model's class, the dtypes of its modules' weights and of what they returned, each with the number of calls, the
-    policies that were active, and what the capture notes.
+    Its name and file, its model's class, the dtypes of its modules' weights and of what they returned, each with the number of calls, and
+    the policies that were active.
     """
 
     name: str
@@ -33,7 +31,6 @@ class Side:
     weights: dict[str, int]
     outputs: dict[str, int]
     policies: tuple[str, ...]
-    notes: tuple[str, ...]
     about: dict[str, str]
 
     def __str__(self) -> str:
@@ -108,8 +105,8 @@ class CaptureComparison(Result):
         >>> found = hmp.compare_captures("a.capture", "b.capture")
         >>> found.verdict()
         ['they do not differ: 2 outputs that can be compared are equal']
-        >>> found.layers(), found.jumps(), found.computed(), found.to_dict()["first"]
-        ({}, [], [], None)
+        >>> found.layers(), found.computed(), found.to_dict()["first"]
+        ({}, [], None)
         >>> json, page = found.to_json("captures.json"), found.to_html("captures.html")
     """
 
@@ -150,16 +147,6 @@ class CaptureComparison(Result):
         several = {name: [gap for _, gap in sorted(gaps.items())] for name, gaps in found.items() if len(gaps) > 1}
         return dict(sorted(several.items(), key=lambda item: item[0].count(".")))
 
-    def jumps(self) -> list[tuple[float, Gap, Gap]]:
-        """Return where the gap at least doubles from one module without modules inside to the next.
-
-        Returns:
-            How many times, the gap before and the gap, the largest first.
-        """
-        known = [gap for gap in self.gaps if gap.is_leaf and gap.relative is not None]
-        found = [(_times(before, gap), before, gap) for before, gap in pairwise(known) if _times(before, gap) >= 2]
-        return sorted(found, key=lambda each: -(each[2].relative or 0.0))
-
     def computed(self) -> list[tuple[str, str, str, int]]:
         """Return the modules that were computed in other dtypes in the two programs.
 
@@ -176,17 +163,8 @@ class CaptureComparison(Result):
             The values that `to_json()` writes.
         """
         ends = {"first": self.first, "beyond_rounding": self.beyond_rounding, "last": self.last}
-        return versioned(
-            {
-                "a": asdict(self.a),
-                "b": asdict(self.b),
-                **{name: None if gap is None else gap.named for name, gap in ends.items()},
-                "gaps": [asdict(gap) for gap in self.gaps],
-                "unmatched_a": list(self.unmatched_a),
-                "unmatched_b": list(self.unmatched_b),
-                "notes": list(self.notes),
-            }
-        )
+        named = {name: None if gap is None else gap.named for name, gap in ends.items()}
+        return versioned(json_values({**asdict(self), **named}))
 
     def _page(self) -> Page:
         from .page import captures_page  # here: it imports this module
@@ -204,24 +182,19 @@ class CaptureComparison(Result):
             known = sum(gap.relative is not None for gap in self.gaps)
             others = [gap for gap in self.gaps if gap.why.startswith(OTHER_BITS)]
             if others:
-                which = f"{count(len(others), 'output')}, first {others[0].named}"
-                return [f"they differ, by an unknown amount, in {which}"]
+                return [f"they differ, by an unknown amount, in {count(len(others), 'output')}, first {others[0].named}"]
             if not known:
                 return ["they may or may not differ: no output can be compared"]
             return [f"they do not differ: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]
         kind = f" ({first.kind})" if first.kind else ""
-        equal = [gap for gap in self.gaps[: self.gaps.index(first)] if gap.relative == 0 and gap.kind]
-        since = f"; {equal[-1].named}, before it, is equal" if equal else ""
         unknown = sum(gap.relative is None for gap in self.gaps[: self.gaps.index(first)])
-        since += f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
-        said = [f"they first differ at {first.named}{kind}: by {two_digits(first.relative)}, {first.a} against {first.b}{since}"]
-        if beyond is None:
-            said.append("no output differs by more than one rounding to its dtype explains")
-        else:
-            said.append(
-                f"they first differ by more than one rounding explains ({two_digits(beyond.rounding)}) at {beyond.named}: "
-                f"by {two_digits(beyond.relative)}"
-            )
+        since = f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
+        within = "no output differs by more than one rounding to its dtype explains"
+        further = beyond and f"they first differ by more than one rounding explains ({two_digits(beyond.rounding)}) at {beyond.named}: "
+        said = [
+            f"they first differ at {first.named}{kind}: by {two_digits(first.relative)}, {first.a} against {first.b}{since}",
+            within if beyond is None else f"{further}by {two_digits(beyond.relative)}",
+        ]
         if last is not None:
             said.append(f"the model's output{f' {last.output}' if last.output else ''} differs by {two_digits(last.relative)}")
         return said
@@ -234,13 +207,7 @@ def side_of(capture: Capture) -> Side:
     outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
     policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
     about = capture.about
-    return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, capture.notes, about)
-
-
-def _times(before: Gap, gap: Gap) -> float:
-    if before.relative is None or gap.relative is None or not gap.relative:
-        return 0.0
-    return gap.relative / before.relative if before.relative else math.inf
+    return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, about)
 
 
 def _counted(dtypes: dict[str, int]) -> str:

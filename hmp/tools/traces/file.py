@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from ...errors import HmpError
 from ..compare.distance import as_real, widened
 from ..extras import needed
 
-FORM = 2  # of the file: another one is refused
+FORM = 3  # of the file: another one is refused
 _KEY = "hmp_capture"
 
 
@@ -28,7 +29,6 @@ class Opened:
     about: dict[str, str]
     notes: list[str]
     calls: list[dict[str, Any]]
-    names: frozenset[str]
     handle: Any
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -52,8 +52,6 @@ def of_rank(path: Path, number: str = "") -> Path:
 
 def check(path: Path) -> None:
     """Raise HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
-    if not path.absolute().parent.is_dir():
-        raise HmpError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise HmpError(f"{path}: expected a file to write, got a folder; give a file's name")
     try:
@@ -79,38 +77,21 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
 
 def opened(path: Path) -> Opened:
     """Open the file and read its header alone. Raise HmpError if it isn't a capture, is cut off, or has another form."""
-    if path.is_dir():
-        raise HmpError(f"{path}: expected a capture, got a folder; give a file that hmp.capture() or hmp run --capture wrote")
     if not path.is_file():
-        raise HmpError(f"{path}: no such file; give a file that hmp.capture() or hmp run --capture wrote")
+        what = "expected a capture, got a folder" if path.is_dir() else "no such file"
+        raise HmpError(f"{path}: {what}; give a file that hmp.capture() or hmp run --capture wrote")
     library = _safetensors()
     try:
         handle = library.safe_open(path, "pt")
-    except library.SafetensorError as error:
+    except (library.SafetensorError, OSError) as error:
         raise HmpError(f"{path}: expected a capture, got another or a truncated file: {error}; copy it again, or capture again") from None
-    except OSError as error:
-        raise HmpError(f"{path} cannot be read: {error}") from None
     metadata = handle.metadata() or {}
     form = metadata.get(_KEY)
-    if form is None:
-        raise HmpError(
-            f"{path}: expected a capture, got another safetensors file; give a file that hmp.capture() or hmp run --capture wrote"
-        )
     if form != str(FORM):
-        raise HmpError(
-            f"{path}: expected a capture of format {FORM}, got format {form}, written by {_by(metadata)}; compare with that release, "
-            "or capture again with this one"
-        )
+        got = "another safetensors file" if form is None else f"format {form}, of another hmp"
+        raise HmpError(f"{path}: expected a capture of format {FORM}, got {got}; capture again with this hmp")
     about, notes, calls = (json.loads(metadata[name]) for name in ("about", "notes", "calls"))
-    return Opened(about, notes, calls, frozenset(handle.keys()), handle)
-
-
-def _by(metadata: Mapping[str, str]) -> str:
-    """Return the hmp that wrote the file, as far as another form says it where this one does."""
-    try:
-        return f"hmp {json.loads(metadata['about'])['hmp']}"
-    except (KeyError, TypeError, ValueError):
-        return "another hmp"
+    return Opened(about, notes, calls, handle)
 
 
 def _safetensors(*also: str) -> Any:
@@ -125,15 +106,6 @@ Tensor = torch.Tensor
 _BLOCK = 2**18  # elements at a time: a copy in float64 of a large tensor would be large itself
 
 
-class Moments(NamedTuple):
-    """Of the finite elements of a tensor: the Euclidean norm, the mean, and the largest magnitude; and how many are not finite."""
-
-    norm: float
-    mean: float
-    largest: float
-    nonfinite: int
-
-
 def values_of(tensor: Tensor) -> Tensor:
     """Return the real numbers of a tensor, in a dtype that torch computes in; of a complex one two for each element, side by side."""
     values = as_real(widened(tensor.detach().resolve_neg()))
@@ -146,15 +118,7 @@ def bits(values: Tensor) -> str:
     return hashlib.blake2b(plain.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
-def moments(values: Tensor) -> Moments:
-    """Return the moments of `values`."""
-    squares = total = largest = known = 0.0
-    for block in values.reshape(-1).split(_BLOCK):
-        wide = block.to(torch.float64)
-        if not block.numel():
-            break
-        finite = wide.isfinite()
-        wide = wide.where(finite, 0.0)
-        parts = torch.stack([wide.square().sum(), wide.sum(), wide.abs().amax(), finite.sum(dtype=torch.float64)]).tolist()
-        squares, total, largest, known = squares + parts[0], total + parts[1], max(largest, parts[2]), known + parts[3]
-    return Moments(squares**0.5, total / known if known else 0.0, largest, values.numel() - int(known))
+def norm(values: Tensor) -> float:
+    """Return the Euclidean norm of the finite elements."""
+    blocks = values.reshape(-1).split(_BLOCK)
+    return math.sqrt(sum(float(block.to(torch.float64).nan_to_num(0.0, 0.0, 0.0).square().sum()) for block in blocks))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -83,43 +80,6 @@ class ModuleNames:
             self.places[each] = ModulePath(name, root, compiled_in(each) is not None)
             children = list((each if inside is None else inside).named_children())
             todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
-
-    @contextmanager
-    def following_compiled(self, around: Callable[..., Any]) -> Iterator[None]:
-        """Make a context in which what `module.compile()` has compiled, which runs no hooks, is called by `around`.
-
-        With it, the module, and the arguments.
-        """
-        followed: list[tuple[torch.nn.Module, Any, Any]] = []
-
-        def follow(module: torch.nn.Module) -> None:
-            compiled: Any = module._compiled_call_impl
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return compiled(*args, **kwargs) if torch.compiler.is_compiling() else around(compiled, module, args, kwargs)
-
-            module._compiled_call_impl = call
-            followed.append((module, compiled, call))
-
-        for module in [each for each in self.places if each._compiled_call_impl is not None]:
-            follow(module)
-        plain = torch.nn.Module.compile
-
-        @functools.wraps(plain)
-        def compile(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            plain(module, *args, **kwargs)
-            follow(module)
-
-        if self._is_open:  # a script compiles its model later
-            torch.nn.Module.compile = compile  # type: ignore[assignment, method-assign]
-        try:
-            yield
-        finally:
-            if torch.nn.Module.compile is compile:  # type: ignore[comparison-overlap]
-                torch.nn.Module.compile = plain  # type: ignore[method-assign]
-            for module, compiled, call in followed:
-                if module._compiled_call_impl is call:
-                    module._compiled_call_impl = compiled
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -21,13 +21,11 @@ from ..pages.page import (
     left_out,
     made_of,
     module,
-    number,
     whole,
 )
 from .comparison import CaptureComparison, Computed, Gap
 
 TABLE_ROWS = 1500
-_TOP = 12
 
 
 def captures_page(comparison: CaptureComparison) -> Page:
@@ -51,7 +49,7 @@ def captures_page(comparison: CaptureComparison) -> Page:
         policies=[(side.name, str(side)) for side in (a, b)],
         cards=cards,
         opening=[Items(comparison.notes, is_notes=True)] if comparison.notes else [],
-        sections=[_depth(comparison, low), _grows(comparison), _computed(comparison), _modules(comparison)],
+        sections=[_depth(comparison, low), _computed(comparison), _modules(comparison)],
     )
 
 
@@ -73,19 +71,6 @@ def _depth(comparison: CaptureComparison, low: Gap | None) -> Section:
         ]
         found.append(Table((name, comparison.a.name, comparison.b.name, ">difference", "by depth"), rows))
     return Section("depth", "By depth", "Difference by depth", found)
-
-
-def _grows(comparison: CaptureComparison) -> Section:
-    rows = [
-        [module(gap.named), Cell(gap.kind), _side(gap.a), _side(gap.b), error(before.relative), error(gap.relative),
-         number(times, f"{times:.3g}" if before.relative else "from 0")]
-        for times, before, gap in comparison.jumps()[:_TOP]
-    ]  # fmt: skip
-    columns = ("module", "class", comparison.a.name, comparison.b.name, ">before", ">difference", ">times")
-    told = "Where the difference at least doubles from one innermost module to the next."
-    nowhere = Text("It doubles nowhere from one innermost module to the next.", is_soft=True)
-    parts: list[Part] = [Text(told, is_soft=True), Table(columns, rows)] if rows else [nowhere]
-    return Section("grows", "Where it grows", "Where the difference grows", parts)
 
 
 def _computed(comparison: CaptureComparison) -> Section:
@@ -127,15 +112,10 @@ def _figure(comparison: CaptureComparison, low: Gap | None) -> Depth | None:
     """
     known = [(at, gap) for at, gap in enumerate(comparison.gaps, 1) if gap.relative and gap.kind]
     lines = []
-    layers = {id(gap) for gaps in list(comparison.layers().values())[:1] for gap in gaps}
-    for name, colour, size, chosen in (
-        ("modules", "casts", 2.6, [each for each in known if each[1].is_leaf]),
-        ("modules with inner modules", "other", 2.6, [each for each in known if not each[1].is_leaf and id(each[1]) not in layers]),
-        ("layers", "bfloat16", 0.0, [each for each in known if id(each[1]) in layers]),
-    ):
-        points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in chosen]
+    for is_leaf, name, colour in ((True, "modules", "casts"), (False, "modules with inner modules", "other")):
+        points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in known if gap.is_leaf is is_leaf]
         if points:
-            lines.append(Line(name, colour, points, size))
+            lines.append(Line(name, colour, points, 2.6))
     if not lines or low is None:
         return None
     first = next((at, min(gap.relative or 0.0, 1.0), gap.named) for at, gap in known)

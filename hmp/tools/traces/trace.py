@@ -24,20 +24,16 @@ _SHOWN = 40
 class Output:
     """A tensor that a module returned.
 
-    `path` in what it returned ("" where it is all of it), shape, dtype, moments (norm, mean and largest magnitude of the finite elements,
-    how many are not finite) and a hash of its bytes.
+    `path` in what it returned ("" where it is all of it), shape, dtype, the norm of its finite elements and a hash of its bytes.
 
     `is_whole` says if the file holds its values; those of large outputs are not kept. Where torch does not give the values (a meta tensor,
-    a shard), `bits` is "" and the moments are 0.
+    a shard), `bits` is "" and the norm is 0.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     norm: float = 0.0
-    mean: float = 0.0
-    largest: float = 0.0
-    nonfinite: int = 0
     bits: str = ""
     is_whole: bool = False
 
@@ -148,10 +144,11 @@ class Capture(Result):
 
     def _page(self) -> Page:
         calls = self.calls
-        rows = []
-        for call in calls:
-            begin = [module(call.module, "(the model)"), Cell(call.kind), chips(", ".join(call.inputs)), chips(", ".join(call.weights))]
-            rows += [[*begin, Cell(f"{each.path} {list(each.shape)} {each.dtype}".strip()), error(each.norm)] for each in call.outputs]
+        rows = [
+            [module(call.module, "(the model)"), Cell(call.kind), chips(", ".join(call.inputs)), chips(", ".join(call.weights)),
+             Cell(f"{each.path} {list(each.shape)} {each.dtype}".strip()), error(each.norm)]
+            for call in calls for each in call.outputs
+        ]  # fmt: skip
         policies = ", ".join(repr(name) for name in dict.fromkeys(call.policy for call in calls) if name) or "no policy"
         modules = len({call.module for call in calls})
         of = f"{count(len(calls), 'call')} of {count(modules, 'module')} of {self.about.get('model', '')}, {policies}"

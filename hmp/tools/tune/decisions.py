@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from ...core.lists import ListKind, deciding, kind_of
 from ...core.ops.sites import ancestry, sites_of
 from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, ops_of, policies
 from ...errors import HmpError
 
-_CASTS = ("bf16", "fp32", "promote")  # the lists that every policy has
+LOW, WIDE = "bf16", "fp32"
+_CASTS: tuple[ListName, ...] = (LOW, WIDE, "promote")  # the lists that every policy has
 
 
 class Key(NamedTuple):
@@ -22,11 +25,19 @@ class Key(NamedTuple):
         return f"{self.op} @ {self.module}" if self.module else self.op
 
 
+Choice = Mapping[ListName, frozenset[Key]]  # the units on each list; those on none that decides are on the FP32 list
+
+
+def moved(choice: Choice, keys: frozenset[Key], kind: ListKind) -> dict[ListName, frozenset[Key]]:
+    """Return the choice with `keys` on that list, and on no other that says what they compute in."""
+    others = {name: units if kind.adds or kind_of(name).adds else units - keys for name, units in choice.items()}
+    return {**others, kind.name: choice.get(kind.name, frozenset()) | keys}
+
+
 class Decisions:
     """The ops that are decided, over a policy that says what is done with the others. Raise HmpError where `ops` holds no op's name.
 
-    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels, `packs` whether what is saved
-    for backward may be packed.
+    `levels` are the kinds of lists that units may move to besides the BF16 list, `shared` the paths of modules that are at others, too.
     """
 
     def __init__(
@@ -35,21 +46,17 @@ class Decisions:
         ops: Collection[str] | None,
         per_module: bool,
         shared: Collection[str] = (),
-        *,
-        in_fp8: bool = False,
-        packs: bool = False,
+        levels: Collection[ListKind] = (),
     ) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
             raise HmpError(f"invalid ops={ops!r}: expected a list of op names, such as ['softmax', 'linear'], or None for all")
         self.start = start
         self.low = start.dtype
         self.per_module = per_module
-        self.in_fp8, self.packs = in_fp8, packs
+        self.levels = tuple(levels)
         self._shared = frozenset(shared)
         self.all = ops is None
-        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in ops_of(ListEntry(name, "bf16"))))
-        # what an op does that is listed by itself does not change with the ops that are decided
-        self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in _CASTS}
+        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in ops_of(ListEntry(name, LOW))))
         self._calls: Mapping[Key, int] = {}
 
     def op_of(self, op: str) -> str | None:
@@ -57,71 +64,66 @@ class Decisions:
         return next((each for each in ancestry(op) if each in self.ops), None)
 
     def key(self, op: str, module: str) -> Key:
-        """Return the unit that a call of the decided op in that module belongs to."""
+        """Return the unit that a call of the op in that module belongs to."""
         return Key(op, module if self.per_module else None)
 
     def found(self, calls: Mapping[Key, int]) -> None:
         """Say which units there are, and how often each is called."""
         self._calls = calls
 
-    def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = (), fp8: Iterable[Key] = ()) -> Policy:
-        """Return the policy that has the units `fp8` on the FP8 list, those of `low` on the BF16 list and the others on the FP32 list.
-
-        The ops of `left` stay as the start has them if none of their units is on either of the first two.
-        """
-        chosen: dict[Key, ListName] = {**dict.fromkeys(low, "bf16"), **dict.fromkeys(fp8, "fp8")}
-        lists: dict[ListName, set[str]] = {"fp8": set(), "bf16": set(), "fp32": set()}
+    def policy(self, choice: Choice, name: str = "tuned") -> Policy:
+        """Return the policy of the choice. Before found(), all decided ops are decided for all modules."""
+        calls = self._calls or dict.fromkeys(map(Key, self.ops), 1)
+        listed: dict[ListName, set[str]] = defaultdict(set)
         scoped: list[ListEntry] = []
-        if not self._calls:  # nobody knows yet which are called
-            by_op = {key.op: cast for key, cast in chosen.items()}
-            for op in self.ops:
-                lists[by_op.get(op, "fp32")].add(op)
-        stay = frozenset(left) - {key.op for key in chosen}
-        for op in sorted({key.op for key in self._calls} - stay):
-            wanted: dict[Key, ListName] = {key: chosen.get(key, "fp32") for key in self._calls if key.op == op}
-            everywhere = self._everywhere(wanted)
-            lists[everywhere].add(op)
+        lists = {key: cast for cast, keys in choice.items() if cast in deciding() for key in keys}
+        for op in sorted({key.op for key in calls}):
+            wanted: dict[Key, ListName] = {key: lists.get(key, WIDE) for key in calls if key.op == op}
+            everywhere = _everywhere(wanted, calls)
+            listed[everywhere].add(op)
             scoped += _lines(op, wanted, everywhere, self._shared)
-        return self._with(lists, scoped, name)
+        decided = frozenset().union(*listed.values())
+        rest = {cast: _without(getattr(self.start, cast), cast, decided) for cast in _CASTS}
+        lists_of = {cast: rest.get(cast, frozenset()) | listed[cast] for cast in {*rest, *listed}}
+        return self.start.replace(name=name, scoped=tuple(scoped), **lists_of)
 
-    def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return those of the units that a policy without scoped entries has on its BF16 list."""
-        return frozenset(key for key, cast in _casts(policy, keys).items() if cast == "bf16")
+    def adding(self, policy: Policy, kind: ListKind, keys: frozenset[Key]) -> Policy:
+        """Return the policy with these units on a list that adds: an op by its name where no module is named, else by the modules."""
+        assert kind.level is not None
+        named = frozenset(key.op for key in keys if not key.module)
+        lines = [ListEntry(key.op, kind.name, scope=scope_of(key.module)) for key in sorted(keys) if key.module and key.op not in named]
+        return policy.replace(scoped=(*policy.scoped, *lines), **{kind.name: named}, **kind.level.words)
 
-    def left_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[str]:
-        """Return those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
-        return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
+    def coverable(self, kind: ListKind, keys: frozenset[Key], among: Iterable[Key]) -> frozenset[Key]:
+        """Return the units that entries can put on the list without others of `among`.
 
-    def _everywhere(self, wanted: Mapping[Key, ListName]) -> ListName:
-        """Return the list for the line without a scope: what holds outside every module, else what most calls want."""
-        outside = [key for key in wanted if not key.module]
-        calls: dict[ListName, int] = {"fp32": 0, "bf16": 0, "fp8": 0}  # of two that are even the wider one
-        for key in outside or wanted:
-            calls[wanted[key]] += self._calls[key]
-        return max(calls, key=lambda cast: calls[cast])
-
-    def _with(self, lists: Mapping[ListName, Collection[str]], scoped: Iterable[ListEntry], name: str) -> Policy:
-        decided = frozenset().union(*lists.values())
-        rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in _CASTS}
-        return Policy(
-            name=name,
-            dtype=self.low,
-            bf16=rest["bf16"].union(lists["bf16"]),
-            fp32=rest["fp32"].union(lists["fp32"]),
-            promote=rest["promote"],
-            fp8=frozenset(lists["fp8"]),
-            fp8_recipe=self.start.fp8_recipe,
-            fp8_kernel=self.start.fp8_kernel,
-            saved=self.start.saved,
-            saved_recipe=self.start.saved_recipe,
-            scoped=tuple(scoped),
+        An entry holds for the modules inside, too, and on a list that adds none takes them out again.
+        """
+        barred = set(among) - keys
+        if not kind.adds:
+            return keys
+        return frozenset(
+            key for key in keys if not any(key.op == each.op and (not key.module or _is_inside(each.module, key.module)) for each in barred)
         )
 
+    def choice_of(self, policy: Policy, keys: Iterable[Key]) -> Choice:
+        """Return the units that a policy without scoped entries has on the BF16 list."""
+        listed = Listed(policy)
+        sources = {key: listed.source(key.op) or listed.star for key in keys}
+        return {LOW: frozenset(key for key, source in sources.items() if source is not None and source.list_name == LOW)}
 
-def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, ListName | None]:
-    listed = Listed(policy)
-    sources = {key: listed.source(key.op) or listed.star for key in keys}
-    return {key: None if source is None else source.list_name for key, source in sources.items()}
+
+def _is_inside(inner: str | None, outer: str) -> bool:
+    return f"{inner}.".startswith(f"{outer}.")
+
+
+def _everywhere(wanted: Mapping[Key, ListName], calls: Mapping[Key, int]) -> ListName:
+    """Return the list for the line without a scope: what holds outside every module, else what most calls want."""
+    outside = [key for key in wanted if not key.module]
+    votes: dict[ListName, int] = {WIDE: 0}  # of two that are even the wider one
+    for key in outside or wanted:
+        votes[wanted[key]] = votes.get(wanted[key], 0) + calls[key]
+    return max(votes, key=lambda cast: votes[cast])
 
 
 def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
@@ -151,8 +153,7 @@ def scope_of(path: str) -> str:
 def _listed(start: Policy) -> set[str]:
     """Return the ops of torch that `start` or a preset has on its BF16 or FP32 list."""
     found: set[str] = set()
-    casts: tuple[ListName, ...] = ("bf16", "fp32")
-    for cast in casts:
+    for cast in (LOW, WIDE):
         found.update(op for op in start.casts_by_op(cast) if sites_of(op))
         for preset in map(as_policy, policies()):
             # a name that this release of torch does not know is nobody's to call

@@ -5,45 +5,27 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from ...core.casting import dtype_name
-from ...core.policy import EVERY_OP, ListEntry, ListName, exactness, optional_files, word_files
+from ...core.lists import kind_of, names
+from ...core.policy import EVERY_OP, ListName, optional_files, word_files
 from ...errors import HmpError
-from ..formatting import NOTHING, count, duration, size
-from .result import LEAST_GAIN, Objective, Stopped, TuneResult, Unit, least_gain
+from ..formatting import NOTHING, count, duration, json_text, size
+from ..pages.page import amount as counted
+from .decisions import LOW, WIDE, scope_of
+from .result import TuneResult, Unit
 
 # How a search ended.
-ENDS = {
-    Stopped.SOLVED: "finished: no further change of one unit is cheaper and within the tolerance",
-    Stopped.BUDGET: "the budget is spent (seconds=, max_trials=); a larger one continues from here",
-    Stopped.INTERRUPTED: "interrupted; the same call continues from here",
-}
+ENDS = {"solved": "finished", "budget": "the budget is spent (seconds=, max_trials=)", "interrupted": "interrupted"}
 
 
-def gain(unit: Unit, objective: Objective) -> float:
-    """Return how many seconds a step is shorter, or bytes fewer it keeps, with the unit in the low-precision dtype.
-
-    -inf where it cannot be.
-    """
-    if not runs_low(unit):
-        return -math.inf
-    return float(unit.saved_bytes) if objective == Objective.MEMORY else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
-
-
-def by_gain(result: TuneResult) -> list[Unit]:
-    """Return the units of a search, the most gain first."""
-    return sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
-
-
-def amount(value: float, objective: Objective) -> str:
-    """Seconds or bytes with their unit and the sign of less than nothing."""
+def amount(value: float, gains: str) -> str:
+    """Return a gain with its unit, and with the sign of less than nothing; what is neither seconds nor bytes is counted."""
     if not math.isfinite(value):
         return NOTHING
-    text = (size if objective == Objective.MEMORY else duration)(abs(value))
+    text = {"seconds": duration, "bytes": size}.get(gains, lambda number: counted(round(number)))(abs(value))
     return "0" if text == NOTHING else f"-{text}" if value < 0 else text
 
 
@@ -53,68 +35,67 @@ def percent(change: float | None) -> str:
         return NOTHING
     if not math.isfinite(change):
         return "not finite"
-    return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change:+.2%}"
+    return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change + 0.0:+.2%}"
 
 
-def runs_low(unit: Unit) -> bool:
-    """Return True if the unit can run in the low-precision dtype, with finite results."""
-    return all(map(math.isfinite, (unit.error, unit.sensitivity, unit.seconds_low)))
+def reason(units: Sequence[Unit]) -> str:
+    """Return what came of these units of one list: what they gain together, the largest change of one, and why."""
+    why = "; ".join(dict.fromkeys(unit.why for unit in units))
+    if not all(math.isfinite(unit.change) for unit in units):
+        return why
+    gain, of, gains = sum(unit.gain for unit in units), sum(unit.of for unit in units), units[0].gains
+    return f"{amount(gain, gains)} of {amount(of, gains)} | {percent(max(unit.change for unit in units))} | {why}"
 
 
-class Reason(NamedTuple):
-    """The columns after an entry of a list: what it gains in a step, what it changes, and why it is on it; "" for not measured."""
-
-    gain: str = ""
-    change: str = ""
-    why: str = ""
-
-    def __str__(self) -> str:
-        return " | ".join(filter(None, self))
-
-
-def reason(cast: str, units: Sequence[Unit], result: TuneResult) -> Reason:
-    """Return why these units are on the list `cast`: gain and change are those of the low-precision dtype or, on the FP8 list, of FP8."""
-    if cast == "fp8":
-        work = sum(unit.work for unit in result.units)
-        moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
-        return Reason(f"{moved:.0%} of the matrix multiplication FLOPs", percent(sum(unit.sensitivity_fp8 for unit in units)), "chosen")
-    low, objective = dtype_name(result.policy.dtype), result.objective
-    runs = [unit for unit in units if runs_low(unit)]
-    if not runs:
-        never = all(math.isinf(unit.seconds_low) for unit in units)
-        return Reason(why=f"cannot run in {low}" if never else f"gives NaN or Inf in {low}")
-    gained, change = sum(gain(unit, objective) for unit in runs), sum(unit.sensitivity for unit in runs)
-    return Reason(amount(gained, objective), percent(change), "chosen" if cast == "bf16" else _why_float32(units, gained, change, result))
+def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
+    """Return by list each entry as it is spelled with its reason, what was decided first and what gains most before all."""
+    found: dict[ListName, list[tuple[str, str]]] = {}
+    for cast in result.policy.lists:
+        units = units_by_entry(result, cast)
+        entries = sorted(units, key=lambda entry: (entry != EVERY_OP, not units[entry], -sum(unit.gain for unit in units[entry]), entry))
+        found[cast] = [(entry, _reason(cast, entry, units[entry], result)) for entry in entries]
+    return found
 
 
-def _why_float32(units: Sequence[Unit], gained: float, change: float, result: TuneResult) -> str:
-    """Return what keeps these units out of the low-precision dtype."""
-    if any(note.startswith(f"{unit.name}: ") for unit in units for note in result.notes):
-        return "exceeded the tolerance in a trial"
-    if result.tolerance.loss is not None and change > result.tolerance.loss:
-        return "changes the loss too much"
-    if gained <= 0:
-        return "gains nothing"
-    ops = {unit.op for unit in units}
-    of_ops = sum(max(gain(unit, result.objective), 0.0) for unit in result.units if unit.op in ops)
-    if result.trials and of_ops < least_gain(result.trials[0], result.objective):
-        return f"gains less than {LEAST_GAIN:.1%} of float32's {'bytes' if result.objective == 'memory' else 'time'}"
-    return "not chosen"
+def units_by_entry(result: TuneResult, cast: ListName) -> dict[str, list[Unit]]:
+    """Return the units that are on the list by each of its entries, an op in all modules or in the one that the entry names.
+
+    Of the FP32 list, what was measured of them in the low-precision dtype.
+    """
+    found: dict[str, list[Unit]] = {}
+    ops_of: dict[str, set[str]] = {}
+    for op, entry in result.policy.casts_by_op(cast).items():
+        ops_of.setdefault(entry.name, set()).add(op)
+    elsewhere = {name for each, names in result.best.lists.items() if not kind_of(each).adds for name in names}
+    units = [unit for unit in result.units if unit.level == (LOW if cast == WIDE else cast)]
+    units = [unit for unit in units if (unit.name not in elsewhere if cast == WIDE else unit.name in result.best.on(cast))]
+    for name in getattr(result.policy, cast):
+        found[name] = [unit for unit in units if unit.op in {name, *ops_of.get(name, ())}]
+    for entry in result.policy.scoped:
+        if entry.list_name == cast:
+            found[entry.text] = [unit for unit in units if unit.op == entry.name and unit.module and scope_of(unit.module) == entry.scope]
+    return found
 
 
-def reason_packed(name: str, result: TuneResult) -> Reason:
-    """Return what packing the saved activations of the ops of this entry brings, and what it changes."""
-    if not result.best.saved:
-        return Reason(why=f"as in {Path(result.start).name}")
-    units = [unit for unit in result.packed if name in (unit.op, unit.name) and unit.name in result.best.saved]
-    nbytes, left = (sum(getattr(unit, each) for unit in units) for each in ("nbytes", "left"))
-    if not nbytes:
-        return Reason(why="saves only tensors that other ops save too")
-    return Reason(f"{size(nbytes)} -> {size(left)}", f"{max(unit.error for unit in units):.1e}", "chosen")
+def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> str:
+    taken = Path(result.best.taken or result.start).name  # of a folder its last part: lists hold no paths of a machine
+    if name == EVERY_OP and not kind_of(cast).adds:
+        return "every op on no other list"
+    if not units:
+        return f"not decided; as in {taken}"
+    return reason([replace(unit, why=f"as in {taken}") for unit in units] if result.best.taken else units)
 
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right
+
+
+def check_folder(folder: str | Path | None) -> Path | None:
+    """Return the folder to write into. Raise HmpError where it has lists that write() would replace and has not written."""
+    found = None if folder is None else Path(folder)
+    if found is not None and not (found / JSON_FILE).exists() and any((found / f"{name}.txt").exists() for name in names()):
+        raise HmpError(f"{found}: has lists that tune() did not write and would replace; give another folder")
+    return found
 
 
 def write(result: TuneResult, folder: Path) -> Path:
@@ -124,17 +105,14 @@ def write(result: TuneResult, folder: Path) -> Path:
 
     HmpError where that cannot be written.
     """
-    lists = list_files(result)
-    staged = {folder / f".{name}.part": folder / name for name in (*lists, JSON_FILE)}
+    texts = list_files(result) | {JSON_FILE: json_text(result.to_dict())}
+    staged = {folder / f".{name}.part": folder / name for name in texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             for part, target in staged.items():
-                if target.name == JSON_FILE:
-                    result.to_json(part)
-                else:
-                    part.write_text(lists[target.name], encoding="utf-8")
-            _put(staged, [folder / name for name in optional_files() if name not in lists])
+                part.write_text(texts[target.name], encoding="utf-8")
+            _put(staged, [folder / name for name in optional_files() if name not in texts])
         finally:
             for part in staged:
                 part.unlink(missing_ok=True)
@@ -143,7 +121,7 @@ def write(result: TuneResult, folder: Path) -> Path:
     return folder
 
 
-def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
+def _put(staged: Mapping[Path, Path], stale: Collection[Path]) -> None:
     """Move all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
     try:
         for part, target in staged.items():
@@ -158,18 +136,14 @@ def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
 
 def list_files(result: TuneResult) -> dict[str, str]:
     """Return the text of each list file of the policy that was chosen, by the file's name."""
-    lines = list_lines(result)
-    files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in result.policy.lists}
+    files = {kind_of(cast).file: _heading(result, cast) + _aligned(lines) for cast, lines in list_lines(result).items()}
     return files | word_files(result.policy.to_dict())
 
 
 def _heading(result: TuneResult, cast: ListName) -> str:
     """Return what holds for the whole list, as comments."""
-    low = dtype_name(result.policy.dtype)
-    said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
-    said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 is impossible"
-    ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose saved activations are packed ({result.policy.saved_recipe})"
-    best, objective = result.best, {Objective.TIME: "the time of a step", Objective.MEMORY: "activation memory"}[result.objective]
+    kind, best = kind_of(cast), result.best
+    words = [str(getattr(result.policy, word.field)) for word in kind.words]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
         found.append(f"metric {percent(-best.metric_change)}")
@@ -178,92 +152,19 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     base = result.trials[0].saved_bytes if result.trials else 0
     if base:
         found.append(f"{best.saved_bytes / base:.2f} of the bytes saved for backward")
+    if kind.level is not None and result.best.on(cast):
+        found.append(f"{result.share(cast):.0%} of the {kind.level.gains} moved to this list")
     steps = f", {count(result.steps, 'step')}" if result.steps else ""
-    moved = ", then moved matrix multiplications to FP8" if best.fp8 else ""
-    if cast == "fp8":
-        found.append(f"{result.share_in_fp8:.0%} of the matrix multiplication FLOPs in FP8")
+    changes = "the loss" if kind.level is None else kind.level.changes
     heading = (
-        f"{ops}; written by hmp tune, which minimised {objective}{moved}.",
+        f"The {kind.title} list ({', '.join([kind.contents, *words])}); written by hmp tune, which minimised {result.objective}.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
-        f"After each name: {_columns(result, cast)}.",
+        f"After each name: gain per step{' in low precision' if cast == WIDE else ''}, of how much | change of {changes} | why.",
     )
     return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
 
 
-def _columns(result: TuneResult, cast: ListName) -> str:
-    """Return what the columns of the comments are."""
-    if cast == "saved":
-        return "bytes of a step, before and after packing | relative error | reason"
-    gained = "bytes saved" if result.objective == Objective.MEMORY else "time saved"
-    return f"{'share in FP8' if cast == 'fp8' else f'{gained} per step by the low-precision dtype'} | change of the loss | reason"
-
-
-def _aligned(lines: Sequence[tuple[str, Reason]]) -> str:
+def _aligned(lines: Sequence[tuple[str, str]]) -> str:
     width = max((len(name) for name, _ in lines if len(name) <= _WIDEST), default=0)
-    return "".join(f"{name:<{width}}  # {' '.join(str(reason).split())}\n" for name, reason in lines)
-
-
-def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, Reason]]]:
-    """Return by list each name as it is spelled with its reason, what was decided first and what gains most before all."""
-    belongs = units_by_line(result)
-    found: dict[ListName, list[tuple[str, Reason]]] = {}
-    for cast in _of_casts(result):
-        names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
-        names += [rule.text for rule in result.policy.scoped if rule.list_name == cast]
-        found[cast] = [(name, _reason(cast, name, belongs.get((cast, name), []), result)) for name in names]
-    if "saved" in result.policy.lists:
-        found["saved"] = [(name, reason_packed(name, result)) for name in result.policy.entries("saved")]
-    return found
-
-
-def _of_casts(result: TuneResult) -> list[ListName]:
-    """Return the lists that say what ops run in."""
-    return [cast for cast in result.policy.lists if cast != "saved"]
-
-
-def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, bool, float, str]:
-    return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
-
-
-def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
-    """Return the units that each entry decides, by list and line: that for the nearest module around a unit, else the op's."""
-    ops: dict[str, tuple[ListName, str]] = {}
-    for cast in _of_casts(result):
-        names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
-        names |= {name: name for name in getattr(result.policy, cast)}
-        for op, name in names.items():
-            ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
-    found: dict[tuple[ListName, str], list[Unit]] = {}
-    for unit in result.units:
-        rule = _scoped(unit, [rule for rule in result.policy.scoped if rule.list_name != "saved"])
-        place = ops.get(unit.op) if rule is None else (rule.list_name, rule.text)
-        if place is not None:
-            found.setdefault(place, []).append(unit)
-    return found
-
-
-def list_by_unit(result: TuneResult) -> dict[str, ListName]:
-    """Return the list that decides each unit, by the unit's name; units of no list are left out."""
-    return {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
-
-
-def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
-    """Return the scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
-    parts = (unit.module or "").split(".")
-    for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
-        matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]
-        if matching:
-            return max(matching, key=lambda rule: exactness(str(rule.scope)))
-    return None
-
-
-def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> Reason:
-    if name == EVERY_OP:
-        return Reason(why="every op on no other list")
-    if result.best.low is None:
-        return reason("bf16", units, result)._replace(why=f"as in {result.best.name}")
-    taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
-    if not units:
-        return Reason(why=f"not decided; as in {taken}")
-    return reason(cast, units, result) if cast in ("fp8", "bf16", "fp32") else Reason(why=f"as in {taken}")
+    return "".join(f"{name:<{width}}  # {' '.join(reason.split())}\n" for name, reason in lines)

@@ -1,30 +1,30 @@
-"""What each op of a step costs in float32 and in low precision, and what its rounding does to the loss: one watched float32 step.
+"""What each op of a step gains on the lists that it may move to, and what that does to the loss: one watched float32 step.
 
-Where a decided op has run in float32, it runs in the low-precision dtype too, on the same inputs: the difference, times the gradient that
+Where a decided op has run in float32, it runs under the rule of each list too, on the same inputs: the difference, times the gradient that
 backward brings, is the first-order change of the loss.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
-from ...core import lists, observe
+from ...core import observe
 from ...core.active import disable_casts
-from ...core.casting import Caster, Tensor, each_castable, each_tensor, map_tensors
+from ...core.casting import Tensor, castable, each_castable, each_tensor, map_tensors
 from ...core.compiler_stance import running_uncompiled
+from ...core.lists import ListKind
 from ...core.observe import Listener, listen
-from ...core.policy import plain_path
-from ...core.rules import Op, OpUnderRule, op_wrap, registry, writes
+from ...core.policy import ListName, Policy, plain_path
+from ...core.rules import Op, op_wrap, registry, writes
 from ...core.torch_private import functorch_level
 from ..benchmark.sampling import least_seconds
 from ..model_state import random_state_kept
@@ -33,33 +33,32 @@ from .decisions import Decisions, Key
 from .task import Task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-
 _REPEATS = 5
 
 
 @dataclass
-class Rounding:
-    """What running in one dtype does to a unit's results, and so to the loss: sums over its calls. `unseen`: of some nothing is known."""
+class Measured:
+    """Sums over the calls of one unit in a step, on one list: what it gains there and of how much, and what its rounding does."""
 
+    calls: int = 0
+    gain: float = 0.0
+    of: float = 0.0
     errors: float = 0.0
     norms: float = 0.0
     loss_change: float = 0.0
     loss_variance: float = 0.0
     has_gradient: bool = False
     cannot: str = ""
-    unseen: bool = False
 
     @property
     def error(self) -> float:
         """Return the relative error of all calls together."""
         return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
 
-    def sensitivity(self, loss: float) -> float | None:
-        """Return the relative change of the loss; None if no gradient came back."""
-        if self.cannot:
-            return math.inf
-        if not self.has_gradient:
-            return None if self.errors or self.unseen else 0.0
+    def change(self, loss: float) -> float:
+        """Return the relative change of the loss, to first order; the error where no gradient came back."""
+        if self.cannot or not self.has_gradient:
+            return self.error
         return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
 
     def note(self, got: Tensor, wanted: Tensor) -> list[Any]:
@@ -88,125 +87,123 @@ class Rounding:
         return hook
 
 
-@dataclass
-class Measured:
-    """Sums over the calls of one unit in a step; `work` is floating-point operations of its products, `work_fp8` of those FP8 can take."""
-
-    calls: int = 0
-    low: Rounding = field(default_factory=Rounding)
-    fp8: Rounding = field(default_factory=Rounding)
-    seconds_float32: float = 0.0
-    seconds_low: float = 0.0
-    cast_seconds: float = 0.0
-    saved_bytes: int = 0
-    work: int = 0
-    work_fp8: int = 0
+Found = dict[ListName, dict[Key, Measured]]  # by list, of each unit
 
 
-@dataclass
-class Measurements:
-    """What a watched step gave: the loss, and the measurements of each unit."""
+def probe(task: Task, decisions: Decisions, kinds: tuple[ListKind, ...], in_bytes: bool) -> tuple[Found, float]:
+    """Return what one step on the first batch shows of each unit on these lists, and its loss. The step's results are float32's.
 
-    units: dict[Key, Measured] = field(default_factory=dict)
-    loss: float = 0.0
-
-
-def probe(task: Task, decisions: Decisions) -> Measurements:
-    """Return the measurements of one step on the first batch, from the task's state. The step's results are float32's."""
-    task.from_the_start()
-    probing = Probe(task, decisions)
-    policy = decisions.policy(())
+    On a list whose level counts nothing of its own the gain is in bytes that are saved for backward, or in seconds.
+    """
+    probing = _Probe(task, decisions, kinds, in_bytes)
     try:
-        with running_uncompiled(), task.under(policy), listen(probing):
-            loss = task.loss(task.batches[0])
-            probing.measurements.loss = float(loss.detach())
-            if loss.requires_grad:
-                loss.backward()
+        loss = _watched_step(task, decisions.policy({}), probing)
     finally:
         for hook in probing.hooks:
             hook.remove()  # what an op gives may be a parameter itself, which would keep it
-    return probing.measurements
+    return probing.found, loss
 
 
-@dataclass
-class _Op:
-    """A function of torch, as the probe calls it: in float32, in the low-precision dtype, and in FP8 where it is a product and FP8 a level.
-
-    What the low-precision dtype casts is in `cast`, by id.
-    """
-
-    name: str
-    ruled: OpUnderRule
-    full: Op
-    low: Op
-    fp8: Op | None
-    cast: dict[int, Tensor] = field(default_factory=dict)  # holds them, so that no other gets the same id
-
-    def noting(self, caster: Caster) -> Caster:
-        """Return `caster`, which notes what it casts."""
-
-        def note(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-            if tensor.dtype is not dtype:
-                self.cast[id(tensor)] = tensor
-            return caster(tensor, dtype)
-
-        return note
+def probe_added(task: Task, decisions: Decisions, kind: ListKind, policy: Policy) -> dict[Key, Measured]:
+    """Return what one step under the policy shows of each unit on a list that adds, which every op is on."""
+    level = kind.level
+    assert level is not None
+    assert level.recording is not None
+    calls = _AddedCalls(task, decisions, kind)
+    kept = level.recording(lambda path: calls.unit(path).module or "")
+    _watched_step(task, policy.replace(**{kind.name: frozenset({"*"})}, **level.words), calls, kept)
+    for row in kept.rows():
+        measured = calls.found.get(decisions.key(row.op, row.module))
+        if measured is not None:
+            measured.gain, measured.of = row.nbytes - row.left, row.nbytes
+            measured.errors, measured.norms = row.error**2, 1.0
+    return calls.found
 
 
-class Probe(Listener):
-    """Runs each op in both dtypes where it has run in float32. Calls of other threads than its own go on unwatched."""
+def _watched_step(task: Task, policy: Policy, *listeners: Listener) -> float:
+    task.from_the_start()
+    with running_uncompiled(), task.under(policy), listen(*listeners):
+        loss = task.loss(task.batches[0])
+        if loss.requires_grad:
+            loss.backward()
+    return float(loss.detach())
+
+
+class _Units(Listener):
+    """Knows the unit of a call."""
 
     def __init__(self, task: Task, decisions: Decisions) -> None:
-        self.measurements = Measurements()
         self._task = task
         self._decisions = decisions
         self._paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
+
+    def unit(self, op: str) -> Key:
+        """Return the unit of a call of the op that runs now."""
+        return self._decisions.key(op, self._paths.get(id(observe.modules.innermost), ""))
+
+
+class _AddedCalls(_Units):
+    """Counts the calls of ops that are on a list that adds."""
+
+    def __init__(self, task: Task, decisions: Decisions, kind: ListKind) -> None:
+        super().__init__(task, decisions)
+        self._kind = kind
+        self.found: dict[Key, Measured] = defaultdict(Measured)
+
+    def begin(self, call: observe.Call) -> None:
+        """Count it."""
+        if call.ruled is not None and self._kind in call.ruled.added:
+            self.found[self.unit(call.op)].calls += 1
+
+
+class _Probe(_Units):
+    """Runs each op under the rules of the lists where it has run in float32. Calls of other threads than its own go on unwatched."""
+
+    def __init__(self, task: Task, decisions: Decisions, kinds: tuple[ListKind, ...], in_bytes: bool) -> None:
+        super().__init__(task, decisions)
+        self.found: Found = {kind.name: defaultdict(Measured) for kind in kinds}
         self.hooks: list[Any] = []
-        self._ops: dict[tuple[Any, OpUnderRule], _Op | None] = {}
-        self._begun: tuple[_Op, Call, Tensor] | None = None  # with the arguments as they were before, and the state of random numbers
+        self._kinds = kinds
+        self._in_bytes = in_bytes
+        self._begun: tuple[Call, Tensor] | None = None  # the arguments as they were before, and the state of random numbers
         self._thread = threading.get_ident()
-        self._timed: dict[Any, tuple[float, float, int]] = {}
-        self._cast_seconds: dict[int, float] = {}
 
     def begin(self, call: observe.Call) -> None:
         """Keep the arguments of a decided op."""
         self._begun = None
-        if threading.get_ident() != self._thread or call.ruled is None:
+        ruled, here = call.ruled, threading.get_ident() == self._thread
+        if not here or ruled is None or ruled.rule is not registry.FP32_LIST or writes(call.args, call.kwargs, ruled):
             return
-        key = call.function, call.ruled
-        if key not in self._ops:
-            self._ops[key] = self._in_each_dtype(*key)
-        op = self._ops[key]
-        if op is None or writes(call.args, call.kwargs, call.ruled):
+        op = self._decisions.op_of(ruled.op)
+        if op is None:
             return
-        if functorch_level() is not None:
-            measured = self._unit(op)  # tensors stand for others there, and have no numbers to compare
-            measured.calls, measured.low.unseen = measured.calls + 1, True
-            return
-        with disable_casts():
-            self._begun = op, _as_given(call.args, call.kwargs), self._draws()
+        for kind in self._kinds_of(ruled.op):
+            self.found[kind.name][self.unit(op)].calls += 1
+        if functorch_level() is None:  # else tensors stand for others, and have no numbers to compare
+            with disable_casts():
+                self._begun = _as_given(call.args, call.kwargs), self._draws()
 
     def end(self, call: observe.Call) -> None:
         """Measure it."""
         begun, self._begun = self._begun, None
-        if begun is not None and call.error is None:
-            op, given, draws = begun
-            with disable_casts():
-                self._measure(op, given, call.result, not torch.equal(draws, self._draws()))
+        if begun is None or call.error is not None or call.ruled is None:
+            return
+        given, draws = begun
+        op = self._decisions.op_of(call.ruled.op)
+        assert op is not None
+        with disable_casts():
+            drew = not torch.equal(draws, self._draws())
+            for kind in self._kinds_of(call.ruled.op):
+                measured = self.found[kind.name][self.unit(op)]
+                try:
+                    # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
+                    with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
+                        self._measure(measured, kind, call, given, drew)
+                except Exception as error:  # torch refuses, or numpy in a function that the user registered
+                    measured.cannot = f"cannot run: {str(error).partition(chr(10))[0] or type(error).__name__}"
 
-    def _in_each_dtype(self, function: Op, ruled: OpUnderRule) -> _Op | None:
-        name = self._decisions.op_of(ruled.op)
-        if ruled.rule is not registry.FP32_LIST or name is None:
-            return None
-        fp8 = None
-        kind = lists.kind_of("fp8")
-        if self._decisions.in_fp8 and ruled.op in kind.level.ops:
-            start = self._decisions.start
-            words = tuple((word.field, getattr(start, word.field)) for word in kind.words)
-            fp8 = op_wrap(function, ruled._replace(rule=kind.rule, words=words))
-        op = _Op(name, ruled, op_wrap(function, ruled), function, fp8)
-        op.low = op_wrap(function, ruled._replace(rule=registry.BF16_LIST), around_cast=op.noting)
-        return op
+    def _kinds_of(self, op: str) -> list[ListKind]:
+        return [kind for kind in self._kinds if kind.level is None or kind.level.ops is None or op in kind.level.ops]
 
     def _draws(self) -> Tensor:
         """Return the state of the random numbers that the op may draw."""
@@ -215,87 +212,38 @@ class Probe(Listener):
         found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
         return found
 
-    def _unit(self, op: _Op) -> Measured:
-        key = self._decisions.key(op.name, self._paths.get(id(observe.modules.innermost), ""))
-        return self.measurements.units.setdefault(key, Measured())
-
-    def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
-        measured = self._unit(op)
-        measured.calls += 1
-        try:
-            # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
-            with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
-                taken = self._compare(measured, op, call, result, drew)
-                if taken:
-                    self._time(measured, op, call, taken)
-        except Exception as error:  # torch refuses, or numpy in a function that the user registered
-            measured.low.cannot = str(error).partition("\n")[0] or type(error).__name__
-            return
-        # what is computed may come in the low-precision dtype: only parameters and batches are sure to need a cast
-        measured.cast_seconds += sum(self._cast_of(t) for at, t in enumerate(each_tensor(call)) if at in taken and t.is_leaf)
-
-    def _compare(self, measured: Measured, op: _Op, call: Call, result: Any, drew: bool) -> frozenset[int]:
-        """Note the error of the op alone, and hang on its result a hook for what that does to the loss.
-
-        Gives the positions, among the tensors of the call, of those that are cast.
-        """
-        results = list(each_castable((result,)))
+    def _measure(self, measured: Measured, kind: ListKind, call: observe.Call, given: Call, drew: bool) -> None:
+        """Add the error of the op alone, hang on its result a hook for what that does to the loss, and add what is gained."""
+        ruled, start = call.ruled, self._decisions.start
+        assert ruled is not None
+        words = tuple((word.field, getattr(start, word.field)) for word in kind.words)
+        moved = op_wrap(call.function, ruled._replace(rule=kind.rule, words=(*ruled.words, *words)))
+        results = list(each_castable((call.result,)))
+        args, kwargs = map_tensors(given, lambda t: t.detach().clone())
         with torch.no_grad():
-            args, kwargs = _copied(call, detach=True)
-            op.cast.clear()
-            lows = list(each_castable((op.low(*args, **kwargs),)))
-        taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.cast)
-        op.cast.clear()
+            found = list(each_castable((moved(*args, **kwargs),)))
         if drew:
-            lows = [t.detach().to(self._decisions.low) for t in results]  # other draws aren't an error: what is left is rounding
-        for got, wanted in zip(lows, results, strict=True):
-            self.hooks += measured.low.note(got, wanted)
-        if op.fp8 is not None:
-            self._compare_in_fp8(measured, op, call, lows[0], results[0])
-        return taken
+            found = [t.detach().to(self._decisions.low) for t in results]  # other draws aren't an error: what is left is rounding
+        for got, wanted in zip(found, results, strict=True):
+            self.hooks += measured.note(got, wanted)
+        if kind.level is not None and kind.level.gain is not None:
+            gain, of = kind.level.gain(call.function, ruled.op, args, kwargs, start)
+        else:
+            of, there = self._costs(op_wrap(call.function, ruled), moved, given)
+            gain = of - there
+        measured.gain += gain
+        measured.of += of
 
-    def _compare_in_fp8(self, measured: Measured, op: _Op, call: Call, low: Tensor, result: Tensor) -> None:
-        """Note the product's work, and the error of FP8, which is that of the low-precision dtype where the call cannot run in FP8."""
-        assert op.fp8 is not None
-        args, kwargs = _copied(call, detach=True)
-        work = _work(op.full, (args, kwargs))
-        measured.work += work
-        start = self._decisions.start
-        if not lists.kind_of("fp8").level.why_not(op.ruled.op, args, kwargs, start):
-            measured.work_fp8 += work
-            try:
-                with torch.no_grad():
-                    low = op.fp8(*args, **kwargs)
-            except Exception as error:  # a device's kernel refuses; the low-precision dtype is not worse for it
-                measured.fp8.cannot = str(error).partition("\n")[0] or type(error).__name__
-                return
-        self.hooks += measured.fp8.note(low, result)
+    def _costs(self, wide: Op, low: Op, given: Call) -> list[float]:
+        """Return what the call costs in float32 and in the low-precision dtype, in bytes or in seconds of forward and backward.
 
-    def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
-        """Note seconds and saved bytes in both dtypes; measured once for calls of the same form."""
-        form = (op.ruled, _form(call))
-        if form not in self._timed:
-            wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
-            self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call, self._decisions.low, taken))
-        wide, narrow, saved = self._timed[form]
-        measured.seconds_float32 += wide
-        measured.seconds_low += narrow
-        measured.saved_bytes += saved
-
-    def _seconds(self, *runs: tuple[Op, Call]) -> list[float]:
-        """Seconds of forward and backward of each of these, in turns, the least of a few."""
-        steps = [partial(_there_and_back, *run, [t for t in each_tensor(run[1]) if t.requires_grad]) for run in runs]
+        What is computed comes in that dtype: only parameters and batches are sure to need a cast.
+        """
+        calls = [(wide, _fresh(given)), (low, _fresh(given, self._decisions.low))]
+        if self._in_bytes:
+            return [saved_by(partial(op, *args, **kwargs)) for op, (args, kwargs) in calls]
+        steps = [partial(_there_and_back, op, call, [t for t in each_tensor(call) if t.requires_grad]) for op, call in calls]
         return least_seconds(steps, _REPEATS, self._task.device)
-
-    def _cast_of(self, tensor: Tensor) -> float:
-        """Seconds of a cast of so many elements, with the one back that its gradient needs."""
-        size = 1 << max(tensor.numel() - 1, 0).bit_length()
-        if size not in self._cast_seconds:
-            sample = torch.zeros(tensor.numel(), dtype=torch.float32, device=tensor.device)
-            there_and_back = partial(_cast_there_and_back, sample, self._decisions.low)
-            with disable_casts(), torch.no_grad():
-                (self._cast_seconds[size],) = least_seconds([there_and_back], _REPEATS, self._task.device)
-        return self._cast_seconds[size] if tensor.requires_grad else self._cast_seconds[size] / 2
 
 
 def _there_and_back(function: Op, call: Call, leaves: list[Tensor]) -> None:
@@ -306,62 +254,20 @@ def _there_and_back(function: Op, call: Call, leaves: list[Tensor]) -> None:
         torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
 
 
-def _cast_there_and_back(sample: Tensor, low: torch.dtype) -> None:
-    sample.to(low).to(torch.float32)
-
-
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the arguments as they are before the call; what the op may write (running statistics) is copied."""
     found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
     return found
 
 
-def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozenset(), dtype: torch.dtype | None = None) -> Call:
-    """Return the call with tensors of its own, with or without gradients; those at the positions `cast` in `dtype`."""
-    at = itertools.count()
-
-    def copy(tensor: Tensor) -> Tensor:
-        low = dtype is not None and next(at) in cast
-        fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
-        return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
-
-    found: Call = map_tensors(call, copy)
-    return found
-
-
-def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: frozenset[int] = frozenset()) -> int:
-    """Return the bytes that the op saves for backward, its parameters left out and their copies counted.
-
-    What is computed and at a position of `cast` comes in `low`.
-    """
-    at = itertools.count()
+def _fresh(given: Call, low: torch.dtype | None = None) -> Call:
+    """Return the call with tensors of its own: leaves are leaves, and what is computed comes in `low` where that is given."""
 
     def fresh(tensor: Tensor) -> Tensor:
-        position = next(at)
-        copy = tensor.detach().clone()
-        if not tensor.requires_grad:
-            return copy
-        copy.requires_grad_()
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         if tensor.is_leaf:
             return copy
-        return copy.to(low) if low is not None and position in cast else copy.clone()
+        return copy.to(low) if low is not None and castable(tensor) else copy.clone()
 
-    args, kwargs = map_tensors(call, fresh)
-    return saved_by(partial(function, *args, **kwargs))
-
-
-def _work(function: Op, call: Call) -> int:
-    """Return the floating-point operations of the products that the call makes."""
-    args, kwargs = call
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        function(*args, **kwargs)
-    return int(counter.get_total_flops())
-
-
-def _form(value: Any) -> Any:
-    """Return what identifies calls of one form."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype, value.requires_grad, value.is_leaf, value.is_contiguous()
-    if isinstance(value, (list, tuple)):
-        return tuple(_form(each) for each in value)
-    return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+    found: Call = map_tensors(given, fresh)
+    return found

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.policy import Policy
 from ...errors import HmpError
-from ..formatting import Word, json_values, of_json, versioned
+from ..formatting import json_values, versioned
 from ..pages.page import Page, Result
 from .decisions import Key
 
 _KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (smallest cosine similarity, such as 0.99)"
-_FIRST_ORDER = 0.01  # where neither loss nor metric is bounded
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,10 @@ class Tolerance:
     metric: float | None = None
     gradient: float | None = None
 
-    @property
-    def first_order(self) -> float:
-        """Return what the changes of the loss by single units, to first order, may add up to in the first set that is tried."""
-        return self.loss or self.metric or _FIRST_ORDER
-
     def exceeded(self, loss_change: float, metric_change: float | None, gradient_cosine: float | None) -> str:
         """Return what is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""
         found = []
-        if math.isnan(loss_change) or math.isinf(loss_change):
+        if not math.isfinite(loss_change):
             found.append("the loss is not finite")
         elif self.loss is not None and abs(loss_change) > self.loss:
             found.append(f"loss {loss_change:+.2%}, {self.loss:.2%} allowed")
@@ -83,74 +77,27 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-# Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
-LEAST_GAIN = 0.005
-
-
-class Objective(Word):
-    """What a search makes small: the time of a step, or what it saves for backward."""
-
-    TIME = "time"
-    MEMORY = "memory"
-
-
-class Stopped(Word):
-    """How a search ended."""
-
-    SOLVED = "solved"
-    BUDGET = "budget"
-    INTERRUPTED = "interrupted"
-
-
 @dataclass(frozen=True)
 class Unit:
-    """What is decided at once: an op, or an op in one module, and what was measured of it in one step in float32.
+    """What is decided at once, an op or an op in one module, and what was measured of it alone in one step, on one list.
 
-    `module` is None where the op is decided for all modules together, "" for calls outside every module. `error` is the relative error
-    ||low - float32|| / ||float32|| of the op alone on the same inputs, over all its calls; `sensitivity` the relative change of the loss
-    that this error makes, to first order. Seconds are forward and backward of all calls of a step without casts; `cast_seconds` those of
-    the casts of parameters and batches that the low-precision dtype needs. `saved_bytes` is how many bytes fewer it saves for backward
-    there. Infinite where the op cannot run in the low-precision dtype, or gives NaN or Inf there.
-
-    Where FP8 is one of the levels, `work` is the floating-point operations of its matrix products in forward, `work_fp8` of those that
-    can run in FP8, and `error_fp8` and `sensitivity_fp8` are what the other two are, in FP8.
+    `module` is None where the op is decided for all modules together, "" for calls outside every module. On the list `level` it gains
+    `gain` of `of`, of what `gains` says: "seconds", "bytes", or something that is counted. `error` is the relative error of its results
+    against float32's, or of what it saves for backward, and `change` what the list's units are ordered by: the relative change of the loss
+    that the error makes, to first order, or the error itself where no gradient came back. Both are infinite where the op cannot run so,
+    or gives NaN or Inf. `why` says what came of it.
     """
 
     op: str
     module: str | None
+    level: str
     calls: int
+    gain: float
+    of: float
+    gains: str
     error: float
-    sensitivity: float
-    seconds_float32: float
-    seconds_low: float
-    cast_seconds: float
-    saved_bytes: int
-    work: int = 0
-    work_fp8: int = 0
-    error_fp8: float = math.inf
-    sensitivity_fp8: float = math.inf
-
-    @property
-    def name(self) -> str:
-        """As a list spells it."""
-        return str(Key(self.op, self.module))
-
-
-@dataclass(frozen=True)
-class PackedUnit:
-    """What is packed at once.
-
-    What an op saves for backward, everywhere (`module` None) or in one module, and what was measured of it in one step with all that can be
-    packed on the saved list.
-
-    `nbytes` were kept and `left` of them are, for the first op that keeps a tensor; `error` is what packing changed, relative to it.
-    """
-
-    op: str
-    module: str | None
-    nbytes: int = 0
-    left: int = 0
-    error: float = 0.0
+    change: float
+    why: str = ""
 
     @property
     def name(self) -> str:
@@ -162,18 +109,16 @@ class PackedUnit:
 class Trial:
     """One policy that the model was really trained or evaluated under.
 
-    `low` holds the units that ran in the low-precision dtype, None for a policy that was taken as it is. `loss_change` and `metric_change`
-    are relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
-    one vector against float32's.
+    `lists` has the units on each list, without those on the FP32 list; `taken` is the policy whose lists it has as they are, "" for none.
+    `loss_change` and `metric_change` are relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is
+    that of all parameters' gradients as one vector against float32's.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where both were timed; `saved_bytes` what
-    a step saves for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
-    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
-    the units that ran in FP8, `saved` those that kept packed what they save for backward.
+    a step saves for backward. `fits` is whether all of it is within the tolerance; `why` says what is not.
     """
 
     name: str
     policy: Policy
-    low: tuple[str, ...] | None
+    lists: Mapping[str, tuple[str, ...]]
     loss: float
     loss_change: float
     metric: float | None
@@ -184,33 +129,11 @@ class Trial:
     fits: bool
     why: str = ""
     ratio: float | None = None
-    led: bool = False
-    left: tuple[str, ...] = ()
-    fp8: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
+    taken: str = ""
 
-    @property
-    def verdict(self) -> str:
-        """Return whether it is within the tolerance, and why not."""
-        return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
-
-
-def least_gain(reference: Trial, objective: Objective) -> float:
-    """Return the least that is a gain over float32's trial, in bytes or seconds of a step."""
-    return LEAST_GAIN * (reference.saved_bytes if objective == Objective.MEMORY else reference.seconds)
-
-
-def trial_values(trial: Trial) -> dict[str, Any]:
-    """Return the trial as plain values."""
-    return {**vars(trial), "policy": trial.policy.to_dict()}
-
-
-def trial_of(values: Mapping[str, Any]) -> Trial:
-    """Return the trial that `trial_values()` described."""
-    return replace(of_json(Trial, values), policy=Policy.from_dict(values["policy"]))
-
-
-_NESTED = ("policy", "best", "trials", "units", "packed")
+    def on(self, name: str) -> tuple[str, ...]:
+        """Return the units on that list."""
+        return self.lists.get(name, ())
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,15 +141,16 @@ class TuneResult(Result):
     """The policy that was chosen, and everything that was measured on the way; `print(...)` shows it as a table.
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
-    `stopped` says why the search ended. `key` differs between searches that may not go on from each other's tune.json, part by part.
-    `model` is the model's class, `date` when it ended, `hmp` and `torch` are versions. With the objective "bytes" `packed` has what was
-    measured of units whose tensors can be packed, and `objective` is "memory".
+    `objective` is "time" or "memory". `stopped` says why the search ended: "solved", "budget", or "interrupted" in what Ctrl-C left.
+    `model` is the model's class, `date` when it ended, `hmp` and `torch` are versions.
 
     Example:
         >>> net, data = torch.nn.Linear(4, 1), [torch.randn(8, 4)]
         >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
         >>> folder, values = result.save("tuned"), result.to_dict()
         >>> json, page = result.to_json("tune.json"), result.to_html("tune.html")
+        >>> result.levels(), 0 <= result.share("bf16") <= 1
+        (['bf16'], True)
     """
 
     policy: Policy
@@ -234,20 +158,17 @@ class TuneResult(Result):
     trials: tuple[Trial, ...]
     units: tuple[Unit, ...]
     tolerance: Tolerance
-    objective: Objective
-    stopped: Stopped
+    objective: str
+    stopped: str
     start: str
     seed: int
     steps: int
     device: str
     torch: str
-    notes: tuple[str, ...] = ()
     folder: str | None = None
-    key: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     date: str = ""
     hmp: str = ""
-    packed: tuple[PackedUnit, ...] = ()
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
@@ -255,11 +176,26 @@ class TuneResult(Result):
                 return trial
         raise KeyError(f"expected the name of a trial, got {name!r}; the trials are {', '.join(trial.name for trial in self.trials)}")
 
-    @property
-    def share_in_fp8(self) -> float:
-        """Return the share of the products' work (floating-point operations in forward) that runs in FP8 under `policy`."""
-        work = sum(unit.work for unit in self.units)
-        return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
+    def levels(self) -> list[str]:
+        """Return the lists that units were measured for.
+
+        Returns:
+            Their names, in the order of the search.
+        """
+        return list(dict.fromkeys(unit.level for unit in self.units))
+
+    def share(self, level: str) -> float:
+        """Return how much of what the units could gain on a list, such as the FLOPs of matrix multiplications, they do under `policy`.
+
+        Args:
+            level: The list.
+
+        Returns:
+            A share of 1.
+        """
+        units = [unit for unit in self.units if unit.level == level]
+        of = sum(unit.of for unit in units)
+        return sum(unit.gain for unit in units if unit.name in self.best.on(level)) / of if of else 0.0
 
     def _page(self) -> Page:
         from .page import tuning_page  # here: it imports this module
@@ -272,14 +208,9 @@ class TuneResult(Result):
         Returns:
             The values that `to_json()` writes.
         """
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
-        values["policy"] = self.policy.to_dict()
-        values["best"] = self.best.name
-        values["tolerance"] = asdict(self.tolerance)
-        values["units"] = [asdict(unit) for unit in self.units]
-        values["packed"] = [asdict(unit) for unit in self.packed]
-        values["trials"] = [trial_values(trial) for trial in self.trials]
-        plain: dict[str, Any] = json_values(versioned(values))
+        trials = [{**vars(trial), "policy": trial.policy.to_dict()} for trial in self.trials]
+        nested = {"policy": self.policy.to_dict(), "best": self.best.name, "tolerance": asdict(self.tolerance), "trials": trials}
+        plain: dict[str, Any] = json_values(versioned({**vars(self), **nested, "units": [asdict(unit) for unit in self.units]}))
         return plain
 
     def save(self, folder: str | Path) -> Path:
@@ -297,17 +228,3 @@ class TuneResult(Result):
         from .lists import write  # here: it imports this module
 
         return write(self, Path(folder))
-
-
-def result_of(values: Mapping[str, Any]) -> TuneResult:
-    """Return the result that `to_dict()` described."""
-    trials = tuple(map(trial_of, values["trials"]))
-    return replace(
-        of_json(TuneResult, {"packed": (), **values}),
-        policy=Policy.from_dict(values["policy"]),
-        best=next(trial for trial in trials if trial.name == values["best"]),
-        trials=trials,
-        units=tuple(of_json(Unit, each) for each in values["units"]),
-        packed=tuple(of_json(PackedUnit, each) for each in values.get("packed", ())),
-        tolerance=Tolerance(**values["tolerance"]),
-    )

@@ -1,34 +1,59 @@
-"""The search: measure each unit, search level by level, verify by really running, and keep the cheapest that fits."""
+"""The search: measure each unit, search list by list, verify by really running, and keep the cheapest that fits."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ...core import lists as kinds
-from ...core.policy import Policy, as_policy, scopes
-from ...errors import HmpError, NonFiniteError
+from ...core import lists
+from ...core.lists import ListKind
+from ...core.policy import ListName, Policy, as_policy, scopes
+from ...errors import HmpError, OpListError
+from ..benchmark.sampling import ratios, rotated
 from ..benchmark.variants import policy_active
-from ..extras import lacking
 from ..formatting import provenance
-from ..nonfinite.detect import detect_nonfinite
-from . import lists
-from .decisions import Decisions, Key
-from .levels import greedy_order, measure_packing, search_fp8, search_level, search_packing
-from .probe import Measured, probe
-from .result import Objective, PackedUnit, Stopped, Tolerance, Trial, TuneResult, Unit, as_tolerance
-from .task import Task
-from .trials import NOISE, Budget, Journal, Over, Trials, search_key
+from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
+from .lists import write
+from .probe import Measured, probe, probe_added
+from .result import Tolerance, Trial, TuneResult, Unit
+from .task import Outcome, Task, cosine, failed
 
-__all__ = ["Budget", "Task", "as_tolerance", "decided", "run"]
+# A step that is less than this faster is taken to be as fast.
+NOISE = 0.02
+# Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
+LEAST_GAIN = 0.005
+_ROUNDS = 5
+_FLOAT32 = "float32"
+_NOT_TRIED = "not tried"
 
-MOST_FLIPS = 16
+
+class Over(Exception):
+    """The search's time or number of trials is spent."""
+
+
+class Budget:
+    """How long a search may take; its time begins when this is made. Raise HmpError for numbers that cannot be a bound."""
+
+    def __init__(self, seconds: float | None, max_trials: int | None) -> None:
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
+            raise HmpError(f"invalid seconds={seconds!r}: expected a number above 0, such as 600.0 for ten minutes, or None")
+        if max_trials is not None and not (isinstance(max_trials, int) and max_trials > 0):
+            raise HmpError(f"invalid max_trials={max_trials!r}: expected a whole number above 0, such as 30, or None")
+        self._until = math.inf if seconds is None else time.perf_counter() + seconds
+        self._left = math.inf if max_trials is None else max_trials
+
+    def take(self) -> None:
+        """Spend one trial. Raise Over if none is left."""
+        if self._left <= 0 or time.perf_counter() >= self._until:
+            raise Over
+        self._left -= 1
 
 
 def decided(
@@ -41,355 +66,287 @@ def decided(
     objective: str,
 ) -> Decisions:
     """Return what tune() decides. Raise HmpError for what cannot be searched, and for a policy with lists that a search writes."""
-    if objective not in ("time", "memory", "bytes"):
-        raise HmpError(
-            f'objective= expected "time" (of a step), "memory" (activation memory) or "bytes" (packed activations), got {objective!r}'
-        )
-    if isinstance(levels, str) or set(levels) not in ({"bf16", "fp32"}, {"fp8", "bf16", "fp32"}):
-        raise HmpError(f'levels= expected ("bf16", "fp32") or ("fp8", "bf16", "fp32"), got {levels!r}')
-    policy, in_fp8, packs = as_policy(start, model), "fp8" in levels, objective == "bytes"
-    besides = "" if in_fp8 else ', and levels=("fp8", "bf16", "fp32")'
-    for which, has, remedy in (
-        ("an FP8 list", policy.entries("fp8"), f'such as "autocast"{besides}'),
-        ("entries with a scope", policy.scoped, 'such as "autocast"'),
-        ("a saved list", packs and policy.entries("saved"), 'such as "autocast"'),
-    ):
-        if has:
-            raise HmpError(f"start= expected a policy without {which}, got {policy.name!r}; give another one, {remedy}")
+    offered = {kind: kind.level for kind in lists.kinds() if kind.level is not None}
+    by_levels = [kind.name for kind, level in offered.items() if not level.objective]
+    by_objective = [level.objective for level in offered.values() if level.objective]
+    if objective not in ("time", "memory", *by_objective):
+        others = "".join(f" or {each!r}" for each in by_objective)
+        raise HmpError(f"objective= expected 'time' (of a step) or 'memory' (saved for backward){others}, got {objective!r}")
+    if isinstance(levels, str) or not {LOW, WIDE} <= set(levels) <= {LOW, WIDE, *by_levels}:
+        raise HmpError(f"levels= expected {LOW!r}, {WIDE!r} and any of {', '.join(map(repr, by_levels))}, got {levels!r}")
+    policy = as_policy(start, model)
+    chosen = [kind for kind, level in offered.items() if kind.name in levels or level.objective == objective]
+    refused = [kind for kind in lists.kinds() if policy.entries(kind.name) and (kind in chosen or (kind.is_optional and not kind.adds))]
+    for what in (*(f"a list of the kind {kind.name!r}" for kind in refused), *(["entries with a scope"] if policy.scoped else [])):
+        raise HmpError(f'start= expected a policy without {what}, got {policy.name!r}; give another one, such as "autocast"')
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
-    return Decisions(policy, ops, per_module, shared, in_fp8=in_fp8, packs=packs)
+    return Decisions(policy, ops, per_module, shared, chosen)
 
 
-def run(
-    decisions: Decisions,
-    budget: Budget,
-    tolerance: Tolerance,
-    task: Task,
-    *,
-    objective: Objective,
-    folder: Path | None,
-    resume: bool,
-    progress: bool | None,
-) -> TuneResult:
-    """Search, or go on with the search in the folder, and return what was found."""
-    if folder is not None and not (folder / lists.JSON_FILE).exists() and any((folder / f"{cast}.txt").exists() for cast in kinds.names()):
-        raise HmpError(f"{folder}: has lists that tune() did not write and would replace; give another folder")
-    key = _key(task, decisions, tolerance, objective)
-    shows, journal = Progress(progress), Journal(folder, key, resume)
-    try:
-        with task.prepared(), policy_active(decisions.start):
-            if journal.result is not None and folder is not None:
-                journal.check(journal.result.trials[0].loss, task.run(None).loss)
-                result = replace(journal.result, folder=str(folder))
-                lists.write(result, folder)  # the lists may be gone, or changed
-                return result
-            search = Search(task, decisions, Trials(task, tolerance, objective, budget, journal), journal, shows, key, folder)
-            stopped: Stopped = Stopped.SOLVED
-            try:
-                search.go()
-            except Over:
-                stopped = Stopped.BUDGET
-        return search.end(stopped)
-    finally:
-        shows.close()
+def most_that_fit(order: Sequence[Key], fits: Callable[[frozenset[Key], Key | None], bool], bar: Callable[[Key], None]) -> None:
+    """Try all units, then bisect for each unit that is one too many and go on without it.
+
+    Args:
+        order: The units, in the order in which they are added.
+        fits: Makes the trial of a set of units, and says if it is within the tolerance. It is also given the unit that was added last
+            where the set ends inside the order.
+        bar: Is called with each unit that stays out.
+    """
+    good, rest = frozenset[Key](), list(order)
+    while rest and not fits(good.union(rest), None):
+        fitting, failing = 0, len(rest)  # how many of the rest still fit with the good ones, and how many do not
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if fits(good.union(rest[:middle]), rest[middle - 1]):
+                fitting = middle
+            else:
+                failing = middle
+        bar(rest[fitting])
+        good, rest = good.union(rest[:fitting]), rest[fitting + 1 :]
 
 
-def _key(task: Task, decisions: Decisions, tolerance: Tolerance, objective: Objective) -> dict[str, str]:
-    start = decisions.start
-    levels = f"fp8 ({start.fp8_recipe}, {start.fp8_kernel}), bf16, fp32" if decisions.in_fp8 else "bf16, fp32"
-    settings = {"tolerance": tolerance, "objective": "bytes" if decisions.packs else objective, "levels": levels, "seed": task.seed}
-    settings |= {"start": f"{start.name} {start.fingerprint}", "per_module": decisions.per_module}
-    return search_key(task, settings | {"choice of ops": ", ".join(sorted(decisions.ops))})
-
-
+@dataclass
 class Search:
-    """One search. `go()` makes trials until there is nothing left to try; what is known by then is in `result()` at any time."""
+    """One search. `run()` makes trials until there is nothing left to try; what is known by then is in `result()` at any time."""
 
-    def __init__(
-        self,
-        task: Task,
-        decisions: Decisions,
-        trials: Trials,
-        journal: Journal,
-        progress: Progress,
-        key: dict[str, str],
-        folder: Path | None,
-    ) -> None:
-        self._task = task
-        self._decisions = decisions
-        self._trials = trials
-        self._journal = journal
-        self._progress = progress
-        self._key = key
-        self._folder = folder
-        self._units: dict[Key, Unit] = {}
-        self._packed: tuple[PackedUnit, ...] = ()
-        self._notes: list[str] = []
-        self._expected = 8
+    task: Task
+    decisions: Decisions
+    tolerance: Tolerance
+    objective: str
+    budget: Budget
+    folder: Path | None
+    shows_progress: bool
+    _units: dict[ListName, dict[Key, Unit]] = field(default_factory=dict)
+    _trials: dict[str, Trial] = field(default_factory=dict)  # by the policy's fingerprint, float32's by its name
+    _best: Trial | None = None
+    _gradient: tuple[torch.Tensor, ...] | None = None  # float32's
+
+    def run(self) -> TuneResult:
+        """Search, and return what was found."""
+        stopped = "solved"
+        with self.task.prepared(), policy_active(self.decisions.start):
+            try:
+                self.go()
+            except Over:
+                stopped = "budget"
+        return self.end(stopped)
 
     def go(self) -> None:
-        """Make the trials. Raise Over when the budget is spent."""
-        self._progress.stage("running float32 and the presets")
-        self._trials.tell = self._tell
-        self._trials.begin()
-        self._progress.stage("measuring each op in both precisions")
-        self._measure()
-        self._try(frozenset(), "nothing low")
-        start = self._decisions.start
-        self._trials.of(start.name, start)
-        if self._decisions.all:  # these say what is done with ops that are not decided, too
-            devices = as_policy("autocast", self._task.model).replace(dtype=start.dtype)
-            self._trials.of(devices.name, devices)
-            if self._trials.objective == Objective.TIME:  # where nothing is cast no op need be looked at
-                self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
-        self._progress.stage("searching for ops in the low-precision dtype")
-        self._search_low()
-        self._progress.stage("trying single ops")
-        self._flip()
-        self._trials.run_off()
-        if self._decisions.in_fp8:
-            self._progress.stage("moving matrix multiplications to FP8")
-            search_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
-        best = self._trials.best
-        if self._decisions.packs and best is not None:
-            self._progress.stage("packing saved activations")
-            packed = measure_packing(self._task, self._decisions, best.policy)
-            self._packed = tuple(packed.values())
-            search_packing(self._trials, self._notes, packed, best)
+        """Make the trials: float32, the presets, and then list by list. Raise Over when the budget is spent."""
+        self._say("running float32 and the presets")
+        self._note(_FLOAT32, self._in_float32())
+        self._say("measuring each op")
+        added = [kind for kind in self.decisions.levels if kind.adds]
+        deciding = (lists.kind_of(LOW), *(kind for kind in self.decisions.levels if not kind.adds))
+        found, loss = probe(self.task, self.decisions, deciding, self.objective == "memory")
+        self.decisions.found({key: measured.calls for key, measured in found[LOW].items()})
+        for kind in deciding:
+            self._measured(kind, found[kind.name], loss)
+        self._take("nothing low", self.decisions.policy({}), {})
+        self._as_it_is(self.decisions.start)
+        if self.decisions.all:  # these say what is done with ops that are not decided, too
+            self._as_it_is(as_policy("autocast", self.task.model).replace(dtype=self.decisions.low))
+            if self.objective == "time":  # where nothing is cast no op need be looked at
+                self._as_it_is(Policy(name="no lists", dtype=self.decisions.low))
+        for kind in deciding:
+            self._descend(kind)
+        for kind in added:
+            if self._best is not None:
+                self._measured(kind, probe_added(self.task, self.decisions, kind, self._best.policy), loss)
+                self._descend(kind)
 
-    def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
-        """Return the trial of these units in the low-precision dtype and, but for the ops that are left, of the others in float32."""
-        return self._trials.of(name, self._decisions.policy(low, name, left), low, left)
-
-    def _tell(self) -> None:
-        """Write down what is known, and print it."""
-        best, made = self._trials.best, len(self._trials.made)
-        if self._folder is not None and best is not None:
-            lists.write(self.result(Stopped.INTERRUPTED), self._folder)
-        told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
-        self._progress.step(made, max(self._expected, made + 1), told)
+    def _in_float32(self) -> Trial:
+        """Run float32, which all others are held against. Raise HmpError where it gives nothing to keep to."""
+        before = self.task.batch_versions()
+        self.budget.take()
+        outcome = self.task.run(None)
+        if self.task.batch_versions() != before:
+            raise HmpError("loss(model, batch) writes into the batch's tensors, but every trial needs the same batch; write into clones")
+        if outcome.failure:
+            raise HmpError(f"the float32 baseline failed: {outcome.failure}; make the step train in float32 first")
+        if self.objective == "memory" and not outcome.saved_bytes:
+            raise HmpError(
+                'a step saves nothing for backward, or torch does not report it, so there is nothing to minimise; give objective="time"'
+            )
+        self._gradient = outcome.gradient
+        metric_change, cosine = None if outcome.metric is None else 0.0, None if outcome.gradient is None else 1.0
+        return Trial(_FLOAT32, Policy(name=_FLOAT32), {}, outcome.loss, 0.0, outcome.metric, metric_change, cosine,
+            outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
 
     # --- what is known of the units ---
 
-    def _measure(self) -> None:
-        if self._journal.units:
-            self._units = {Key(unit.op, unit.module): unit for unit in self._journal.units}
-        else:
-            found = probe(self._task, self._decisions)
-            self._decisions.found({key: measured.calls for key, measured in found.units.items()})
-            self._units = {key: self._unit(key, measured, found.loss) for key, measured in found.units.items()}
-        self._decisions.found({key: unit.calls for key, unit in self._units.items()})
-
-    def _unit(self, key: Key, measured: Measured, loss: float) -> Unit:
-        in_low, in_fp8 = measured.low.sensitivity(loss), measured.fp8.sensitivity(loss)
-        unit = Unit(
-            op=key.op,
-            module=key.module,
-            calls=measured.calls,
-            error=measured.low.error,
-            sensitivity=self._tried(self._decisions.policy((key,)), loss) if in_low is None else in_low,
-            seconds_float32=measured.seconds_float32,
-            seconds_low=measured.seconds_low,
-            cast_seconds=measured.cast_seconds,
-            saved_bytes=measured.saved_bytes,
-            work=measured.work,
-        )
-        if not measured.work_fp8:
-            return unit
-        if in_fp8 is None:
-            in_fp8 = self._tried(self._decisions.policy((), fp8=(key,)), loss)
-        return replace(unit, work_fp8=measured.work_fp8, error_fp8=measured.fp8.error, sensitivity_fp8=in_fp8)
-
-    def _tried(self, policy: Policy, loss: float) -> float:
-        """Return the relative change of the first batch's loss under the policy, which has one unit in few bits.
-
-        For units without a gradient.
-        """
-        self._task.from_the_start()
-        try:
-            with self._task.under(policy), torch.no_grad():
-                changed = float(self._task.loss(self._task.batches[0]))
-        except Exception:  # whatever torch or the user's code says of what the low-precision dtype gives
-            return math.inf
-        return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
+    def _measured(self, kind: ListKind, found: Mapping[Key, Measured], loss: float) -> None:
+        gains = kind.level.gains if kind.level is not None else "bytes" if self.objective == "memory" else "seconds"
+        self._units[kind.name] = {}
+        for key, each in found.items():
+            change = each.error if kind.adds else each.change(loss)
+            why = each.cannot or _NOT_TRIED
+            self._units[kind.name][key] = Unit(*key, kind.name, each.calls, each.gain, each.of, gains, each.error, change, why)
 
     # --- the search ---
 
-    def _search_low(self) -> None:
-        """Find the units for the low-precision dtype: without those that make NaN, then by bisection."""
-        changes = {key: unit.sensitivity for key, unit in self._units.items()}
-        order = greedy_order(_gains(self._units, self._trials.objective, self._trials.least_gain), changes)
-        self._expected += 2 * len(order).bit_length() + min(len(self._units), MOST_FLIPS)
+    def _descend(self, kind: ListKind) -> None:
+        """Move units to the list: first those that gain something, in the order of what they change for what they gain."""
+        self._say(f"moving ops to the list {kind.name}")
+        units = self._units.get(kind.name, {})
+        order = self._order(kind, units.values())
+        self._move(kind, order, {} if kind.name == LOW else self._choice())
+        if kind.name == LOW:  # an op between others may spare casts, and gain nothing by itself
+            low = self._choice().get(LOW, frozenset())
+            rest = [unit for key, unit in units.items() if key not in low and key not in order and math.isfinite(unit.change)]
+            rest.sort(key=lambda unit: (unit.change, unit.name))
+            self._move(kind, [_key(unit) for unit in rest], self._choice())
+            order += map(_key, rest)
+        fitting = frozenset(key for key in order if units[key].why == _NOT_TRIED)
+        listed = self.decisions.coverable(kind, fitting, order)
+        for key, unit in units.items():
+            if unit.why == _NOT_TRIED:
+                barred = "an entry for it would hold for other modules, too" if key in order else "gains too little"
+                units[key] = replace(unit, why="within the tolerance, but no gain" if key in listed else barred)
 
-        def fits(units: frozenset[Key], last: Key | None) -> bool:
-            name = f"{len(units)} of {len(order)} low" + (f", {last}" if last is not None else "")
-            return self._try(units, name).fits
+    def _order(self, kind: ListKind, units: Collection[Unit]) -> list[Key]:
+        """Return the units that gain something and change a finite amount, the least change for its gain first."""
+        of_ops: dict[str, float] = {}
+        for unit in units:
+            of_ops[unit.op] = of_ops.get(unit.op, 0.0) + max(unit.gain, 0.0)
+        least = LEAST_GAIN * sum(unit.of for unit in units)
+        if kind.adds:  # a unit that saves what others do gains nothing by itself, and keeps it as it is where it stays out
+            able = list(units) if sum(of_ops.values()) > least else []
+        else:
+            able = [u for u in units if u.gain > NOISE * u.of and of_ops[u.op] >= least and math.isfinite(u.change)]
+        return [_key(unit) for unit in sorted(able, key=lambda unit: (unit.change / max(unit.gain, 1e-12), unit.name))]
 
-        while order:
-            trial = self._try(frozenset(order), f"{len(order)} low")
-            culprits = frozenset() if trial.fits or "finite" not in trial.why else self._makers_of_nan(frozenset(order))
-            if not culprits:
-                break
-            self._bar(culprits, "makes NaN or Inf in the low-precision dtype")
-            order = [key for key in order if key not in culprits]
-        search_level(
-            order,
-            changes,
-            self._trials.tolerance.first_order,
-            fits,
-            lambda key: self._bar({key}, "exceeds the tolerance (found by bisection)"),
-        )
+    def _move(self, kind: ListKind, order: list[Key], base: Choice) -> None:
+        """Move as many of the units to the list as fit, the first ones first; the others are on the lists that they have in `base`."""
+        best = self._best
+        shows = kind.level is None or kind.level.shows(self.objective, self.decisions.start, self.task.device)
 
-    def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
-        """Return the units of `low` that make NaN or Inf of finite numbers, as far as the first finding shows."""
-        self._trials.budget.take()
-        try:
-            with detect_nonfinite():
-                self._task.run(self._decisions.policy(low))
-        except NonFiniteError as error:
-            op = self._decisions.op_of(error.finding.op)
-            keys = {key for key in low if key.op == op}
-            found = f".{scopes.plain_path(error.finding.module)}"
-            inside = {key for key in keys if key.module and found.endswith(f".{key.module}")}
-            return frozenset(inside or keys)
-        except Exception:
-            return frozenset()
-        return frozenset()
+        def fits(keys: frozenset[Key], last: Key | None) -> bool:
+            listed = self.decisions.coverable(kind, keys, order)
+            choice = moved(base, listed, kind)
+            name = f"{len(choice[kind.name])} on {kind.name}" + (f", {last}" if last is not None else "")
+            if not kind.adds:
+                return self._take(name, self.decisions.policy(choice, name), choice, shows=shows).fits
+            assert best is not None
+            return self._take(name, self.decisions.adding(best.policy, kind, listed), choice, best.taken, shows=shows).fits
 
-    def _bar(self, keys: Iterable[Key], why: str) -> None:
-        self._notes += [f"{key}: {why}" for key in sorted(keys, key=str)]
+        def bar(key: Key) -> None:
+            units = self._units[kind.name]
+            units[key] = replace(units[key], why="exceeds the tolerance (found by bisection)")
 
-    def _flip(self) -> None:
-        """Try the best with one unit changed, the most expensive units first, until nothing gets better.
+        most_that_fit(order, fits, bar)
 
-        Costs that were measured alone need not add up, nor errors. What is on none of the start's lists may also be left to run in what its
-        inputs come in.
+    def _choice(self) -> Choice:
+        """Return the choice that the best has."""
+        if self._best is None:
+            return {}
+        units = [key for of_list in self._units.values() for key in of_list]
+        return {name: frozenset(key for key in units if str(key) in names) for name, names in self._best.lists.items()}
+
+    def _as_it_is(self, policy: Policy) -> None:
+        self._take(policy.name, policy, self.decisions.choice_of(policy, self._units[LOW]), policy.name)
+
+    def _take(self, name: str, policy: Policy, choice: Choice, taken: str = "", *, shows: bool = True) -> Trial:
+        """Return the trial of the policy, made now or before. Raise Over if the budget is spent.
+
+        It leads if it costs less than the best or, where its cost shows nothing, in any case.
         """
-        is_time = self._trials.objective == Objective.TIME
-        order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
-        free = self._decisions.left_of(self._decisions.start, self._units)
-        low, _ = self._choice()
-        self._try(low, f"{len(low)} low, others as in {self._decisions.start.name}", free - {key.op for key in low})
-        before = None
-        while before is not self._trials.best:
-            before = self._trials.best
-            for key in order[:MOST_FLIPS]:
-                low, left = self._choice()
-                if key in low or math.isfinite(self._units[key].sensitivity):
-                    changed = low ^ {key}
-                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low", left - {key.op})
-                low, left = self._choice()
-                if key.op in free and key not in low:
-                    verb = "casting" if key.op in left else "leaving"
-                    self._try(low, f"{verb} {key.op}, {len(low)} low", left ^ {key.op})
+        at = policy.fingerprint
+        if at in self._trials:
+            return self._trials[at]
+        names = {each.name for each in self._trials.values()}
+        listed = {cast: tuple(sorted(map(str, units))) for cast, units in choice.items() if units}
+        trial = replace(self._judged(name if name not in names else f"{name} ({len(names)})", policy), lists=listed, taken=taken)
+        least = LEAST_GAIN * self._trials[_FLOAT32].saved_bytes
+        leads = not shows or self._best is None or trial.saved_bytes <= self._best.saved_bytes - least
+        if trial.fits and shows and self.objective == "time":
+            trial, leads = self._timed(trial)
+        if trial.fits and leads:
+            self._best = trial
+        self._note(at, trial)
+        return trial
 
-    def _choice(self) -> tuple[frozenset[Key], frozenset[str]]:
-        """Return the units that are low in the best, and the ops that it leaves."""
-        best = self._trials.best
-        if best is None:
-            return frozenset(), frozenset()
-        low = self._low(best)
-        left = frozenset(best.left) if best.low is not None else self._decisions.left_of(best.policy, self._units)
-        return low, left - {key.op for key in low}
+    def _judged(self, name: str, policy: Policy) -> Trial:
+        """Run the task under the policy, and hold what comes of it against float32."""
+        outcome, reference = self._outcome(policy), self._trials[_FLOAT32]
+        loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
+        metric_change = None
+        if outcome.metric is not None and reference.metric is not None:
+            metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
+        similar = cosine(outcome.gradient, self._gradient)
+        why = outcome.failure or self.tolerance.exceeded(loss_change, metric_change, similar)
+        return Trial(name, policy, {}, outcome.loss, loss_change, outcome.metric, metric_change, similar,
+            outcome.seconds, outcome.saved_bytes, not why, why)  # fmt: skip
 
-    def _low(self, trial: Trial) -> frozenset[Key]:
-        """Return the units that ran in the low-precision dtype."""
-        if trial.low is None:
-            return self._decisions.low_of(trial.policy, self._units)
-        return frozenset(key for key in self._units if str(key) in trial.low)
+    def _outcome(self, policy: Policy) -> Outcome:
+        """Return what came of the policy, or that nothing could."""
+        self.budget.take()
+        try:
+            return self.task.run(policy)
+        except OpListError as error:
+            return failed(str(error))
+        except HmpError:
+            raise
+        except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
+            return failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
-    # --- the end ---
+    def _timed(self, trial: Trial) -> tuple[Trial, bool]:
+        """Return the trial with its time against float32's, and whether it is faster than the best, which runs in the same rounds."""
+        timers = [self.task.timer(policy) for policy in (None, trial.policy, *([self._best.policy] if self._best else []))]
+        seconds: list[list[float]] = [[] for _ in timers]
+        for number in range(_ROUNDS):
+            for at in rotated(range(len(timers)), number):
+                seconds[at].append(timers[at]())
+        won = ratios(seconds[1], seconds[-1])  # against itself where there is no best
+        leads = self._best is None or (statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won))
+        return replace(trial, ratio=statistics.median(ratios(seconds[1], seconds[0]))), leads
 
-    def end(self, stopped: Stopped) -> TuneResult:
+    # --- what is shown and written ---
+
+    def _say(self, text: str) -> None:
+        if self.shows_progress:
+            print(f"hmp tune: {text}", file=sys.stderr, flush=True)
+
+    def _note(self, at: str, trial: Trial) -> None:
+        self._trials[at] = trial
+        if self.folder is not None and self._best is not None:
+            write(self.result("interrupted"), self.folder)
+        best = "" if self._best is None else f"; best so far: {self._best.name}"
+        self._say(f"trial {len(self._trials)}, {trial.name}: {'fits' if trial.fits else trial.why}{best}")
+
+    def end(self, stopped: str) -> TuneResult:
         """Return the result, written into the folder. Raise HmpError where nothing was within the tolerance."""
-        if self._trials.best is None:
-            lacking = "give a larger budget" if stopped == Stopped.BUDGET else "decide more ops, or raise the tolerance"
-            nothing = self._trials.made.get("nothing low")
-            also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
-            raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
-        if stopped == Stopped.BUDGET and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
-            self._notes.append("no matrix multiplication moved to FP8: the budget was spent before that was tried")
-        if stopped == Stopped.BUDGET and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
-            self._notes.append("no activations packed: the budget was spent before that was tried")
+        if self._best is None:
+            remedy = "give a larger budget" if stopped == "budget" else "decide more ops, or raise the tolerance"
+            whys = "".join(f"; {trial.name}: {trial.why}" for trial in self._trials.values() if trial.why)
+            raise HmpError(f"no lists were found within the tolerance ({self.tolerance}){whys}; {remedy}")
         result = self.result(stopped)
-        if self._folder is not None:
-            lists.write(result, self._folder)
+        if self.folder is not None:
+            write(result, self.folder)
         return result
 
-    def result(self, stopped: Stopped) -> TuneResult:
+    def result(self, stopped: str) -> TuneResult:
         """Return what is known now."""
-        best = self._trials.best
+        best = self._best
         assert best is not None
+        units = [unit for of_list in self._units.values() for unit in of_list.values()]
         return TuneResult(
             policy=best.policy.replace(name="tuned"),
             best=best,
-            trials=tuple(self._trials.made.values()),
-            units=tuple(self._units.values()),
-            packed=self._packed,
-            tolerance=self._trials.tolerance,
-            objective=self._trials.objective,
+            trials=tuple(self._trials.values()),
+            units=tuple(replace(unit, why="chosen") if unit.name in best.on(unit.level) else unit for unit in units),
+            tolerance=self.tolerance,
+            objective=self.objective,
             stopped=stopped,
-            start=self._decisions.start.name,
-            seed=self._task.seed,
-            steps=self._task.steps if self._task.trains else 0,
-            device=str(self._task.device),
-            notes=tuple(self._notes),
-            folder=None if self._folder is None else str(self._folder),
-            key=self._key,
-            model=self._task.model._get_name(),
+            start=self.decisions.start.name,
+            seed=self.task.seed,
+            steps=self.task.steps if self.task.trains else 0,
+            device=str(self.task.device),
+            folder=None if self.folder is None else str(self.folder),
+            model=self.task.model._get_name(),
             **provenance(),
         )
 
 
-def _gains(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
-    """Return what each unit gains in the low-precision dtype, in seconds or bytes of a step; less than `least` in total is nothing."""
-    gains = {key: float(unit.saved_bytes) if objective == Objective.MEMORY else _seconds(unit) for key, unit in units.items()}
-    by_op: dict[str, float] = {}
-    for key, gain in gains.items():
-        by_op[key.op] = by_op.get(key.op, 0.0) + max(gain, 0.0)
-    return {key: gain if by_op[key.op] >= least else 0.0 for key, gain in gains.items()}
-
-
-def _seconds(unit: Unit) -> float:
-    """Return the seconds that the unit gains in the low-precision dtype; a gain within the noise does not count."""
-    return unit.seconds_float32 * (1 - NOISE) - unit.seconds_low - unit.cast_seconds
-
-
-class Progress:
-    """Shows stages and trials on stderr: for True, and for None if stderr is a terminal."""
-
-    def __init__(self, progress: bool | None) -> None:
-        if not (progress is None or isinstance(progress, bool)):
-            raise HmpError(f"invalid progress={progress!r}: expected True, False or None")
-        stderr = sys.stderr  # None under pythonw
-        is_terminal = stderr is not None and stderr.isatty()
-        self._is_shown = stderr is not None and (is_terminal if progress is None else progress)
-        self._bar: Any = None
-        if self._is_shown and is_terminal and not lacking("tune", "tqdm"):
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc="hmp tune", file=stderr, leave=False, unit="trial", dynamic_ncols=True)
-
-    def stage(self, text: str) -> None:
-        """Show that a stage begins."""
-        if self._bar is not None:
-            self._bar.set_description(f"hmp tune: {text}")
-        else:
-            self._say(text)
-
-    def step(self, done: int, total: int, best: str) -> None:
-        """Of about `total` trials, `done` are made."""
-        if self._bar is not None:
-            self._bar.n, self._bar.total = done, total
-            self._bar.set_postfix_str(best)
-        else:
-            self._say(f"{done} of about {total}" + (f": {best}" if best else ""))
-
-    def close(self) -> None:
-        """Close the progress bar: the search has ended."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def _say(self, text: str) -> None:
-        if self._is_shown:
-            print(f"hmp tune: {text}", file=sys.stderr, flush=True)
+def _key(unit: Unit) -> Key:
+    return Key(unit.op, unit.module)

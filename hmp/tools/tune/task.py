@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import math
 import statistics
@@ -27,7 +26,6 @@ from ..benchmark.variants import policy_active
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
 from ..saved_activations import SavedActivations
-from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
@@ -127,18 +125,13 @@ class Task:
                 why = "the gradient is not finite" if math.isfinite(looked) else "the loss is not finite"
                 return Outcome(math.nan, None, gradient, math.nan, saved, why)
             self.from_the_start()
-            loss, seconds = self._train() if self.trains else self._evaluate()
+            loss, seconds = self._steps()
             if not math.isfinite(loss):
                 return Outcome(loss, None, gradient, seconds, saved, "the loss is not finite")
             metric = None
             if self._metric is not None:
                 metric = _number(self._metric(self.model))
             return Outcome(loss, metric, gradient, seconds, saved)
-
-    def gradient(self) -> tuple[torch.Tensor, ...] | None:
-        """float32's gradient over the first batches, None where none is computed."""
-        with self.under(None):
-            return self._look()[1]
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """Make a context in which `policy` is active for the process, None for no casts."""
@@ -151,7 +144,11 @@ class Task:
         def sample() -> float:
             nonlocal count
             self.from_the_start()  # no further into training than the trial was: there it may diverge
-            step = self._stepper()
+            optimizer, batches = self._made_optimizer(), itertools.cycle(self.batches)
+
+            def step() -> None:
+                self._step(next(batches), optimizer)
+
             with self.under(policy):
                 first, _ = seconds_of(step, 1, self.device)
                 if not count:
@@ -160,46 +157,18 @@ class Task:
 
         return sample
 
-    def _stepper(self) -> Callable[[], None]:
-        optimizer = self._made_optimizer()
-        batches = itertools.cycle(self.batches)
-
-        def step() -> None:
-            self._step(next(batches), optimizer)
-
-        return step
-
     def _made_optimizer(self) -> Any:
         """Return a new optimizer over the model's parameters, None where the task does not train."""
         make = self._optimizer
         if make is None:
             return None
         try:
-            made = make(self.model)
+            return stepping(make(self.model), HmpError)
         except TypeError as error:
-            kind = getattr(make, "func", make)  # of a partial
-            if not inspect.isclass(kind):
-                raise
-            raise HmpError(
-                f"optimizer= expected a function of the model, got {kind.__name__} ({error}); "
-                f"give lambda model: {kind.__name__}(model.parameters(), ...)"
-            ) from error
-        return stepping(made, HmpError)
+            raise HmpError(f"optimizer(model) raised {error}; give such as lambda model: torch.optim.SGD(model.parameters())") from error
 
     def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
-        if optimizer is not None and _wants_closure(optimizer):
-            found: torch.Tensor = optimizer.step(lambda: self._backward(batch, optimizer))
-            return found.detach()
-        loss = self._backward(batch, optimizer)
-        if optimizer is not None:
-            optimizer.step()
-        return loss.detach()
-
-    def _backward(self, batch: Any, optimizer: Any) -> torch.Tensor:
-        if optimizer is None:
-            self.model.zero_grad()
-        else:
-            optimizer.zero_grad()
+        (self.model if optimizer is None else optimizer).zero_grad()
         loss = self.loss(batch)
         if loss.requires_grad:
             loss.backward()
@@ -207,60 +176,39 @@ class Task:
             raise HmpError(
                 "expected loss(model, batch) to require grad, because optimizer= is given; leave optimizer= out to only evaluate"
             )
-        return loss
+        if optimizer is not None:
+            optimizer.step()
+        return loss.detach()
 
     def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
         """Return the loss over the first batches, its gradient, and the bytes that the first saves for backward."""
         self.from_the_start()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        total, saved, has_gradient = 0.0, 0, False
+        total, has_gradient, saved = 0.0, False, SavedActivations(self._snapshot.tensors)
         for at, batch in enumerate(self.batches[:LOOKED_AT]):
-            if at == 0:
-                loss, saved = self._watched(batch)
-            else:
+            with listen(*([] if at else [saved])):
                 loss = self.loss(batch)
             total += float(loss.detach())
             if loss.requires_grad:
                 loss.backward()
                 has_gradient = True
         if not has_gradient or not parameters:
-            return total, None, saved
+            return total, None, saved.bytes
         # a parameter that no batch reached has its place, for another policy may reach it
-        return total, tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
+        return total, tuple(torch.zeros_like(p) if p.grad is None else p.grad.detach().to_dense().clone() for p in parameters), saved.bytes
 
-    def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
-        """Return the loss, and the bytes that it saves for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
-        try:
-            saved = SavedActivations(self._snapshot.tensors)
-            with listen(saved):
-                return self.loss(batch), saved.bytes
-        except RuntimeError as error:
-            if "saved tensor hooks" not in str(error):
-                raise
-        self.from_the_start()
-        return self.loss(batch), 0
-
-    def _train(self) -> tuple[float, float]:
+    def _steps(self) -> tuple[float, float]:
         """Return the mean loss of the last pass over the batches, and the median seconds of a step."""
         optimizer = self._made_optimizer()
         losses, seconds = [], []
-        for at in range(self.steps):
+        for at in range(self.steps if self.trains else len(self.batches)):
             took, loss = seconds_of(partial(self._step, self.batches[at % len(self.batches)], optimizer), 1, self.device)
             seconds.append(took)
             losses.append(float(loss))
             if not math.isfinite(losses[-1]):
                 return losses[-1], statistics.median(seconds)
-        last = losses[-min(len(self.batches), max(self.steps // 2, 1)) :]
+        last = losses[-min(len(self.batches), max(self.steps // 2, 1)) :] if self.trains else losses
         return statistics.fmean(last), statistics.median(seconds[1:] or seconds)
-
-    def _evaluate(self) -> tuple[float, float]:
-        """Return the mean loss over the batches, and the median seconds of a step."""
-        losses, seconds = [], []
-        for batch in self.batches:
-            took, loss = seconds_of(partial(self._step, batch, None), 1, self.device)
-            seconds.append(took)
-            losses.append(float(loss))
-        return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
 
 
 @contextmanager
@@ -273,11 +221,8 @@ def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
     if imported is None or all(compiled_in(module) is None for module in model.modules()):
         yield
         return
-    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
-    config = imported.config
-    limits = {name: _RECOMPILATIONS for name in names if hasattr(config, name)}
     try:
-        with config.patch(limits):
+        with imported.config.patch(recompile_limit=_RECOMPILATIONS, accumulated_recompile_limit=_RECOMPILATIONS):
             yield
     finally:
         imported.reset()
@@ -292,30 +237,29 @@ def _number(found: Any) -> float:
         raise HmpError(f"expected metric(model) to return a number (larger is better), such as an accuracy, got {kind}") from None
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the gradient in which all elements are: that of a sparse embedding can neither be looked through nor multiplied."""
-    return gradient.detach().clone() if gradient.layout is torch.strided else gradient.detach().to_dense()
-
-
-def _wants_closure(optimizer: Any) -> bool:
-    """Return True if its step() has to be given what computes loss and gradient, as that of LBFGS."""
-    try:
-        parameter = inspect.signature(optimizer.step).parameters.get("closure")
-    except ValueError:
-        return False
-    return parameter is not None and parameter.default is parameter.empty
-
-
 def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
     """Return the cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
     if gradient is None or reference is None or len(gradient) != len(reference):
         return None
-    products = [torch.zeros((), dtype=torch.float64) for _ in range(3)]
-    for a, b in zip(gradient, reference, strict=True):
-        a, b = a.to(torch.float64).flatten(), b.to(torch.float64).flatten()
-        for at, (x, y) in enumerate(((a, b), (a, a), (b, b))):
-            products[at] = products[at] + torch.dot(x, y).cpu()
-    dot, of_a, of_b = map(float, products)
+    pairs = ((gradient, reference), (gradient, gradient), (reference, reference))
+    dot, of_a, of_b = (
+        sum(float(torch.dot(x.flatten().double(), y.flatten().double())) for x, y in zip(*pair, strict=True)) for pair in pairs
+    )
     if of_a == 0.0 and of_b == 0.0:
         return 1.0
     return dot / math.sqrt(of_a * of_b) if of_a * of_b else (0.0 if math.isfinite(of_a + of_b) else math.nan)
+
+
+def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
+    """Return what loss(model, batch) returned, a tensor with one element. Raise `error` of what it is instead, and of the remedy."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
+    raise error(f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
+
+
+def stepping(optimizer: Any, error: Callable[[str], HmpError]) -> Any:
+    """Return what optimizer(model) returned, which can step. Raise `error` of what it is instead, and of the remedy."""
+    if all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad")):
+        return optimizer
+    raise error(f"optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer")

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ...errors import HmpError, is_interrupt
-from ..benchmark.runner import misfit
+from ..errors import HmpError, is_interrupt
+from ..tools.benchmark.runner import misfit
+from ..tools.tune.task import scalar, stepping
 
 _MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
 _TRAINED = f"{_MADE}, {_LOSS} and, for training, optimizer(model)"
@@ -124,21 +125,6 @@ class LossAsModel(torch.nn.Module):
         of = self._recipe.loss
         assert of is not None
         return scalar(of(self.model, batch), self._recipe._error)
-
-
-def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
-    """Return what loss(model, batch) returned, a tensor with one element. Raise `error` of what it is instead, and of the remedy."""
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss
-    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
-    raise error(f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
-
-
-def stepping(optimizer: Any, error: Callable[[str], HmpError]) -> Any:
-    """Return what optimizer(model) returned, which can step. Raise `error` of what it is instead, and of the remedy."""
-    if all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad")):
-        return optimizer
-    raise error(f"optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer")
 
 
 class _Position:
