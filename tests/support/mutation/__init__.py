@@ -1,1 +1,0 @@
-"""Mutation testing of the core of hmp: `python -m tests.support.mutation` says how much of a changed core its tests notice."""
