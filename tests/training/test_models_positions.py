@@ -1,4 +1,4 @@
-"""Decoders keep positions beyond 1,000 under the policies, and habana's list is known where it loses them; padding changes nothing."""
+"""Decoders keep positions beyond 1,000 under the policies, and habana's list is known where it loses them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 
-import torch
-
 import hmp
 from model_zoo import FAMILIES
 from model_zoo.kit import Model, converted
-from model_zoo.masking import TEXT_MODELS, alone, build_for_text, distance, padded, with_a_masked_row
 from model_zoo.positions import WITH_POSITIONS, build_long, far_logits, likeness, long_batch
-from model_zoo.selection import POLICIES, each
+from model_zoo.selection import each
 
 # The cosine of the logits beyond position 1,000 with float32's. Mixtures are lower: rounding sends some of 151 tokens to other
 # experts; bfloat16 products alone, as torch.autocast makes them, cost some of them as much.
@@ -60,23 +57,3 @@ def test_logits_beyond_a_thousand_positions_are_float32s(model: Model):
         assert abs(habana - HABANA_LOSES[model.name]) < 0.1, habana
     else:
         assert habana >= least, habana
-
-
-# Padding moves a sentence to other places of a vector register and other chunks of a scan, which round sums otherwise.
-EXACT, ROUNDED = 1e-5, 0.03
-# On the left padding changes what these say in plain float32 torch as well: positions cannot be given, or count from elsewhere than zero.
-CANNOT_PAD_LEFT = {"longformer", "rwkv", "recurrent-gemma", "bart", "prophetnet"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", each(TEXT_MODELS, quick=("bert", "llama", "t5")))
-def test_padding_changes_nothing_and_a_masked_row_is_as_finite_as_in_float32(model: Model):
-    built = build_for_text(model)
-    exact = {side: distance(padded(built, side), alone(built)) for side in ("right", "left")}
-    assert {side for side, far in exact.items() if far > EXACT} == ({"left"} if model.name in CANNOT_PAD_LEFT else set()), exact
-    assert bool(torch.isfinite(with_a_masked_row(built)).all())
-    for policy in POLICIES:
-        with converted(policy):
-            moved = {side: distance(padded(built, side), alone(built)) for side, far in exact.items() if far < EXACT}
-            assert bool(torch.isfinite(with_a_masked_row(built)).all()), policy
-        assert all(far < ROUNDED for far in moved.values()), (policy, moved)

@@ -15,7 +15,7 @@ from .kit import Model, Run, backward, build, cosine, feed, gradients, train
 # batch norm.
 SHAKE, SHAKES, STEADY, SMALL = 2.0**-8, (9, 10, 11), 0.2, 1e-3
 # The other gradients keep their direction and their length. Measured over the zoo, most are above 0.999; the lowest of each
-# policy belong to nets with batch norm over a few values. The mutations in test_models_mutations.py are far below.
+# policy belong to nets with batch norm over a few values. Without rotations, or with one parameter detached, a model is far below.
 COSINE, LENGTH = 0.95, 1.25
 # Running statistics are means over bfloat16 activations, kept in float32.
 STATISTICS = 0.05
