@@ -155,21 +155,6 @@ def test_a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
         same(result, torch.full_like(result, number * WIDTH), f"round {number}")
 
 
-@on_cuda(STREAMS)
-def test_training_on_a_side_stream_equals_explicit_casts() -> None:
-    def run(net: torch.nn.Module) -> list[torch.Tensor]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            seen = _train(net, "SGD", momentum=0.9)
-        torch.cuda.current_stream().wait_stream(side)
-        return seen
-
-    want = run(Plain())
-    with hmp.casts(lists()):
-        all_same(run(Net()), want, "on a side stream")
-
-
 @on_cuda("other devices' allocators do not tell what they gave out")
 def test_device_memory_does_not_grow_over_steps() -> None:
     """After the tenth and the fortieth step as much is allocated, and after revert() as much as before."""

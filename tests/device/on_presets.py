@@ -1,4 +1,7 @@
-"""hmp.apply(model) without a policy is torch.autocast of the device: the same bits forward and backward, on small networks."""
+"""hmp.apply(model) without a policy is torch.autocast of the device: the same bits forward and backward, on small networks.
+
+Recurrent ones: on_rules.py.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, all_same, preset, same, synchronize, tensor
-
-
-class Recurrent(torch.nn.Module):
-    def __init__(self, kind: Callable[..., torch.nn.Module]) -> None:
-        super().__init__()
-        self.inner = kind(32, 64, num_layers=2, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(128, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.inner(x)[0])
+from device_kit import BF16, DEVICE, F16, F32, all_same, preset, synchronize, tensor
 
 
 class Attention(torch.nn.Module):
@@ -48,18 +41,13 @@ def _encoder() -> torch.nn.Module:
     return torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
 
 
-# XLA compiles each step of a recurrent net
-SEQUENCES, IMAGES = (4, 4 if DEVICE == "xla" else 16, 32), (2, 3, 16, 16)
+SEQUENCES, IMAGES = (4, 16, 32), (2, 3, 16, 16)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "mlp": (_mlp, SEQUENCES),
     "convolutions": (_conv, IMAGES),
     "attention": (Attention, SEQUENCES),
     "encoder layer": (_encoder, SEQUENCES),
-    "lstm": (lambda: Recurrent(torch.nn.LSTM), SEQUENCES),
-    "gru": (lambda: Recurrent(torch.nn.GRU), SEQUENCES),
-    "rnn": (lambda: Recurrent(torch.nn.RNN), SEQUENCES),
 }
-RECURRENT = ("lstm", "gru", "rnn")
 
 
 def _build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -92,37 +80,13 @@ def _run(name: str, region: Callable[[torch.nn.Module], Any], training: bool) ->
 def _autocast(dtype: torch.dtype | None) -> Callable[[torch.nn.Module], Any]:
     def region(model: torch.nn.Module) -> Any:
         def call(x: torch.Tensor) -> torch.Tensor:
-            # a cast for each use, whose gradients are summed in float32 as hmp sums those of a recurrent op's steps (R21)
+            # a cast for each use, whose gradients hmp sums in float32
             with torch.autocast(DEVICE, dtype=dtype, cache_enabled=False):
                 return model(x)
 
         return call
 
     return region
-
-
-def _written_out(dtype: torch.dtype) -> Callable[[torch.nn.Module], Any]:
-    """Every parameter and the input cast: torch.autocast runs cuDNN's recurrent nets in float16, whatever its dtype is."""
-
-    def region(model: torch.nn.Module) -> Any:
-        def call(x: torch.Tensor) -> torch.Tensor:
-            low = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
-            found: torch.Tensor = torch.func.functional_call(model, low, (x.to(dtype),))
-            return found
-
-        return call
-
-    return region
-
-
-def _near(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> None:
-    """Equal results; gradients but for rounding: oneDNN gives those of an LSTM's weights in float32, which torch.autocast rounds. Where no
-    kernel computes a whole recurrent net torch.autocast casts its input for each direction, and hmp once."""
-    same(got[0], want[0], what)
-    for number, (one, other) in enumerate(zip(got[1:], want[1:], strict=True)):
-        one, other = one.cpu().double(), other.cpu().double()
-        apart = float((one - other).norm() / other.norm())
-        assert apart < 0.01, f"{what}, gradient {number}: {apart} away"
 
 
 def _has_float16() -> bool:
@@ -138,15 +102,13 @@ def test_apply_equals_torch_autocast(name: str, training: bool, dtype: torch.dty
         pytest.skip("in eval hmp gives it the precision of training (R8), torch.autocast takes its fast path")
     if dtype is F16 and not _has_float16():
         pytest.skip(f"torch.autocast({DEVICE!r}) has no float16 here")
-    by_hand = ON_CUDA and name in RECURRENT and dtype is not F16
-    near = training and (by_hand or name == "lstm" or (DEVICE == "pretend" and name in RECURRENT))
     policy = hmp.Policy.load("autocast").replace(dtype=dtype)
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):  # both sides choose the same kernels
         try:
-            want = _run(name, (_written_out if by_hand else _autocast)(dtype), training)
+            want = _run(name, _autocast(dtype), training)
         except RuntimeError as error:
             pytest.skip(f"torch.autocast raises: {error}")
-        (_near if near else all_same)(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
+        all_same(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
 
 
 def _low_dtype() -> torch.dtype:
