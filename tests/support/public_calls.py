@@ -1,10 +1,9 @@
-"""Calls of torch's public functions for networks and attention that op_db has no samples of: all that `public()` names and op_db lacks."""
+"""Calls of torch's public functions for networks and attention that op_db has no samples of."""
 
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, bias, flex_attention, sdpa_kernel
 
-# The release of torch that the table was made with: a newer one may have functions that it lacks.
-MADE_WITH = (2, 13)
-MODULES = (F, torch.nn.attention, flex_attention, bias, torch.nested)
 MIXTURES: dict[str, tuple[torch.dtype, ...]] = {
     "float32": (torch.float32,),
     "bfloat16": (torch.bfloat16,),
@@ -41,17 +37,6 @@ class Given:
     def jagged(self) -> torch.Tensor:
         rows = self(8, 8)
         return nn.Parameter(torch.nested.nested_tensor([rows[:3], rows[3:]], layout=torch.jagged)).unflatten(-1, (2, 4)).transpose(1, 2)
-
-
-def public() -> Iterator[str]:
-    """The public functions of these modules, "nn.functional.linear"."""
-    for module in MODULES:
-        where = module.__name__.removeprefix("torch.")
-        for name, value in vars(module).items():
-            known = getattr(module, "__all__", ())
-            is_function = isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and not name.startswith("_")
-            if is_function and (name in known if known else module is F):
-                yield f"{where}.{name}"
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -103,15 +88,6 @@ CALLS: dict[str, tuple[Callable[[Given], Any], ...]] = {
     "nn.functional.fractional_max_pool3d_with_indices": (
         lambda t: F.fractional_max_pool3d_with_indices(t(1, 2, 6, 6, 6), 2, output_size=3, _random_samples=_samples3),
     ),
-    "nn.functional.max_pool1d_with_indices": (lambda t: F.max_pool1d_with_indices(t(1, 2, 6), 2),),
-    "nn.functional.max_pool2d_with_indices": (lambda t: F.max_pool2d_with_indices(t(1, 2, 6, 6), 2),),
-    "nn.functional.max_pool3d_with_indices": (lambda t: F.max_pool3d_with_indices(t(1, 2, 6, 6, 6), 2),),
-    "nn.functional.lp_pool1d": (lambda t: F.lp_pool1d(t(1, 2, 6).abs(), 2.0, 2),),
-    "nn.functional.lp_pool2d": (lambda t: F.lp_pool2d(t(1, 2, 6, 6).abs(), 2.0, 2),),
-    "nn.functional.lp_pool3d": (lambda t: F.lp_pool3d(t(1, 2, 6, 6, 6).abs(), 2.0, 2),),
-    "nn.functional.adaptive_max_pool1d_with_indices": (lambda t: F.adaptive_max_pool1d_with_indices(t(1, 2, 6), 3),),
-    "nn.functional.adaptive_max_pool2d_with_indices": (lambda t: F.adaptive_max_pool2d_with_indices(t(1, 2, 6, 6), 3),),
-    "nn.functional.adaptive_max_pool3d_with_indices": (lambda t: F.adaptive_max_pool3d_with_indices(t(1, 2, 6, 6, 6), 3),),
     "nn.functional.dropout1d": (lambda t: F.dropout1d(t(2, 3, 4), 0.5, True), lambda t: F.dropout1d(t(2, 3, 4), 0.5, False)),
     "nn.functional.threshold_": (lambda t: F.threshold_(t(2, 3), 0.1, 20.0),),
     "nn.functional.relu_": (lambda t: F.relu_(t(2, 3)),),
@@ -167,22 +143,4 @@ CALLS: dict[str, tuple[Callable[[Given], Any], ...]] = {
         lambda t: _modules(t, bias=False, add_bias_kv=True, add_zero_attn=True),
     ),
 }
-# Public functions that no call of them alone can show a dtype of, each with the reason.
-WITHOUT_A_SAMPLE: dict[str, str] = {
-    **dict.fromkeys(
-        (f"nn.functional.{name}" for name in ("handle_torch_function", "has_torch_function", "has_torch_function_unary")),
-        "how torch asks for a `__torch_function__`",
-    ),
-    "nn.functional.has_torch_function_variadic": "how torch asks for a `__torch_function__`",
-    "nn.functional.boolean_dispatch": "makes functions, which have samples",
-    "nn.functional.assert_int_or_pair": "checks an argument",
-    **dict.fromkeys(
-        (
-            f"nn.attention.{name}_flash_attention_impl{'s' * (name == 'list')}"
-            for name in ("register", "activate", "list", "current", "restore")
-        ),
-        "chooses a kernel of CUDA's",
-    ),
-    **dict.fromkeys(("nn.functional.scaled_mm", "nn.functional.scaled_grouped_mm"), "takes float8 tensors, which are never cast"),
-}
-# Not in these modules: torch.nn.attention.varlen, whose functions have kernels for CUDA alone.
+# Not here: torch.nn.attention.varlen, whose functions have kernels for CUDA alone.
