@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, same_results
+from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, same_results
 from trap_kit import policy
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -105,30 +104,6 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@torch.compiler.allow_in_graph
-def _in_graph(x, y):
-    return x @ y
-
-
-@torch._dynamo.nonstrict_trace
-def _not_traced(x, y):
-    return x @ y
-
-
-@pytest.mark.slow
-def test_compiled_functions_that_are_one_node_of_the_graph_are_cast_inside():
-    def step(x, y):
-        with hmp.disable_casts():
-            plain = _in_graph(x, y), _not_traced(x, y)
-        return *plain, _in_graph(x, y), _not_traced(x, y)
-
-    run = torch.compile(step, backend="eager", fullgraph=True)
-    with hmp.casts(LISTS):
-        found = run(X, Y)
-    same_results(found, (X @ Y, X @ Y, low(X) @ low(Y), low(X) @ low(Y)))
-    same_results(run(X, Y), [X @ Y] * 4)
-
-
 def product_forward(ctx, x, y):
     ctx.save_for_backward(x, y)
     return x @ y
@@ -192,26 +167,6 @@ def test_compiled_functions_of_the_users_have_their_containers_cast():
         found = run(Pair(X, Y), {key: named[key] for key in keys})
         wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
         same_results(found, (wanted, X))  # and what the caller holds is as it was
-
-
-class Outputs(OrderedDict):  # as what models of transformers return
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-
-@pytest.mark.parametrize("kind", [OrderedDict, pytest.param(Outputs, marks=TRACES_COPY)])
-def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
-    @hmp.bf16_function
-    def product(named):
-        assert type(named) is kind
-        return (named.x if kind is Outputs else named["x"]) @ named["y"], named
-
-    given = kind(x=X, y=Y)
-    with hmp.casts(LISTS):
-        found, named = torch.compile(lambda: product(given), backend="eager", fullgraph=True)()
-    same_results([found, *named.values(), *given.values()], [low(X) @ low(Y), low(X), low(Y), X, Y])
-    assert type(named) is kind
 
 
 @pytest.mark.native_kernels

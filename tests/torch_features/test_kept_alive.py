@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from trap_kit import policy
@@ -91,16 +90,6 @@ def tensor(apply: bool) -> tuple[Any, ...]:
     return Tagged, Plain, made, F.linear(made, torch.ones(4, 4)), made.exp()
 
 
-def mode(apply: bool) -> tuple[Any, ...]:
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    with Mode() as entered:
-        F.linear(X, X)
-    return Mode, entered
-
-
 def function(apply: bool) -> tuple[Any, ...]:
     @hmp.bf16_function
     def scaled(x, again=True):
@@ -113,29 +102,12 @@ def function(apply: bool) -> tuple[Any, ...]:
     return scaled, scaled.__wrapped__, scaled(X), cast, cast.__wrapped__, cast(torch.ones(2, 2))
 
 
-def users_function(apply: bool) -> tuple[Any, ...]:
-    class Doubling(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
-    leaf = X.clone().requires_grad_()
-    made = Doubling.apply(F.linear(leaf, torch.ones(4, 4)))
-    made.register_hook(lambda gradient: None)
-    made.sum().backward()
-    return Doubling, made, leaf
-
-
 def graph(apply: bool) -> tuple[Any, ...]:
     made = hmp.apply(torch.fx.symbolic_trace(_class()()), POLICY)
     return made, type(made), made(X)
 
 
-MADE = (model, removed_model, optimizer, tensor, mode, function, users_function, graph)
+MADE = (model, removed_model, optimizer, tensor, function, graph)
 
 
 def _alive(make: Callable[[bool], tuple[Any, ...]], apply: bool, times: int) -> list[str]:

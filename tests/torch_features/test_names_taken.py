@@ -139,18 +139,6 @@ def test_r15_a_function_that_is_no_op_is_followed_by_name(users):
         assert users.clip_grad_norm_ is plain
 
 
-def test_what_is_no_longer_ours_is_left_standing(users):
-    def mine(x):
-        return x
-
-    with hmp.convert(policy=LISTS):
-        users.matmul = users.Acts.plain = users.model.act = mine
-        del users.rectified
-    assert users.matmul is users.Acts.plain is users.model.act is mine
-    assert not hasattr(users, "rectified")
-    assert users.Acts.static is torch.tanh
-
-
 # --- names taken while torch is patched
 
 

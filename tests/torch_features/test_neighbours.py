@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _device
 
 import hmp
-from low_kernels_kit import computes_in_float32, products_as_computed
 from trap_kit import policy, same
 
 LOW, WIDE, F64 = torch.bfloat16, torch.float32, torch.float64
 PRODUCTS = policy(bf16=["linear", "matmul", "mm"], fp32=["softmax"])
 A, B = torch.randn(4, 4), torch.randn(4, 4)
-
-
-def explicit(net: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """What Linear, ReLU, Linear, Softmax give when their products are computed in bfloat16, by plain torch."""
-    first, second = net[0], net[2]
-    h = torch.relu(F.linear(x.to(LOW), first.weight.to(LOW), first.bias.to(LOW)))
-    return torch.softmax(F.linear(h, second.weight.to(LOW), second.bias.to(LOW)).float(), -1)
-
-
-def net() -> torch.nn.Sequential:
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4), torch.nn.Softmax(-1))
 
 
 # --- torch's defaults
@@ -105,18 +90,6 @@ def low_addmm() -> torch.Tensor:
     return torch.addmm(LINEAR.bias.to(LOW), A.to(LOW), LINEAR.weight.to(LOW).t())
 
 
-def test_an_op_that_others_put_back_in_its_place_is_cast_from_the_next_policy_on(unpatched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = (torch.mm,)  # a tuple is not followed
-    monkeypatch.setattr(torch, "mm", torch.mm)  # put back in the end
-    hmp.convert(policy=policy(bf16=["mm"]))
-    torch.mm = own[0]
-    assert torch.mm(A, B).dtype is WIDE
-    hmp.convert(policy=policy(bf16=["mm", "bmm"]))
-    assert torch.mm(A, B).dtype is LOW
-    hmp.revert()
-    assert torch.mm is own[0]
-
-
 @pytest.mark.native_kernels
 @pytest.mark.filterwarnings("ignore:.* was patched by another library")
 @pytest.mark.parametrize("enter", ["convert", "apply", "another policy"])
@@ -147,25 +120,3 @@ def test_a_function_that_replaces_an_op_while_hmp_casts_is_that_op_from_the_next
 
 
 # --- torch's tables and its profiler
-
-
-def _profiled(run: Callable[[], Any], **options: Any) -> Counter[str]:
-    with profile(activities=[ProfilerActivity.CPU], **options) as profiler, record_function("mine"):
-        run()
-    events = Counter({event.key: event.count for event in profiler.key_averages()})
-    assert events["mine"] == 1
-    return Counter({key: count for key, count in events.items() if key.startswith("aten::")})
-
-
-def test_the_profiler_counts_what_explicit_casts_call() -> None:
-    model, x = net(), torch.randn(3, 4)
-    with products_as_computed():
-        written_out = _profiled(lambda: explicit(model, x))
-    with hmp.convert(policy=PRODUCTS):
-        found = _profiled(lambda: model(x))
-        with_stack = _profiled(lambda: model(x), with_stack=True, record_shapes=True, profile_memory=True)
-    plain = _profiled(lambda: model(x))
-    ops = ("aten::linear", "aten::addmm", "aten::relu", "aten::softmax", "aten::_softmax", "aten::_to_copy")
-    assert [found[op] for op in ops] == [with_stack[op] for op in ops] == [written_out[op] for op in ops]
-    each = 7 if computes_in_float32(torch.bfloat16) else 3  # input, weight and bias, widened then, and the result
-    assert found["aten::_to_copy"] == 2 * each and plain["aten::_to_copy"] == 0

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from autocast_kit import real_state
-from innermost_kit import FULL, OFF, autocast
-from thread_kit import in_thread, in_threads
+from thread_kit import in_threads
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -63,28 +61,3 @@ def test_what_is_no_function_is_not_decorated(region: Callable[..., object], giv
     for decorate in (region, region()):
         with pytest.raises(hmp.HmpError, match=re.escape(message)):
             decorate(given)  # type: ignore[operator]
-
-
-def in_casts():
-    with hmp.casts(FULL):
-        yield
-
-
-def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_region():
-    with autocast():
-        with autocast():
-            generator = in_casts()
-            next(generator)
-            in_thread(generator.close)
-        assert real_state()[0][0]
-    assert real_state() == OFF
-
-
-def test_r16_revert_ends_what_a_generator_has_begun_and_its_end_changes_nothing():
-    with autocast():
-        generator = in_casts()
-        next(generator)
-        hmp.revert()
-        assert real_state()[0][0]
-    generator.close()
-    assert real_state() == OFF
