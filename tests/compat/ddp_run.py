@@ -1,6 +1,6 @@
-"""One of several gloo processes that Lightning starts and that train together: `python ddp_run.py WAY FOLDER`.
+"""One of several gloo processes that Lightning starts and that train together: `python ddp_run.py STRATEGY FOLDER`.
 
-WAY is Lightning's strategy, or "policy" for a run that hmp run has given one. Each writes what it saw to FOLDER/rank.pt.
+Each writes what it saw to FOLDER/rank.pt.
 """
 
 from __future__ import annotations
@@ -72,21 +72,14 @@ class Model(pl.LightningModule):
             atexit.register(leave)  # once Lightning has sent the results home, of which its launcher misses what an error keeps back
 
 
-def by_trainer(**given: Any) -> None:
+def train(strategy: str) -> None:
     trainer = pl.Trainer(
         max_epochs=EPOCHS, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, **given,  # Lightning's own shuffles
+        accelerator="cpu", devices=2, strategy=strategy, plugins=[HMPPrecision("habana")],
+        use_distributed_sampler=False,  # Lightning's own shuffles
     )  # fmt: skip
     trainer.fit(Model())
     leave()
-
-
-def by_strategy(name: str) -> None:
-    by_trainer(accelerator="cpu", devices=2, strategy=name, plugins=[HMPPrecision("habana")])
-
-
-def by_policy() -> None:
-    by_trainer(accelerator="cpu", devices=2, strategy="ddp")
 
 
 def leave() -> NoReturn:
@@ -105,4 +98,4 @@ def write(network: Net, losses: list[float], rank: int) -> None:
 
 
 if __name__ == "__main__":
-    by_policy() if sys.argv[1] == "policy" else by_strategy(sys.argv[1])
+    train(sys.argv[1])

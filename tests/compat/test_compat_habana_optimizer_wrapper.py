@@ -85,31 +85,6 @@ def scaled(optimizer: Optimizer, within: Optimizer) -> Treated:
     return optimizer, scales
 
 
-def hooked(optimizer: Optimizer, within: Optimizer) -> Treated:
-    calls: list[Any] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        return lambda *args: calls.append((name, args[0] is optimizer, len(args)))
-
-    handles = [
-        optimizer.register_step_pre_hook(hook("before a step")),
-        optimizer.register_step_post_hook(hook("after a step")),
-        optimizer.register_state_dict_pre_hook(hook("before the state")),
-        optimizer.register_state_dict_post_hook(hook("after the state")),
-        optimizer.register_state_dict_post_hook(lambda _, state: {**state, "more": 1}, prepend=True),
-        optimizer.register_load_state_dict_pre_hook(hook("before loading")),
-        optimizer.register_load_state_dict_post_hook(hook("after loading")),
-    ]
-    take(optimizer, 1)
-    kept = optimizer.state_dict()
-    optimizer.load_state_dict(kept)
-    for handle in handles:
-        handle.remove()
-    take(optimizer, 1)
-    optimizer.load_state_dict(optimizer.state_dict())
-    return optimizer, [calls, kept.pop("more")]
-
-
 def loaded(optimizer: Optimizer, within: Optimizer) -> Treated:
     take(optimizer)
     kept = copy.deepcopy(optimizer.state_dict())
@@ -120,7 +95,7 @@ def loaded(optimizer: Optimizer, within: Optimizer) -> Treated:
     return optimizer, [kept, str(refused.value)]
 
 
-TREATMENTS = [deep_copied, scheduled, scaled, hooked, loaded]
+TREATMENTS = [deep_copied, scheduled, scaled, loaded]
 
 
 @pytest.mark.filterwarnings("error")

@@ -15,14 +15,13 @@ pytest.importorskip("lightning")
 from training_by_hand import net, train_by_hand
 
 HERE = Path(__file__).parent
-POLICY = ("-m", "hmp", "run", "--policy", "habana")
 
 
-def run(way: str, folder: Path, *launcher: str) -> list[dict]:
+def run(strategy: str, folder: Path) -> list[dict]:
     """What the two processes wrote."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
     env |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "support")])}
-    command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder), "--bf16"]  # which hmp has an option of the name of
+    command = [sys.executable, str(HERE / "ddp_run.py"), strategy, str(folder)]
     done = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:]
     assert sorted(path.name for path in folder.glob("*.pt")) == ["0.pt", "1.pt"]
@@ -38,16 +37,11 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
 
 
-WAYS = {"ddp": ("ddp", ()), "ddp_spawn": ("ddp_spawn", ()), "ddp under hmp run": ("policy", POLICY)}
-NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in WAYS if name != "ddp"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["ddp", *NIGHTLY])
-def test_two_processes_train_as_one(name: str, tmp_path: Path):
-    way, launcher = WAYS[name]
-    one, other = run(way, tmp_path, *launcher)
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.nightly)])
+def test_two_processes_train_as_one(strategy: str, tmp_path: Path):
+    one, other = run(strategy, tmp_path)
     # every process converts: linear and tanh in bfloat16, softmax in float32
     assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())

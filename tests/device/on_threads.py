@@ -67,18 +67,6 @@ def test_r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() 
         hmp.revert()
 
 
-def test_r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
-    hmp.convert()
-    for starts in ("C", "Python"):
-        loss, _ = loss_with_hooks(seen := Seen())
-        if starts == "C":
-            engine = torch.autograd.Variable._execution_engine
-            engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
-        else:
-            loss.backward()
-        seen.assert_without_casts(5)
-
-
 @pytest.mark.skipif(DEVICE == "xla", reason="torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
 def test_r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
     start, runs = threading.Barrier(2), {"habana": [], "other": []}

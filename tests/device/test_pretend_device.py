@@ -1,4 +1,4 @@
-"""What hmp does on an accelerator's own memory and backward thread, asked of the pretend device of the tests, and that it is such a device.
+"""What hmp does on an accelerator's own memory and backward thread, asked of the pretend device of the tests.
 
 In processes of their own: the device stays for the life of a process, where it is torch.accelerator's, and comes before the first backward.
 """
@@ -29,7 +29,7 @@ def available() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["pretend", "rules", "caches", "threads", "fp16", "fp8", "fp32_result", "presets", "tools", "compile"])
+@pytest.mark.parametrize("part", ["rules", "caches", "threads", "fp16", "fp8", "fp32_result", "presets", "tools", "compile"])
 def test_hmp_on_the_pretend_device(part: str) -> None:
     """The first run on a machine compiles the device, for a minute."""
     devices_here.run_tests("pretend", f"tests/device/on_{part}.py")

@@ -10,19 +10,12 @@ import hmp
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-def bert(attention: str) -> torch.nn.Module:
+def bert() -> torch.nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(**sizes, **quiet, attn_implementation=attention))
-
-
-def llama() -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=1, use_cache=False))
+    return BertForMaskedLM(BertConfig(**sizes, **quiet))
 
 
 def encoder() -> torch.nn.Module:
@@ -43,9 +36,7 @@ def convolutional() -> torch.nn.Module:
 
 TOKENS = {"input_ids": torch.arange(16).reshape(2, 8)}
 MODELS = {
-    "BERT": (lambda: bert("sdpa"), TOKENS),
-    "BERT, eager attention": (lambda: bert("eager"), TOKENS),
-    "Llama": (llama, TOKENS),
+    "BERT": (bert, TOKENS),
     "TransformerEncoder": (encoder, {"src": torch.linspace(-1, 1, 2 * 8 * 32).reshape(2, 8, 32)}),
     "convolutional": (convolutional, {"input": torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)}),
 }
@@ -76,8 +67,6 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
     ("name", "backend", "policy"),
     [
         ("BERT", "eager", "habana"), ("convolutional", "aot_eager", "torch-cpu"), ("TransformerEncoder", "eager", "habana-o2"),
-        pytest.param("Llama", "aot_eager", "habana", marks=pytest.mark.nightly),
-        pytest.param("BERT, eager attention", "aot_eager", "torch-cpu", marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_every_compiled_model_computes_what_eager_does(name, backend, policy):

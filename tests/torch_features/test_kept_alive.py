@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import tracemalloc
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -128,6 +129,30 @@ def test_nothing_is_kept_alive_and_nothing_grows(make: Callable[[bool], tuple[An
         hmp.clear_cache()  # copies that the block around the rounds would keep to its end
         gc.collect()
         assert make is graph or len(gc.get_objects()) - before < 8  # torch.fx itself keeps the code that it generates
+
+
+OPS = ("relu", "softmax", "mul", "add", "gelu", "tanh", "sigmoid")
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_many_policies_one_after_another() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+    def kilobytes_after(numbers: range) -> float:
+        for number in numbers:
+            tried = policy(bf16=["linear @ 0"], fp32=["linear", *(op for bit, op in enumerate(OPS) if number >> bit & 1)])
+            with hmp.casts(tried, model=model):
+                assert model(X).dtype is torch.bfloat16
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] / 1024
+
+    tracemalloc.start()
+    try:
+        with hmp.convert(policy=POLICY):
+            size = kilobytes_after(range(60))
+            assert kilobytes_after(range(60, 128)) < size + 3000  # the casts of one policy take a thousand
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_class_made_where_a_patched_one_was_is_patched_and_those_that_live_are_restored() -> None:
