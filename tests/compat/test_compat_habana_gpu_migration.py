@@ -34,7 +34,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "Module.cuda": lambda device: nn.Linear(2, 2).cuda(device).weight,
     "torch.tensor": lambda device: torch.tensor([1.0], device=device),
     "pinned": lambda device: X.pin_memory().to(device),
-    "with torch.cuda.device": lambda device: torch.cuda.device(device).__enter__() or torch.empty(2, device=device),
+    "with torch.cuda.device": lambda device: torch.cuda.device(device).__enter__() or torch.empty(2, device="cuda"),
 }
 
 

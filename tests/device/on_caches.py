@@ -5,14 +5,11 @@ Each test is inside one `casts()` block: outside of one, and of a model's call, 
 
 from __future__ import annotations
 
-import threading
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, all_same, allocated, on_cuda, same, synchronize, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, all_same, allocated, on_cuda, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, gradients, lists, loss_of, parameters
 
 ROUNDS = 10
@@ -70,35 +67,6 @@ def test_an_activation_written_between_its_uses_is_cast_again() -> None:
             same(F.linear(hidden, weight), _low(hidden, weight), "after a write through a view")
             torch.ones(1024, WIDTH, device=DEVICE, out=hidden)
             same(F.linear(hidden, weight), _low(hidden, weight), "after out=")
-
-
-def test_threads_that_share_frozen_weights_get_their_own_results() -> None:
-    """Each thread computes on a stream of its own where the device has streams."""
-    net, plain = Net().requires_grad_(False), Plain().requires_grad_(False)
-    failures: list[str] = []
-
-    def work(seed: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()) if ON_CUDA else nullcontext(), hmp.casts(lists()):
-                _compare(net, plain, seed)
-        except BaseException as error:
-            failures.append(f"thread {seed}: {error!r}")
-
-    synchronize()
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not failures, failures
-
-
-def _compare(net: torch.nn.Module, plain: torch.nn.Module, seed: int) -> None:
-    for number in range(ROUNDS):
-        x = batch(100 * seed + number)[0]
-        got = net(x)
-        with hmp.disable_casts():
-            same(got, plain(x), f"thread {seed}, round {number}")
 
 
 STREAMS = "other devices have no streams here"

@@ -146,28 +146,6 @@ def test_a_replayed_training_step_equals_explicit_casts() -> None:
 
 
 @on_cuda(GRAPHS)
-def test_graphed_callables_equal_explicit_casts() -> None:
-    """torch.cuda.make_graphed_callables captures forward and backward; the optimizer is eager."""
-
-    def run(net: torch.nn.Module) -> list[torch.Tensor]:
-        x, _ = batch()
-        graphed = torch.cuda.make_graphed_callables(net, (x,))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        seen = []
-        for number in range(REPLAYS):
-            loss = loss_of(graphed, *batch(80 + number))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            seen.append(loss.detach().clone())
-        return seen + parameters(net)
-
-    want = run(Plain())
-    with hmp.convert(policy=lists()):
-        all_same(run(Net()), want, "make_graphed_callables")
-
-
-@on_cuda(GRAPHS)
 def test_no_copy_of_the_graph_s_memory_outlives_the_graph() -> None:
     """A captured graph owns a pool of memory. Once graph, net and results are dropped, all of it is free."""
 

@@ -18,7 +18,8 @@ import torch
 
 import hmp
 from device_kit import BF16, DEVICE, preset
-from preset_sweep import MIXTURES, mixed, outcome, samples, shard, spellings, title
+from ops import title
+from preset_sweep import MIXTURES, mixed, outcome, samples, shard, spellings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import hmp
+from ops import title
 from oracle import BF16, F32, castable
-from preset_sweep import MIXTURES, mixed, outcome, same_bits, samples, spellings, title
+from preset_sweep import MIXTURES, mixed, outcome, same_bits, samples, spellings
 
 # LAPACK's gelsy does not give the same bits twice.
 NOT_REPRODUCIBLE = {"linalg.lstsq": 1e-4}

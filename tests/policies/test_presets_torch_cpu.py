@@ -10,7 +10,8 @@ import torch
 
 import hmp
 from autocast_sweep import Sweep
-from preset_sweep import RELEASE, shard, title
+from ops import title
+from preset_sweep import RELEASE, shard
 
 SHARDS = 8
 

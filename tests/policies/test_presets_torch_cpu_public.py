@@ -13,10 +13,10 @@ import torch
 
 import hmp
 from autocast_sweep import UNINITIALISED
-from ops import op_db
+from ops import op_db, title
 from oracle import BF16
 from preset_sweep import MIXTURES as OF_OP_DB
-from preset_sweep import mixed, outcome, same_bits, samples, spellings, title
+from preset_sweep import mixed, outcome, same_bits, samples, spellings
 from public_calls import CALLS, MIXTURES, Given
 
 # Named with its reason on the page of differences.

@@ -13,8 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hmp
+from ops import title
 from oracle import BF16
-from preset_sweep import MIXTURES, Difference, mixed, named, outcome, samples, shard, spellings, title
+from preset_sweep import MIXTURES, Difference, mixed, named, outcome, samples, shard, spellings
 
 SHARDS = 4
 PYTHON = "R8: Python code of torch is one op; autocast decides for each op that it calls"

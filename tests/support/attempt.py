@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from low_kernels_kit import products_as_computed
 from ops import Call, Kinds, Sample, calls, given, op_db, samples, seed, title
-from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, plans, tensors
+from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, flat, plans, tensors
 from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
 
 
@@ -119,7 +119,7 @@ class Attempt:
     def outcome(self) -> Outcome:
         if self.error:
             return Outcome(error=self.error, after=[t.detach() for t in self.inputs])
-        results = list(_flat(self.result))
+        results = flat(self.result)
         owners = list(self.out) if self.out is not None else self.inputs
         found = Outcome(shape=_nesting(self.result), after=[t.detach() for t in self.inputs], cast=self.cast)
         found.grads = self.grads or [None] * len(self.leaves)
@@ -149,14 +149,6 @@ def _cotangent(end: torch.Tensor) -> torch.Tensor:
     wide = torch.complex64 if end.is_complex() else F32
     dense = torch.randn(end.shape, generator=generator, dtype=wide).to(end.dtype)
     return dense if end.layout is torch.strided else dense.sparse_mask(end.detach()) if end.layout is torch.sparse_coo else dense
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
 
 
 def _nesting(value: Any) -> str:

@@ -34,10 +34,6 @@ def named(table: Mapping[str, Difference]) -> set[str]:
     return {op for op, difference in table.items() if RELEASE in (difference.releases or RELEASE).split()}
 
 
-def title(info: Any) -> str:
-    return info.name + ("/" + info.variant_test_name if info.variant_test_name else "")
-
-
 def spellings(info: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     """The ways to call the op, each looked up where it stands when it is called, as a program does; out= is left out (R6)."""
     yield "function", _late(torch, info.name, info.op)

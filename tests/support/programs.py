@@ -1,7 +1,7 @@
 """Random programs over a pool of tensors, and two ways to run them: as a user writes them, and with every cast written out.
 
-The second is the oracle of P2 and P8. It knows nothing of hmp: a statement's op is looked up in the program's lists, its inputs get
-`.to()`, and a copy that was made in the place of a view is remembered, for a write to it has to be refused (R10).
+The second is the oracle of P2 and P8. It knows nothing of hmp: a statement's op is looked up in the program's lists, and its
+inputs get `.to()`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class Interpreter:
         return len({t.dtype for t in self.chosen(statement, 1 + OUT[statement.name][2])}) > 1
 
     def apply(self, statement: Statement) -> None:
-        getattr(self, "_" + statement.kind.replace(" ", "_"))(statement)
+        run = {"compute": self._compute, "in place": self._in_place, "out": self._out}.get(statement.kind)
+        run(statement) if run else as_written(self.pool, statement)  # a view is never cast (R10), and the others compute nothing
 
     def cast(self, args: list[Tensor], kind: str | None, low: torch.dtype, name: str | None) -> list[Tensor]:
         if kind == "off":
@@ -221,10 +222,6 @@ class Interpreter:
             kind = None
         self.pool.append(self.computed(call, self.cast(args, kind, low, name), kind))
 
-    def _view(self, statement: Statement) -> None:
-        (base,) = self.chosen(statement, 1)
-        self.pool.append(VIEWS[statement.name][1](base))  # a view is never cast (R10)
-
     def _in_place(self, statement: Statement) -> None:
         call, count = IN_PLACE[statement.name]
         written, *others = self.chosen(statement, count)
@@ -247,19 +244,6 @@ class Interpreter:
             raise RuntimeError("out= takes no part in autograd")
         result = self.computed(functools.partial(call, out=None), args if kind == "as given" else self.cast(args, kind, low, name), kind)
         out.copy_(result)
-
-    def _data(self, statement: Statement) -> None:
-        written, other = self.chosen(statement, 2)
-        written.data = other.detach().to(written.dtype).clone()
-
-    def _grad(self, statement: Statement) -> None:
-        written, other = self.chosen(statement, 2)
-        if written.is_leaf:
-            written.grad = other.detach().to(written.dtype).clone()
-
-    def _del(self, statement: Statement) -> None:
-        if len(self.pool) > 2:
-            del self.pool[statement.pool[0] % len(self.pool)]
 
 
 def as_written(pool: list[Tensor], statement: Statement) -> None:

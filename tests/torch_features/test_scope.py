@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from trap_kit import policy, same
+from trap_kit import policy
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
@@ -61,23 +59,6 @@ def test_apply_the_innermost_policy_is_in_force_and_what_is_around_a_call_comes_
                 with hmp.enable_casts():
                     assert inner(X).dtype == HALF
     assert inner(X).dtype == HALF and plain() == WIDE
-
-
-def test_apply_copies_have_the_policy_and_revert_leaves_nothing_on_them():
-    before = torch.nn.Linear(2, 2)
-    model = hmp.apply(copy.deepcopy(before), HALF_LINEAR)
-    twin, shallow, loaded = copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))
-    assert twin(X).dtype == shallow(X).dtype == HALF
-    same(twin(X), model(X))
-    hmp.remove(twin)
-    assert (twin(X).dtype, model(X).dtype) == (WIDE, HALF)
-    hmp.revert()
-    assert loaded(X).dtype == WIDE
-    for each in (model, twin, shallow):
-        assert vars(each).keys() == vars(before).keys() and each(X).dtype == WIDE
-    hmp.apply(torch.nn.Linear(2, 2))
-    with hmp.convert():
-        assert shallow(X).dtype == LOW
 
 
 def test_apply_leaves_what_the_model_shows_of_itself():
