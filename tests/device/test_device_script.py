@@ -106,7 +106,7 @@ def test_what_each_test_came_to_is_kept_whatever_ends_its_process(
     (tmp_path / "test_p3_copies.py").write_text("def test_skipped(): raise AssertionError\n")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     found = script.Outcome("part")
-    script._test(found, ["-p", "device_tensors", "."], "meta", 60.0)
+    script._test(found, ["-p", "device_tensors", "."], "meta", 40.0)
     came_to = {check["name"].partition("::")[2]: check for check in found.checks}
     wanted = {"test_where": "passed", "test_wrong": "failed", "test_skipped": "not run", "test_expected": "not run"}
     assert {name: came_to[name]["outcome"] for name in wanted} == wanted

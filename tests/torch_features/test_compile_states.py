@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 
@@ -47,29 +45,6 @@ def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
     assert len(graphs) == 4
     hmp.revert()
     assert dtypes(compiled(X)) == OFF
-
-
-def test_tasks_that_compiled_code_runs_have_their_own_state():
-    """The state of a thread changes there without anybody's entering or leaving a region: one task waits, another goes on."""
-
-    async def task(around):
-        with around:
-            found = []
-            for _ in range(3):
-                await asyncio.sleep(0)
-                found.append(dtypes(ops(X)))  # a frame that Dynamo compiles by itself
-        return found
-
-    def run(x):
-        async def both():
-            return await asyncio.gather(task(hmp.casts(LOW)), task(hmp.disable_casts()))
-
-        return asyncio.run(both())
-
-    hmp.convert(policy=OTHER)
-    compiled = torch.compile(run, backend="eager")
-    for _ in range(2):
-        assert compiled(X) == [[ON] * 3, [OFF] * 3]
 
 
 @BRIDGED

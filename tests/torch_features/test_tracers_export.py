@@ -82,13 +82,11 @@ GRAPHS = {
     "export, decomposed": lambda model: torch.export.export(model, (X,), strict=False).run_decompositions().module(),
     "export, strict": lambda model: torch.export.export(model, (X,), strict=True).run_decompositions().module(),
     "make_fx": fx_of,
-    "make_fx, fake": lambda model: fx_of(model, "fake"),
     "make_fx, symbolic": lambda model: fx_of(model, "symbolic"),
-    "make_fx, before dispatch": lambda model: fx_of(model, "fake", pre_dispatch=True),
     "make_fx, decomposed": lambda model: fx_of(model, "fake", decomposition_table=core_aten_decompositions()),
 }
-SELDOM = {"export, dynamic": "casts", "export, strict": "casts", "export, decomposed": "convert", "make_fx, fake": "casts"}
-SELDOM |= {"make_fx, symbolic": "apply", "make_fx, before dispatch": "casts", "make_fx, decomposed": "casts", "make_fx": "convert"}
+SELDOM = {"export, dynamic": "casts", "export, strict": "casts", "export, decomposed": "convert"}
+SELDOM |= {"make_fx, symbolic": "apply", "make_fx, decomposed": "casts", "make_fx": "convert"}
 
 
 @pytest.mark.parametrize(

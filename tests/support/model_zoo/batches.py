@@ -51,7 +51,3 @@ def images(size: int = 32, rows: int = 2, labels: bool = True) -> Feeder:
 
 def waves(config: Any) -> Batch:
     return {"input_values": torch.randn(2, 800), "labels": torch.randint(3, 19, (2, 5))}
-
-
-def mono(config: Any) -> Batch:
-    return {"input_values": torch.randn(2, 1, 640)}

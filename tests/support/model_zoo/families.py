@@ -12,7 +12,6 @@ from .batches import (
     ids,
     images,
     masked,
-    mono,
     right_padded,
     seq2seq,
     unmasked,
@@ -75,10 +74,6 @@ T5 = {"eos_token_id": 1, "decoder_start_token_id": 0, "relative_attention_num_bu
 SEQ2SEQ = (
     Model("t5", "T5ForConditionalGeneration", seq2seq, T5),
     Model("bart", "BartForConditionalGeneration", seq2seq, {"forced_eos_token_id": None}, attention="eager"),
-    Model(
-        "prophetnet", "ProphetNetForConditionalGeneration", seq2seq,
-        {"num_buckets": 8, "relative_max_distance": 16, "decoder_start_token_id": 1},
-    ),
 )  # fmt: skip
 
 
@@ -108,17 +103,12 @@ WAVE = {
     "vocab_size": 20, "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False, "ctc_zero_infinity": True,
 }  # fmt: skip
-# Convolutional front ends, CTC, an encoder-decoder, an LSTM inside a codec.
+# Convolutional front ends, CTC, an encoder-decoder.
 AUDIO = (
     Model("wav2vec2", "Wav2Vec2ForCTC", waves, WAVE, attention="eager"),
     Model(
         "whisper", "WhisperForConditionalGeneration", mel,
         {"decoder_start_token_id": 1, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 32},
-    ),
-    Model(
-        "encodec", "EncodecModel", mono,
-        {"num_filters": 4, "hidden_size": 16, "codebook_size": 16, "upsampling_ratios": [4, 2], "num_lstm_layers": 1,
-         "sampling_rate": 640, "target_bandwidths": [1.0]},
     ),
 )  # fmt: skip
 
