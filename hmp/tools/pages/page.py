@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,24 +248,6 @@ class TradeOff:
 
 
 @dataclass(frozen=True)
-class Legend:
-    """What colours mean: a colour and its text each."""
-
-    entries: Sequence[tuple[str, str]]
-
-    kind = "legend"
-
-
-@dataclass(frozen=True)
-class Split:
-    """Parts of a whole, as one bar: colour, text and size each."""
-
-    parts: Sequence[tuple[str, str, float]]
-
-    kind = "split"
-
-
-@dataclass(frozen=True)
 class Code:
     """Code to copy from a page."""
 
@@ -283,7 +265,7 @@ class Tree:
     kind = "tree"
 
 
-Part = Table | Text | Heading | Items | Names | Depth | TradeOff | Legend | Split | Code | Tree
+Part = Table | Text | Heading | Items | Names | Depth | TradeOff | Code | Tree
 
 
 @dataclass(frozen=True)
@@ -372,12 +354,3 @@ def made_of(about: Mapping[str, Any], *others: str) -> list[str]:
 def left_out(shown: Sequence[object], every: int, what: str, where: str) -> str:
     """Return a sentence that says how many rows a table leaves out, "" for none."""
     return f"The {len(shown):,} of {every:,} {what}; {where} has them all." if every > len(shown) else ""
-
-
-def parts_of(*parts: Part | Iterable[Part] | None) -> list[Part]:
-    """Return the parts of a section, without those that are None."""
-    found: list[Part] = []
-    for each in parts:
-        if each is not None:
-            found += [each] if hasattr(each, "kind") else each  # type: ignore[list-item]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,24 +55,6 @@ class Model:
     def kept_bytes(self) -> int:
         """Return what a call of it keeps, in all its modules."""
         return sum((self.kept or {}).values())
-
-
-@dataclass(frozen=True)
-class Share:
-    """Bytes kept in a module, or in `modules` whose paths differ in numbers alone, which are `*` in `path`."""
-
-    path: str
-    modules: int
-    bytes: int
-
-
-def shares(kept: Mapping[str, int]) -> list[Share]:
-    """Return what a call keeps by module, layers that are repeated taken together, most bytes first."""
-    found: dict[str, list[str]] = {}
-    for path in kept:
-        found.setdefault(pattern(path), []).append(path)
-    made = [Share(same if len(paths) > 1 else paths[0], len(paths), sum(map(kept.__getitem__, paths))) for same, paths in found.items()]
-    return sorted(made, key=lambda share: -share.bytes)
 
 
 def pattern(path: str) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core import lists
 from ...core.rules import registry
-from ..formatting import count, share, short_entry, size, some, typeset_duration
+from ..formatting import count, share, short_entry, size, typeset_duration
 from ..pages.page import (
     Cell,
     Heading,
     Items,
-    Legend,
     Names,
     Page,
     Part,
     Section,
-    Split,
     Table,
     Text,
     Tree,
@@ -37,20 +35,18 @@ from ..pages.page import (
     number,
     op,
     part,
-    parts_of,
     place,
     whole,
 )
-from .models import Model, pattern, shares
+from .models import Model
 from .parts import report_parts
 from .report import Report
 from .rows import BYPASSED, UNLISTED, Row, grouped, in_words, total
 from .violations import OverrideKind, Violation, kinds
 
-MODELS, KEPT_ROWS = 12, 12
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
-_OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
+_OPEN_LEVELS = 3  # of the tree, which are unfolded at first
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 
 
@@ -63,7 +59,7 @@ def report_page(report: Report) -> Page:
         recorded.append(f"{about['ranks']} recordings added up")
     sections = [
         _violations(report.violations()),
-        *_models(report.models),
+        _models(report.models),
         Section("ops", "Ops", "By op, most time in casts first", [rows_table(report, "op", "cast_seconds")]),
         _tree(report.rows),
         _unlisted(report, sums),
@@ -77,7 +73,7 @@ def report_page(report: Report) -> Page:
         made=made_of(about, *recorded),
         policies=[_policy(each) for each in report.policies] or [("no policy was active", "")],
         cards=_cards(report, sums),
-        opening=_opening(report, sums),
+        opening=[Items(_notes(report), is_notes=True)] if _notes(report) else [],
         sections=[each for each in sections if each is not None],
         closing=rule_sentences(),
         closing_text=_CLOSING,
@@ -135,20 +131,8 @@ def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _opening(report: Report, sums: Row) -> list[Part]:
-    times = parts(report.rows)
-    said = {"casts": "casts", "other": "ops without a floating input"}
-    entries = [
-        (each.name, f"{said.get(each.name, f'ops in {each.name}')} {typeset_duration(each.seconds)} ({share(each.seconds, sums.seconds)})")
-        for each in times
-    ]
-    notes = [*report.notes, *([f"{report.uncast_calls:,} {_UNCAST}"] if report.uncast_calls else [])]
-    return parts_of(
-        Split([(name, text, each.seconds / sums.seconds) for (name, text), each in zip(entries, times, strict=True)]) if times else None,
-        Legend(entries) if times else None,
-        Text(headline(report)) if headline(report) else None,
-        Items(notes, is_notes=True) if notes else None,
-    )
+def _notes(report: Report) -> list[str]:
+    return [*report.notes, *([f"{report.uncast_calls:,} {_UNCAST}"] if report.uncast_calls else [])]
 
 
 def _violations(found: list[Violation]) -> Section | None:
@@ -209,35 +193,14 @@ def _tree(rows: Sequence[Row]) -> Section | None:
     return Section("tree", "Casts by module", heading, [Tree(root)], is_long=True) if root.branches else None
 
 
-def _models(models: list[Model]) -> Iterator[Section]:
-    """Yield the models, and by module what a call of each keeps."""
-    if not models:
-        return
+def _models(models: list[Model]) -> Section | None:
     rows = [
         [op(f"{each.name} ({each.count:,} of them)" if each.count > 1 else each.name), whole(each.size), whole(each.trainable),
          Cell(each.dtypes), nbytes(each.parameter_bytes), nbytes(each.kept_bytes)]
         for each in models
     ]  # fmt: skip
     columns = ("model", ">parameters", ">trainable", "dtypes", ">bytes", ">saved for backward by a call")
-    yield Section("models", "Models", "Models", [Table(columns, rows, where="report.models holds them")])
-    found: list[Part] = []
-    for each in models[:MODELS]:
-        kept = shares(each.kept or {})
-        if kept:
-            lines = [
-                [module(f"{row.path} ({row.modules:,} modules)" if row.modules > 1 else row.path), nbytes(row.bytes),
-                 part(row.bytes, each.kept_bytes), bar(each.kept_bytes, ("ops", row.bytes))]
-                for row in kept[:KEPT_ROWS]
-            ]  # fmt: skip
-            more = f"… and {len(kept) - KEPT_ROWS} more." if len(kept) > KEPT_ROWS else ""
-            found += [Heading(f"By a call of {each.name}"), Table(("module", ">saved", ">of all", ""), lines, note=more)]
-    told = (
-        "What a model's first call with gradients saved for backward, without parameters; memory that several modules save counts for the "
-        'first one. Layers whose names differ only in a number are added up; `report.table("module")` has each.'
-        if found
-        else "Unknown: no call of a model ran with gradients, or this release of torch does not report saved tensors."
-    )
-    yield Section("saved", "Saved for backward", "Saved for backward", [*found, Text(told, is_soft=True)], is_long=True)
+    return Section("models", "Models", "Models", [Table(columns, rows, where="report.models holds them")]) if models else None
 
 
 def _unlisted(report: Report, sums: Row) -> Section | None:
@@ -302,30 +265,19 @@ class Branch:
     open: bool = False
     hidden: int = 0  # lines below it that the page leaves out
 
-    def walk(self) -> Iterator[Branch]:
-        """Yield the branch and all below it."""
-        yield self
-        for branch in self.branches.values():
-            yield from branch.walk()
-
-    @property
-    def lines(self) -> int:
-        """Return the lines that unfolding it adds."""
-        return len(self.branches) + len(self.rows)
-
 
 def tree(rows: Iterable[Row]) -> Branch:
-    """Return the modules of `rows` as a tree in the order of their first calls; the part with most cast time is unfolded."""
+    """Return the modules of `rows` as a tree in the order of their first calls."""
     root = Branch("all modules", "", open=True)
     for row in rows:
         branch = root
         for name in row.module.split(".") if row.module else [OUTSIDE]:
             path = f"{branch.path}.{name}" if branch.path else name
-            branch = branch.branches.setdefault(name, Branch(name, path))
+            branch = branch.branches.setdefault(name, Branch(name, path, open=path.count(".") + 2 < _OPEN_LEVELS))
         branch.rows.append(row)
     _add_up(root)
-    _unfold(root)
-    _cut(root)
+    slowest = sorted(_rows_in(root), key=lambda row: -row.seconds)[:TREE_LINES]
+    _cut(root, {id(row) for row in slowest})
     return root
 
 
@@ -341,64 +293,17 @@ def _add_up(branch: Branch) -> list[Row]:
     return [*own, *below]
 
 
-def _unfold(root: Branch) -> None:
-    left = _OPEN_LINES - root.lines
-    closed = list(root.branches.values())
-    while closed:
-        chosen = max(closed, key=lambda branch: (branch.sums.cast_seconds, branch.sums.op_seconds))
-        closed.remove(chosen)
-        if chosen.lines <= left:
-            chosen.open = True
-            left -= chosen.lines
-            closed += chosen.branches.values()
+def _rows_in(branch: Branch) -> list[Row]:
+    return [*branch.rows, *(row for each in branch.branches.values() for row in _rows_in(each))]
 
 
-def _cut(root: Branch) -> None:
-    """Leave out the lines of ops with the least time where there are too many, and then the innermost modules."""
-    order = sorted((row for branch in root.walk() for row in branch.rows), key=lambda row: -row.seconds)
-    modules = sum(1 for _ in root.walk())
-    kept = {id(row) for row in order[: max(TREE_LINES - modules, TREE_LINES // 4)]}
-    for branch in root.walk():
-        shown = [row for row in branch.rows if id(row) in kept]
-        branch.hidden += len(branch.rows) - len(shown)
-        branch.rows = shown
-    room = TREE_LINES
-    level = [root]
-    while level:
-        below = sorted((each for branch in level for each in branch.branches.values()), key=lambda branch: -branch.sums.seconds)
-        dropped = {id(each) for each in below[room:]}
-        for branch in level:
-            for name, each in list(branch.branches.items()):
-                if id(each) in dropped:
-                    branch.hidden += sum(1 + inner.hidden + len(inner.rows) for inner in branch.branches.pop(name).walk())
-        level = below[:room]
-        room -= len(level)
-
-
-@dataclass(frozen=True)
-class TimePart:
-    """A part of the whole time: "bfloat16", ..., or "casts"."""
-
-    name: str
-    seconds: float
-
-
-def parts(rows: Iterable[Row]) -> list[TimePart]:
-    """Return where the time went: into ops by compute dtype, and into casts."""
-    found: dict[str, float] = {}
-    for row in rows:
-        dtype = row.compute or "other"
-        found[dtype] = found.get(dtype, 0.0) + row.op_seconds
-    casts = sum(row.cast_seconds for row in rows)
-    return [TimePart(name, found[name]) for name in sorted(found) if found[name]] + ([TimePart("casts", casts)] if casts else [])
-
-
-def in_short(modules: Iterable[str]) -> str:
-    """Return the names of modules, those that differ in a number taken together."""
-    found: dict[str, set[str]] = {}
-    for path in modules:
-        found.setdefault(pattern(path), set()).add(path)
-    return some([(next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{same} ({len(kept)} modules)" for same, kept in found.items()], 2)
+def _cut(branch: Branch, kept: set[int]) -> bool:
+    """Leave out all rows but those with these ids, and modules without any; return True if there is something left."""
+    rows = [row for row in branch.rows if id(row) in kept]
+    branches = {name: each for name, each in branch.branches.items() if _cut(each, kept)}
+    branch.hidden = len(branch.rows) - len(rows) + len(branch.branches) - len(branches)
+    branch.rows, branch.branches = rows, branches
+    return bool(rows or branches)
 
 
 def verdict(report: Report, sums: Row) -> str:
@@ -409,21 +314,3 @@ def verdict(report: Report, sums: Row) -> str:
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
     return f"{low:,} of {sums.calls:,} call{'s' if sums.calls != 1 else ''} computed in {' or '.join(dtypes)}{casts}."
-
-
-def headline(report: Report) -> str:
-    """Return which op, and which line, spent most time in casts; "" where none was made."""
-    ops, lines = Counter[str](), Counter[tuple[str, str, int]]()
-    for row in report.rows:
-        ops[row.op] += row.cast_seconds  # type: ignore[assignment]
-        lines[row.op, row.file, row.line] += row.cast_seconds  # type: ignore[assignment]
-    whole = ops.total()
-    if not whole:
-        return ""
-    named = [f"{name} ({share(seconds, whole)})" for name, seconds in ops.most_common(3) if seconds >= 0.05 * whole]
-    ((name, path, line), seconds), *_ = lines.most_common(1)
-    file = path.replace("\\", "/").rpartition("/")[2]
-    inside = in_short(row.module for row in report.rows if (row.op, row.file, row.line) == (name, path, line))
-    return (
-        f"Most cast time: {', '.join(named)}. The line with the most cast time: {file}:{line}, {name} in {inside}, {share(seconds, whole)}."
-    ).replace(" %", "\u00a0%")
