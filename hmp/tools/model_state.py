@@ -87,13 +87,16 @@ def untracked() -> Iterator[None]:
 
 
 def random_state(tensors: Iterable[Tensor]) -> States:
-    """Of each generator that ops on these tensors draw from, the function that sets it and its state; a device may have none."""
-    found: States = [(torch.set_rng_state, torch.get_rng_state())]
+    """Return of each generator, of Python, numpy and the tensors' devices, the function that sets it and its state."""
+    found: States = [(random.setstate, random.getstate()), (torch.set_rng_state, torch.get_rng_state())]
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        found.append((numpy.random.set_state, numpy.random.get_state()))
     for device in {t.device for t in tensors if not t.is_cpu}:
         # torch has no module for XLA
         # on Gaudi: torch.hpu has get_rng_state(device) and set_rng_state(state, device).
         module: Any = sys.modules.get("torch_xla.core.xla_model") if device.type == "xla" else getattr(torch, device.type, None)
-        if not hasattr(module, "get_rng_state"):
+        if not hasattr(module, "get_rng_state"):  # as of "meta"
             continue
         where = () if device.type == "mps" else (device,)  # of which there is only one
         found.append((functools.partial(_set, module, where), module.get_rng_state(*where)))
@@ -251,21 +254,11 @@ def _put_back(owner: torch.nn.Module, attributes: Mapping[str, _Attribute]) -> N
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
     """Make a context after which every random number generator is as it was."""
-    numpy = sys.modules.get("numpy")
-    kept, numpys = random.getstate(), numpy.random.get_state() if numpy else None
-    # without a current_device() the device has one generator, or none
-    current = getattr(getattr(torch, device.type, None), "current_device", None) if device.type != "cpu" else None
+    states = random_state([torch.empty(0, device=device)])
     try:
-        if current is None:
-            with torch.random.fork_rng(devices=[]):
-                yield
-        else:
-            with torch.random.fork_rng(devices=[current() if device.index is None else device.index], device_type=device.type):
-                yield
+        yield
     finally:
-        random.setstate(kept)
-        if numpy:
-            numpy.random.set_state(numpys)
+        put_back(states)
 
 
 def seed_all(seed: int) -> None:

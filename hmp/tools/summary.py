@@ -17,7 +17,7 @@ from ..core.observe import listen
 from ..core.policy import Policy
 from .formatting import NOTHING, size, versioned
 from .model_call import call, check_module, chosen_policy, policy_context
-from .model_state import Snapshot, random_state_kept
+from .model_state import preserve_state
 from .pages.page import Cell, Page, Result, Section, Table, nbytes, number
 from .record.recorder import record
 from .saved_activations import SavedActivations
@@ -126,20 +126,10 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
     """Return the summary of `model` with what `call`, which calls it, does in it."""
     check_module(model, "summary()")
     chosen = chosen_policy(model, policy)
-    first = next(model.parameters(), None)
     seen = _Seen(model)
-    snapshot = Snapshot(model, None, (), None)
-    try:
-        with (
-            random_state_kept(torch.device("cpu") if first is None else first.device),
-            policy_context(model, chosen, model),
-            record() as report,
-            listen(seen),
-        ):
-            output = call()  # holds the graph: what is to be packed is packed at the end
-        del output
-    finally:
-        snapshot.restore()
+    with preserve_state(model, model.parameters()), policy_context(model, chosen, model), record() as report, listen(seen):
+        output = call()  # holds the graph: what is to be packed is packed at the end
+    del output
     computes: dict[str, Counter[str]] = {}
     for row in report.rows:
         path = seen.path_of(row.module)

@@ -28,7 +28,7 @@ def test_the_tree_has_the_sums_of_what_is_below() -> None:
     assert tree.sums.casts == sum(row.casts for row in page_kit.ROWS)
 
 
-SIDE = Side("trainer", "trainer.capture", "Net", {"float32": 3}, {"float32": 2, "bfloat16": 1}, ("habana",), (), {"model": "Net"})
+SIDE = Side("trainer", "trainer.capture", "Net", {"float32": 3}, {"float32": 2, "bfloat16": 1}, ("habana",), {"model": "Net"})
 WIDE, LOW = Computed(("float32",), ("float32",), "float32", (2, 4)), Computed(("float32",), ("bfloat16",), "bfloat16", (2, 4))
 
 
