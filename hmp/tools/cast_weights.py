@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..core.torch_private import memory_of, storage_of
 from ..errors import HmpError
 from . import model_call
 from .aten import Facts, argument, facts
-from .formatting import share, size, some, versioned
+from .formatting import share, size, some
 from .model_state import preserve_state, same_bytes
 from .module_inputs import Alone
 from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes
@@ -66,6 +66,7 @@ class CastWeights(Result):
 
     weights: tuple[Weight, ...]
     policy: str
+    _totals = ("bytes_before", "bytes_after")
 
     def __getitem__(self, name: str) -> Weight:
         for weight in self.weights:
@@ -87,15 +88,6 @@ class CastWeights(Result):
     def undecided(self) -> tuple[str, ...]:
         """Names of the weights that stayed because nothing showed which ops use them."""
         return tuple(weight.name for weight in self.weights if weight.undecided)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain JSON values.
-
-        Returns:
-            The policy, totals, and the weights.
-        """
-        totals = {"bytes_before": self.bytes_before, "bytes_after": self.bytes_after}
-        return versioned({"policy": self.policy, **totals, "weights": [asdict(weight) for weight in self.weights]})
 
     def _page(self) -> Page:
         groups: dict[tuple[Any, ...], list[Weight]] = defaultdict(list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from ..core.casting import each_tensor
 from ..core.observe import listen
 from ..core.policy import Policy
-from .formatting import NOTHING, size, versioned
+from .formatting import NOTHING, size
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import preserve_state
 from .pages.page import Cell, Page, Result, Section, Table, nbytes, number
@@ -52,6 +52,7 @@ class Summary(Result):
 
     layers: tuple[Layer, ...]
     policy: str = ""
+    _totals = ("parameters", "saved_bytes")
 
     def __getitem__(self, path: str) -> Layer:
         for layer in self.layers:
@@ -68,15 +69,6 @@ class Summary(Result):
     def saved_bytes(self) -> int:
         """Return what the forward pass saves for backward."""
         return sum(layer.saved_bytes for layer in self.layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain JSON values.
-
-        Returns:
-            The policy, totals, and the layers.
-        """
-        totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
-        return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
     def _page(self) -> Page:
         rows = []

@@ -29,7 +29,7 @@ def seen() -> tuple[torch.dtype, torch.dtype]:
 def test_rounds_take_every_policy_once_in_an_order_that_rotates() -> None:
     names = {(FP32, FP32): "float32", (BF16, FP32): "torch.autocast", (BF16, BF16): "both"}
     ran: list[str] = []
-    result = hmp.benchmark(lambda: ran.append(names[seen()]), ["float32", "torch.autocast", BOTH], rounds=3, steps=2, warmup=1)
+    result = hmp.benchmark(lambda: ran.append(names[seen()]), ["float32", "torch.autocast", BOTH], rounds=3, steps=2)
     f, a, h = (3 * [name] for name in ("float32", "torch.autocast", "both"))  # one untimed step, two timed ones
     assert ran[-27:] == [*f, *a, *h, *a, *h, *f, *h, *f, *a]
     preparing = ran[:-27]
@@ -86,7 +86,7 @@ def plain_losses(training: Training, steps: int, seed: int, around: Callable[[],
 
 
 def test_losses_are_those_of_plain_loops_from_the_same_state_and_seed() -> None:
-    result = Training().benchmark(["float32", "torch.autocast", LINEAR], rounds=1, steps=4, warmup=2, seed=7)
+    result = Training().benchmark(["float32", "torch.autocast", LINEAR], rounds=1, steps=4, seed=7)
     with_hand_casts = Training()
     with_hand_casts.linear = lambda x, weight, bias: F.linear(x.to(BF16), weight.to(BF16), bias.to(BF16))
     for name, training, around in (
@@ -94,9 +94,8 @@ def test_losses_are_those_of_plain_loops_from_the_same_state_and_seed() -> None:
         ("torch.autocast", Training(), lambda: torch.autocast("cpu", dtype=BF16)),
         ("only linear", with_hand_casts, torch.enable_grad),
     ):
-        expected = plain_losses(training, 6, 7, around)
+        expected = plain_losses(training, 5, 7, around)
         assert (result[name].first_loss, result[name].last_loss) == (expected[0], expected[-1]), name
-        assert result[name].loss_change == 0
     assert result["only linear"].last_loss != result["float32"].last_loss
     assert result.losses_compare
 
@@ -125,7 +124,7 @@ def test_every_policy_draws_the_same_random_numbers() -> None:
         return torch.rand(()).item() + random.random() + numpy.random.rand()
 
     result = hmp.benchmark(step, ["float32", "torch.autocast"], rounds=2, steps=3)
-    assert len({(row.first_loss, row.last_loss, row.loss_change) for row in result}) == 1
+    assert len({(row.first_loss, row.last_loss) for row in result}) == 1
 
 
 def test_other_state_and_reset_are_put_back_before_each_sample() -> None:
@@ -152,4 +151,3 @@ def test_losses_are_compared_where_all_state_was_given_alone() -> None:
     training = Training()
     result = hmp.benchmark(training, ["float32"], optimizer=training.optimizer, rounds=3, steps=5)
     assert any("Pass all state" in note for note in result.notes)
-    assert result["float32"].loss_change > 0

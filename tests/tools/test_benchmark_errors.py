@@ -122,7 +122,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seconds": 0}, "seconds=0"),
     ({"rounds": 0}, "rounds=0"),
     ({"steps": 1.5}, "steps=1.5"),
-    ({"warmup": 0}, "warmup=0"),
     ({"model": nothing}, "function"),
     ({"optimizer": 3}, "int"),
     ({"state": [nn.ReLU(), "x"]}, "str"),

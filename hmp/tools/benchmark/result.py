@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ...errors import HmpError
-from ..formatting import NOTHING, count, duration, json_values, size, versioned
+from ..formatting import NOTHING, count, duration, size
 from ..pages.page import Cell, Items, Page, Result, Section, Table, number, op
 
 
@@ -17,20 +16,17 @@ class BenchmarkRow:
 
     `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in
     seconds. `ratio` is the median, over the rounds, of a sample divided by the baseline's sample of the same round. `memory` is in
-    bytes; `first_loss` and `last_loss` are those of the first and the last step of the first sample; `loss_change` is how far the
-    last loss moved between the rounds, which all did the same. `error` is what the step raised, if it did. `more` has
-    the columns of plug-ins' lists, added up over one step, by name.
+    bytes; `first_loss` and `last_loss` are those of the first and the last step of the first sample.
+    `error` is what the step raised, if it did. `more` has the columns of plug-ins' lists, added up over one step, by name.
     """
 
     name: str
-    description: str
     seconds: float | None = None
     spread: float | None = None
     ratio: float | None = None
     memory: int | None = None
     first_loss: float | None = None
     last_loss: float | None = None
-    loss_change: float | None = None
     error: str | None = None
     samples: tuple[float, ...] = ()
     more: Mapping[str, float] = field(default_factory=dict)
@@ -79,15 +75,6 @@ class Benchmark(Result):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain JSON values, seconds and bytes.
-
-        Returns:
-            The fields; a loss that is not finite is the string "nan", "inf" or "-inf".
-        """
-        values: dict[str, Any] = json_values(versioned(asdict(self)))
-        return values
 
     def _page(self) -> Page:
         names = ["policy", ">step time", ">spread", f">vs {self.baseline}", f">{self.memory_kind}"]

@@ -38,17 +38,16 @@ def benchmark(  # noqa: PLR0913
     seconds: float = 30.0,
     rounds: int | None = None,
     steps: int | None = None,
-    warmup: int = 1,
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Benchmark:
     """Benchmark a training or inference step under several policies: time, spread, memory and loss, as a table to print.
 
-    The policies take turns: a round takes one sample of each policy, in a rotating order. A sample is some untimed steps, then timed ones.
-    Every sample starts from the same state and the same seeds (torch, random, numpy), so all policies do the same work and their losses can
-    be compared. Without `model`, `optimizer`, `state` and `reset` each policy continues the training of the previous one, and losses can't
-    be compared. Afterwards torch is as before, also after an exception.
+    The policies take turns: a round takes one sample of each policy, in a rotating order. A sample is one untimed step for ten timed ones,
+    at least one, then the timed ones. Every sample starts from the same state and the same seeds (torch, random, numpy), so all policies do
+    the same work and their losses can be compared. Without `model`, `optimizer`, `state` and `reset` each policy continues the training of
+    the previous one, and losses can't be compared. Afterwards torch is as before, also after an exception.
 
     Don't update the weights several times in one step (an epoch, LBFGS): torch.autocast would keep using the first cast of each weight.
 
@@ -66,7 +65,6 @@ def benchmark(  # noqa: PLR0913
         seconds: The time for all rounds; there are at least three.
         rounds: The number of rounds, instead of `seconds`.
         steps: The timed steps of a sample. Default: as many as take 0.2 s.
-        warmup: The untimed steps of a sample, at least one for ten timed ones.
         seed: The seed of every sample.
         device: The device that the step runs on. Default: the model's device; without a model the accelerator, if there is one, else the
             CPU. Accelerators are synchronised around samples, and their memory is the allocator's peak in one step. On the CPU memory is
@@ -87,7 +85,7 @@ def benchmark(  # noqa: PLR0913
         ['float32', 'habana']
     """
     _check_step(step)
-    _check_numbers(seconds, rounds=rounds, steps=steps, warmup=warmup)
+    _check_numbers(seconds, rounds=rounds, steps=steps)
     _check_surroundings()
     where = _device(device, model)
     untouched = not is_in_place()
@@ -97,7 +95,7 @@ def benchmark(  # noqa: PLR0913
         snapshot = Snapshot(model, optimizer, state, reset)
         memory_kind, measure = meter(where, snapshot.tensors, allocated(where) - before)
         say = _progress(progress)
-        sampler = Sampler(step, snapshot, measure, where, seed, warmup, steps, untouched, say)
+        sampler = Sampler(step, snapshot, measure, where, seed, steps, untouched, say)
         try:
             collected = sampler.collect(compared, seconds, rounds)
         finally:
@@ -200,23 +198,20 @@ def _baseline(collected: list[Samples]) -> Samples:
 
 
 def _row(samples: Samples, baseline: Samples) -> BenchmarkRow:
-    variant, seconds = samples.variant, samples.seconds
+    seconds = samples.seconds
     error = None if samples.failure is None else described(samples.failure)
     if not seconds:
-        return BenchmarkRow(variant.name, variant.description, memory=samples.memory, error=error)
+        return BenchmarkRow(samples.variant.name, memory=samples.memory, error=error)
     first, last = samples.losses[0]
-    lasts = [loss for _, loss in samples.losses if loss is not None]
     quarters = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) >= MIN_ROUNDS else None
     return BenchmarkRow(
-        name=variant.name,
-        description=variant.description,
+        name=samples.variant.name,
         seconds=statistics.median(seconds),
         spread=None if quarters is None else quarters[2] - quarters[0],
         ratio=statistics.median(ratios(seconds, baseline.seconds)),
         memory=samples.memory,
         first_loss=first,
         last_loss=last,
-        loss_change=max(lasts) - min(lasts) if lasts else None,
         error=error,
         samples=tuple(seconds),
         more=samples.more,

@@ -61,15 +61,9 @@ def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was asked of it."""
-    if device.type == "cpu":
-        return
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is not None and accelerator.type == device.type:
         torch.accelerator.synchronize(device)
-    else:
-        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-        if wait is not None:
-            wait()
 
 
 MIN_ROUNDS = 3  # fewer have no spread
@@ -112,7 +106,6 @@ class Sampler:
     measure: Meter
     device: torch.device
     seed: int
-    warmup: int
     steps: int | None
     untouched: bool  # whether hmp had patched nothing before
     say: Callable[[str], None]
@@ -139,14 +132,14 @@ class Sampler:
     @property
     def untimed_steps(self) -> int:
         """Return the steps that a sample begins with."""
-        return max(self.warmup, (self.steps or 0) // 10)
+        return max(1, (self.steps or 0) // 10)
 
     def _prepare(self, samples: Samples) -> float | None:
         """Measure memory, and return the seconds that a step takes about; None where it fails."""
         variant = samples.variant
         self.say(f"preparing: {variant.name}")
         with self._from_the_start(samples):
-            took = max(self._timed(variant, 1)[0] for _ in range(self.warmup))
+            took = self._timed(variant, 1)[0]
             if self.steps is None and took < _SLOW_SECONDS:
                 took, count = self._timed(variant, 1)[0], 1
                 while took * count < _SAMPLE_SECONDS / 4 and count < _MOST_STEPS:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ...core.active import PROCESS, Region
-from ...core.casting import dtype_name
 from ...core.convert import convert
 from ...core.policy import Policy, as_policy, device_preset, scopes
 from ...errors import HmpError, OpListError
@@ -31,7 +30,6 @@ class Variant:
     """A row to be, and makers of the two contexts."""
 
     name: str
-    description: str
     around_sample: Callable[[], AbstractContextManager[Any]] = nullcontext
     around_step: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -57,15 +55,14 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device, mode
 
 def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) -> Variant:
     if given == FLOAT32:
-        return Variant(FLOAT32, "torch without casts")
+        return Variant(FLOAT32)
     if given == AUTOCAST:
         if not torch.amp.is_autocast_available(device.type):
             raise HmpError(
                 f"torch.autocast does not support the device {device.type!r}; remove {AUTOCAST!r} from policies, or give device="
             )
-        low = dtype_name(torch.get_autocast_dtype(device.type))
         # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
-        return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", around_step=lambda: torch.autocast(device.type))
+        return Variant(AUTOCAST, around_step=lambda: torch.autocast(device.type))
     try:
         policy = as_policy(given)
     except OpListError as error:
@@ -80,7 +77,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
         scopes.refuse_without_model(policy)
     elif policy.scoped:
         scopes.resolve(policy, model)  # whatever is wrong with its lines is said now
-    return Variant(str(_name(given)), str(policy), around_sample=lambda: policy_active(policy, model))
+    return Variant(str(_name(given)), around_sample=lambda: policy_active(policy, model))
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...core.policy import in_notebook
-from ..formatting import json_written, share, size, two_digits, typeset_duration, written
+from ..formatting import json_values, json_written, share, size, two_digits, typeset_duration, versioned, written
 
 COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
@@ -299,15 +299,23 @@ class Page:
 
 
 class Result:
-    """Base class of results that print, notebooks and files show."""
+    """Base class of results that print, notebooks and files show: dataclasses, as a rule. `_totals` are what their JSON has besides."""
+
+    _totals: ClassVar[tuple[str, ...]] = ()
 
     def _page(self) -> Page:
         """Return what the result says."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
-        raise NotImplementedError
+        """Return the result as plain JSON values.
+
+        Returns:
+            The fields, seconds and bytes, and totals; a number that is not finite is the string "nan", "inf" or "-inf".
+        """
+        totals = {name: getattr(self, name) for name in self._totals}
+        values: dict[str, Any] = json_values(versioned(totals | asdict(self)))  # type: ignore[call-overload]
+        return values
 
     def to_json(self, path: str | Path) -> Path:
         """Write `to_dict()` into a file; a number that is not finite is the string "nan", "inf" or "-inf".
