@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,7 @@ class Fp8Row:
 class Fp8Recording(Recording):
     """Adds up the reports of each quantised tensor, from any thread."""
 
-    def __init__(self, bounded: Callable[[str], str]) -> None:
-        self._bounded = bounded
+    def __init__(self) -> None:
         self._lock = locks.RLock()
         self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
         self._rows: list[Fp8Row] = []
@@ -52,7 +51,7 @@ class Fp8Recording(Recording):
     def noted(self, about: str, op: str, module: str, value: Any) -> None:
         """Note what quantising did to an operand."""
         if about == "fp8":
-            self._quantised(op, self._bounded(module), value)
+            self._quantised(op, module, value)
 
     def _quantised(self, op: str, module: str, statistics: Statistics) -> None:
         if not has_values(statistics.amax) or not has_storage(statistics.amax) or not in_plain_autograd():
@@ -84,9 +83,9 @@ class Fp8Part:
 
     name, row = "fp8", Fp8Row
 
-    def recording(self, bounded: Callable[[str], str]) -> Fp8Recording:
+    def recording(self) -> Fp8Recording:
         """Return what records it."""
-        return Fp8Recording(bounded)
+        return Fp8Recording()
 
     def merged(self, rows: Iterable[Fp8Row]) -> list[Fp8Row]:
         """Return the rows with those of one op, module and role as one."""

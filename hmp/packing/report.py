@@ -78,7 +78,7 @@ class PackingPart:
 
     name, row = "kept", PackingRow
 
-    def recording(self, bounded: Callable[[str], str]) -> PackingRecording:
+    def recording(self, bounded: Callable[[str], str] = str) -> PackingRecording:
         """Return what records it."""
         return PackingRecording(bounded)
 

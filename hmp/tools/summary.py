@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -110,7 +109,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
     """
     if batch is None:
         check_module(model, "summary()")
-        return Summary(tuple(_layers(model)))
+        return Summary(tuple(_layers(model, {}, {}, {})))
     return of_call(model, functools.partial(call, model, batch), policy)
 
 
@@ -168,9 +167,9 @@ class _Seen(SavedActivations):
 
 def _layers(
     model: torch.nn.Module,
-    shapes: Mapping[str, tuple[tuple[int, ...], ...]] = MappingProxyType({}),
-    computes: Mapping[str, Counter[str]] = MappingProxyType({}),
-    saved: Mapping[str, int] = MappingProxyType({}),
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]],
+    computes: Mapping[str, Counter[str]],
+    saved: Mapping[str, int],
 ) -> Iterator[Layer]:
     for path, module in model.named_modules():
         yield Layer(

@@ -6,16 +6,11 @@ No public call shows a page's parts as values, nor makes a comparison of capture
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import hmp
 import page_kit
 from hmp.tools.record import page as model
-from hmp.tools.record import rows
 from hmp.tools.traces.comparison import CaptureComparison, Computed, Gap, Side
 from page_kit import NASTY, Page, html_of, said
 
@@ -57,25 +52,3 @@ def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
     assert all(url.startswith(("#", "data:")) for url in page.urls) and {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
     for told in ("layers.0.a (Linear): by 0.002", "0.05", "policy 'habana'", "A note.", f"layers.0.{NASTY}", "shapes [2] and [3]"):
         assert told in text, told
-
-
-class Disobedient(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with hmp.disable_casts():
-            torch.tanh(x)
-        return super().forward(x)
-
-
-def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The first places are told apart, what is called in later ones is added up, and text and JSON say how much that is."""
-    monkeypatch.setattr(rows, "MOST_PLACES", 40)
-    with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"tanh"})), hmp.record() as report:
-        for number in range(60):  # a module of a class of its own, in which two lines call ops
-            type(f"Made{number}", (Disobedient,), {})(16, 16)(torch.ones(16, 16, dtype=torch.bfloat16))
-    for kept, calls in (([row for row in report.rows if row.rule != "unlisted"], 60), (report.violations(), 60)):
-        assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
-    assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
-    (note,) = [note for note in report.notes if "after the first 40" in note]
-    assert note in str(report)
-    saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
-    assert note in saved.notes and any(each.startswith(f"{2 * int(note.split()[0])} ") for each in saved.merge(report).notes)

@@ -41,11 +41,9 @@ def _depth(figure: Depth) -> str:
         style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.7}
         axes.plot(*zip(*line.points, strict=True), color=colour_of(line.colour), label=line.name, markeredgewidth=0, **style)
     axes.set_yscale("log")
-    heights = [y for line in lines for _, y in line.points] + ([mark] if mark else [])
-    axes.set_ylim(min(heights) / 2, max(heights) * 8)  # room above for the name of a point
+    axes.margins(x=0.03, y=0.2)  # room above for the name of a point
     axes.xaxis.get_major_locator().set_params(integer=True)
     at = [x for line in lines for x, _ in line.points]
-    axes.set_xlim(min(at) - 1, max(at) + 1)
     if named is not None:
         x, y, name = named
         side, foot = ("left", (0, 0)) if x < (min(at) + max(at)) / 2 else ("right", (1, 0))
@@ -78,7 +76,10 @@ def _trade_off(figure: TradeOff) -> str:
             )  # fmt: skip
     if allowed is not None:
         axes.axhline(allowed, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"{allowed:.2%} allowed")
-    _scales(axes, points, allowed)
+    # linear within the tolerance and logarithmic beyond it
+    axes.set_yscale("symlog", linthresh=max(allowed or 0.01, 1e-4), linscale=1.5, subs=[2, 5])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %" if value else "0")
+    axes.margins(x=0.07, y=0.12)
     named = sorted((point for point in points if point.name or point.is_chosen), key=lambda point: (not point.is_chosen, point.cost))
     for point, frame in zip(named, itertools.cycle(_FRAMES)):  # names next to their points would lie on each other
         axes.plot(
@@ -97,22 +98,6 @@ def best_of(points: Sequence[Point]) -> list[Point]:
             found.append(point)
             least = point.worse
     return found
-
-
-def _scales(axes: Any, points: Sequence[Point], allowed: float | None) -> None:
-    """Give a scale that is linear within the tolerance and logarithmic beyond it."""
-    linear = max(allowed or 0.01, 1e-4)
-    axes.set_yscale("symlog", linthresh=linear, linscale=1.5)
-    costs, heights = [point.cost for point in points], [point.worse for point in points] + ([] if allowed is None else [allowed])
-    room = 0.07 * (max(costs) - min(costs)) or 0.05
-    axes.set_xlim(min(costs) - room, max(costs) + room)
-    axes.set_ylim(min(heights) * (1.8 if min(heights) < 0 else 1) - linear / 4, max(heights) * 1.8 + linear / 2)
-    bottom, top = axes.get_ylim()
-    steps = [factor * 10.0**power * linear for power in range(5) for factor in (1, 2, 5)]
-    marks = [0.0, linear / 2, -linear / 2, *steps, *(-step for step in steps)]
-    axes.set_yticks([mark for mark in marks if bottom < mark < top], minor=False)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %" if value else "0")
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
 
 
 def _axes(height: float, across: str, up: str) -> tuple[Any, Any]:

@@ -177,17 +177,6 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Names:
-    """Names under a title, folded where they are many."""
-
-    title: str
-    names: Sequence[str]
-    where: str = ""  # that text names, where they are many
-
-    kind = "names"
-
-
-@dataclass(frozen=True)
 class Line:
     """A line of a chart: its name, its colour, (x, y) pairs, and the size of its points, where 0 joins them by a line."""
 
@@ -265,7 +254,7 @@ class Tree:
     kind = "tree"
 
 
-Part = Table | Text | Heading | Items | Names | Depth | TradeOff | Code | Tree
+Part = Table | Text | Heading | Items | Depth | TradeOff | Code | Tree
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..formatting import NOTHING, aligned
-from .page import Cell, Heading, Items, Names, Page, Part, Table, Text
+from .page import Cell, Heading, Items, Page, Part, Table, Text
 
-_NAMES, _BAR = 25, 24
+_BAR = 24
 
 
 def text(page: Page) -> str:
@@ -45,10 +45,6 @@ def _block(part: Part) -> str:
         return "" if part.is_soft else _plain(part.text)
     if isinstance(part, Items):
         return "\n".join(map(_plain, part.items))
-    if isinstance(part, Names):
-        where = f", which {part.where} holds" if part.where else ""
-        told = ", ".join(part.names) if len(part.names) <= _NAMES else f"{len(part.names)} names{where}"
-        return f"{part.title}: {told}"
     return ""
 
 

@@ -23,7 +23,7 @@ from ...core.rules import OpUnderRule, registry
 from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
-from .rows import BoundedPlaces
+from ..op_owners import place_here
 from .violations import OverrideKind, Violation, together
 
 
@@ -170,8 +170,7 @@ class OverrideRecorder:
     dtype to the inputs.
     """
 
-    def __init__(self, places: BoundedPlaces) -> None:
-        self._places = places
+    def __init__(self) -> None:
         self._lock = locks.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
@@ -292,7 +291,7 @@ class OverrideRecorder:
         return known[1](op)
 
     def _note(self, op: str, source: str, wanted: str, got: str, overrider: Overrider) -> None:
-        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._places.here())
+        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *place_here())
         with self._lock:
             self._counts[violation] = self._counts.get(violation, 0) + 1
 

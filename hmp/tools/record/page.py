@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core import lists
 from ...core.rules import registry
-from ..formatting import count, share, short_entry, size, typeset_duration
+from ..formatting import count, share, short_entry, size, some, typeset_duration
 from ..pages.page import (
     Cell,
     Heading,
     Items,
-    Names,
     Page,
     Part,
     Section,
@@ -47,6 +46,7 @@ from .violations import OverrideKind, Violation, kinds
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
 _OPEN_LEVELS = 3  # of the tree, which are unfolded at first
+_NAMES = 100  # that are listed and never called; report.never_called has them all
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 
 
@@ -149,17 +149,17 @@ def _violations(found: list[Violation]) -> Section | None:
     return Section("violations", "Did not follow", "Calls that did not follow their list", [table, remedies])
 
 
-def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) -> Table:
-    """Return the rows that a rule decided, added up by "op", "module", "line" or "call", with `most` of them where it is text."""
+def rows_table(report: Report, by: str, sort: str, *, unlisted: bool = False) -> Table:
+    """Return the rows that a rule decided, added up by "op", "module", "line" or "call"; those of no rule if `unlisted`."""
     words = {"op": ("op", "rule", "list entry", "dtypes"), "module": ("module",)}.get(
         by, ("op", "rule", "list entry", "dtypes", "module", "line")
     )
     kept = sum((Counter(model.kept or {}) for model in report.models), Counter[str]()) if by == "module" else {}
-    found = report.grouped(by, sort, unlisted=False)
+    found = report.grouped(by, sort, unlisted=unlisted)
     longest = max((row.seconds for row in found), default=0.0)
     more = list(total(found).more)
     lines = []
-    for row in found[:most]:
+    for row in found[:TABLE_ROWS]:
         cells = {
             "op": op(row.op),
             "rule": Cell(in_words(row.rule)),
@@ -184,7 +184,8 @@ def rows_table(report: Report, by: str, sort: str, *, most: int = TABLE_ROWS) ->
         "",
         *([">saved for backward"] if kept else []),
     )
-    return Table(columns, lines, label=f"What was cast, by {by}", most=most)
+    note = left_out(lines, len(found), "rows", "`Report.to_json()`")
+    return Table(columns, lines, f"What was cast, by {by}", note, most=TABLE_ROWS, groups=[row.rule for row in found[:TABLE_ROWS]])
 
 
 def _tree(rows: Sequence[Row]) -> Section | None:
@@ -218,24 +219,8 @@ def _unlisted(report: Report, sums: Row) -> Section | None:
 
 
 def _calls(report: Report) -> Section:
-    found = sorted(report.grouped("call"), key=lambda row: -row.seconds)
-    shown = found[:TABLE_ROWS]
-    rows = [
-        [op(row.op), Cell(row.rule, title=short_entry(row.source)), flow(*row.stages), module(row.module),
-         place(row), whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds),
-         duration(row.op_seconds)]
-        for row in shown
-    ]  # fmt: skip
-    table = Table(
-        ("op", "rule", "inputs → compute → output", "module", "line", ">calls", ">casts", ">saved", ">bytes cast", ">in casts", ">in ops"),
-        rows,
-        label="Every distinct call",
-        note=left_out(shown, len(found), "with most time", "`Report.to_json()`"),
-        filter="op, module, file, dtype",
-        choice="Rule",
-        choices=list(rule_sentences()),
-        groups=[row.rule for row in shown],
-    )
+    table = rows_table(report, "call", "op_seconds", unlisted=True)
+    table = replace(table, label="Every distinct call", filter="op, module, file, dtype", choice="Rule", choices=list(rule_sentences()))
     return Section("calls", "All calls", "All calls", [table], is_long=True)
 
 
@@ -248,7 +233,7 @@ def _lists(report: Report) -> Section | None:
         found.append(Items([f"`{row.op}`: {told}{where}" for row, told, where in zip(report.no_kernel, calls, listed, strict=True)]))
     if report.never_called:
         told = "A list may have more ops than one model calls. If you expected one of these to run, check its name against the ops above."
-        found += [Text(told, is_soft=True), Names("Listed and never called", report.never_called, "report.never_called")]
+        found += [Text(told, is_soft=True), Text(f"Listed and never called: {some(report.never_called, _NAMES)}")]
     return Section("lists", "Lists", "The lists and this program", found) if found else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ...core import lists
@@ -24,8 +24,8 @@ class ReportPart(Protocol):
     name: str
     row: type
 
-    def recording(self, bounded: Callable[[str], str]) -> Recording:
-        """Return what records it; `bounded` gives the name for a module's path, of which it knows only so many."""
+    def recording(self) -> Recording:
+        """Return what records it."""
         ...
 
     def merged(self, rows: Iterable[Any]) -> list[Any]:

@@ -19,11 +19,12 @@ from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
 from ...core.rules import CastRule, registry
 from ...core.torch_private import without_torch_function
 from ..formatting import provenance
+from ..op_owners import place_here
 from .models import RunningModels
 from .overrides import OverrideRecorder
 from .parts import report_parts
 from .report import Report
-from .rows import BYPASSED, ELSEWHERE, UNLISTED, BoundedPlaces, Row, grouped
+from .rows import BYPASSED, UNLISTED, Row, grouped
 
 Key = tuple[Any, ...]
 _LONG = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -45,11 +46,9 @@ class Recorder(Listener):
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is active and of what was given
         self.uncast = 0
-        self.unplaced = 0  # calls in later places than are kept
-        self.places = BoundedPlaces()
-        self.parts = {name: part.recording(self.places.bounded) for name, part in report_parts().items()}
+        self.parts = {name: part.recording() for name, part in report_parts().items()}
         self._columns = lists.columns()
-        self.last_word = OverrideRecorder(self.places)
+        self.last_word = OverrideRecorder()
         self._counts: dict[Key, list[Any]] = {}
         self._lock = locks.RLock()
 
@@ -97,11 +96,8 @@ class Recorder(Listener):
         policy, given = call.here.policy, call.here.user_policy
         if policy is None or given is None:
             return  # reverted since the call began
-        place = self.places.here()
-        key = (id(policy), call.op, rule, inputs, call.computed, output, *place)
+        key = (id(policy), call.op, rule, inputs, call.computed, output, *place_here())
         with self._lock:
-            if place is ELSEWHERE:
-                self.unplaced += 1
             if (id(policy), id(given)) not in self._as_given:
                 self._as_given[id(policy), id(given)] = given
                 self._in_force.setdefault(id(policy), policy)
@@ -134,7 +130,6 @@ class Recorder(Listener):
             "policies": lambda: [policy.to_dict() for policy in self.policies],
             "never_called": self.never_called,
             "uncast_calls": lambda: self.uncast,
-            "unplaced_calls": lambda: self.unplaced,
             "seconds": lambda: _clock() - self.started,
             **{name: part.rows for name, part in self.parts.items()},
         }

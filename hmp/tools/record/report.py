@@ -17,7 +17,6 @@ from ...errors import HmpError, ViolationError
 from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result
 from ..pages.text import table
-from . import rows as rows_
 from .models import Model, merge_models
 from .parts import report_parts
 from .rows import BYPASSED, FIELDS, UNLISTED, Row, grouped, in_words
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SHOWN = 40  # names that were never called; `never_called` has them all
-_TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
+_TOLD = ("policies", "never_called", "uncast_calls")  # what a recording knows by itself
 
 
 class Report(Result):
@@ -67,7 +66,7 @@ class Report(Result):
         told = {"rows": rows, **parts, "violations": violations, "models": models}
         self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in told.items()}
         self._about: dict[str, Any] = {
-            "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
+            "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
             "torch": torch.__version__, "in_float32": {},
         } | about  # fmt: skip
 
@@ -189,11 +188,6 @@ class Report(Result):
             if wide:
                 names, calls = some(sorted({row.op for row in wide}), 6), count(sum(row.in_float32 for row in wide), "call")
                 notes.append(f"{dtype} computed in float32 and rounded, in {calls} of {names}: {why} (rule R11).")
-        unplaced = self._told("unplaced_calls")
-        if unplaced:
-            notes.append(
-                f"{count(unplaced, 'call')} from places after the first {rows_.MOST_PLACES:,} are added up by op, without module and line."
-            )
         past = [row for row in rows if row.rule == BYPASSED]
         if past:
             names = ", ".join(sorted({row.op for row in past}))
@@ -325,7 +319,7 @@ class Report(Result):
             | {
                 "policies": list(policies.values()),
                 "never_called": sorted(never),
-                **{name: sum(each._told(name) for each in reports) for name in ("uncast_calls", "unplaced_calls")},
+                "uncast_calls": sum(each.uncast_calls for each in reports),
                 "seconds": seconds(each._about["seconds"] for each in reports),
                 "ranks": sum(each._about["ranks"] for each in reports),
                 **{name: part.merged(row for report in reports for row in report._told(name)) for name, part in report_parts().items()},
@@ -408,12 +402,8 @@ class Report(Result):
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise HmpError(f"{path}: no such file; give one that Report.to_json() wrote") from None
-        except (OSError, TypeError) as error:
-            raise HmpError(f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give one that Report.to_json() wrote") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise HmpError(f"{path}: is not JSON ({error}); give a file that Report.to_json() wrote") from None
+        except (OSError, TypeError, ValueError) as error:  # ValueError: it is no text, or no JSON
+            raise HmpError(f"{path}: cannot be read ({error}); give a file that Report.to_json() wrote") from None
         try:
             return cls.from_dict(values if isinstance(values, Mapping) else {})
         except HmpError as error:

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ...core.rules import registry
-from ..op_owners import Place, place_here
 
 T = TypeVar("T")
 
-MOST_PLACES = 20_000  # a model of 60 layers with 100 experts each has that many
-ELSEWHERE = Place("", "", 0)
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
 # And of a listed op that was called by a name that Python code took before, and that hmp did not find.
@@ -142,29 +139,3 @@ def total(rows: Iterable[Row]) -> Row:
     kept = list(rows)
     counted = {name: sum(getattr(row, name) for row in kept) for name in COUNTED}
     return Row("", "", **counted, more=_added([row.more for row in kept]))
-
-
-class BoundedPlaces:
-    """The place of the calling code, for the first `MOST_PLACES` different ones; later ones are all ELSEWHERE."""
-
-    def __init__(self) -> None:
-        self._known: set[Place] = set()
-        self._modules: set[str] = set()
-
-    def here(self) -> Place:
-        """Return the place of the code that calls now."""
-        place = place_here()
-        if place in self._known:
-            return place
-        if len(self._known) >= MOST_PLACES:
-            return ELSEWHERE
-        self._known.add(place)
-        return place
-
-    def bounded(self, module: str) -> str:
-        """Return the module, for the first `MOST_PLACES` different ones; later ones are all "", outside of all."""
-        if module not in self._modules:
-            if len(self._modules) >= MOST_PLACES:
-                return ELSEWHERE.module
-            self._modules.add(module)
-        return module
