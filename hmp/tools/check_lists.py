@@ -19,12 +19,12 @@ from ..core.policy import (
     ops_of,
     parse_list,
     precedence,
-    read_list,
     scopes,
 )
 from ..core.policy import (
     folders as list_folders,
 )
+from ..core.policy.entries import read_text
 from ..core.rules import registry
 from ..errors import HmpError, OpListError
 from .explain import explain
@@ -103,36 +103,21 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) 
 
 
 def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list[EntryFinding]]:
-    """Return the entries of the files, and a finding for each other line."""
+    """Return the entries of the files, and an error for each other line, or for a file that cannot be read."""
     entries: list[ListEntry] = []
     found: list[EntryFinding] = []
     for path, cast in files:
         try:
-            entries += read_list(path, cast)
+            lines = read_text(path).removeprefix("\ufeff").splitlines()
         except OpListError as error:
-            told = [EntryFinding(str(path), error.line, "", cast, Level.ERROR, _bare(error))]
-            if error.line is not None:
-                read, bad = _line_by_line(path, cast)
-                entries += read
-                told = bad or told  # what spoils the file alone is not one line's fault: its encoding
-            found += told
-    return entries, found
-
-
-def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[EntryFinding]]:
-    """Return the entries of the lines that are well-formed, and an error for each other line."""
-    try:
-        lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").splitlines()
-    except UnicodeDecodeError:
-        return [], []
-    entries: list[ListEntry] = []
-    found: list[EntryFinding] = []
-    for number, text in enumerate(lines, start=1):
-        try:
-            # after a blank, a byte order mark within the file stays as it is there, and isn't an op's name
-            entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
-        except OpListError as bad:
-            found.append(EntryFinding(str(path), number, "", cast, Level.ERROR, _bare(bad)))
+            found.append(EntryFinding(str(path), error.line, "", cast, Level.ERROR, _bare(error)))
+            continue
+        for number, text in enumerate(lines, start=1):
+            try:
+                # after a blank, a byte order mark within the file stays as it is there, and isn't an op's name
+                entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
+            except OpListError as error:
+                found.append(EntryFinding(str(path), number, "", cast, Level.ERROR, _bare(error)))
     return entries, found
 
 

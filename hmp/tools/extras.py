@@ -39,15 +39,11 @@ def too_old(package: str, oldest: str) -> str:
 def needed(who_needs: str, extra: str, *packages: str) -> Iterator[None]:
     """Import these packages of an extra, within.
 
-    Raise ImportError where one is not installed, too old, or does not import: it says which.
+    Raise ImportError where one is not installed or too old: it says which.
     """
     if lacks := lacking(extra, *packages):
         raise ImportError(f"{who_needs} {lacks}: {to_install(extra)}")
-    try:
-        yield
-    except ImportError as error:
-        there = " and ".join(f"{name} {_release(name)}".strip() for name in packages)
-        raise ImportError(f"{who_needs} {there}, which is installed but cannot be imported: {error}") from error
+    yield
 
 
 def _release(package: str) -> str:

@@ -173,4 +173,4 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
     assert main(["diff", "--json", "-", *files]) == 1
     assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "No such file" in capsys.readouterr().err

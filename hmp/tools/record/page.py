@@ -20,7 +20,6 @@ from ..pages.page import (
     Table,
     Text,
     Tree,
-    amount,
     bar,
     chips,
     code,
@@ -103,14 +102,8 @@ _UNCAST = (
 
 
 def _policy(policy: Mapping[str, Any]) -> tuple[str, str]:
-    said = []
-    for kind in sorted(lists.kinds(), key=lambda kind: kind.is_optional):
-        names, recipe = policy.get(kind.name, ()), policy.get(kind.words[0].field) if kind.words else ""
-        if not kind.is_optional:
-            said.append(f"{len(names)} names on its {kind.name.upper()} list")
-        elif names:
-            said.append(f"{len(names)} on {kind.title}" + (f" ({recipe})" if recipe else ""))
-    return f"policy {policy['name']} {policy['fingerprint']}", f"{policy['dtype']}; {', '.join(said)}"
+    said = [f"{len(policy[name])} names on its {name.upper()} list" for name in lists.names() if policy.get(name)]
+    return f"policy {policy['name']} {policy['fingerprint']}", f"{'; '.join([policy['dtype'], *said])}"
 
 
 def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
@@ -120,12 +113,6 @@ def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
         ("in ops", typeset_duration(sums.op_seconds), f"{sums.calls:,} calls, {decided:,} decided by hmp"),
         ("casts", f"{sums.casts:,}", f"{size(sums.cast_bytes)}; {sums.casts_saved:,} more saved by the caches"),
     ]
-    models = report.models
-    if models:
-        of_several = f", of the first of {len(models):,} models" if len(models) > 1 else ""
-        cards.append(("parameters", amount(models[0].size), f"{models[0].dtypes}; {size(models[0].parameter_bytes)}{of_several}"))
-        if models[0].kept:
-            cards.append(("saved for backward", size(models[0].kept_bytes), "by a call of it" if of_several else "by a call"))
     cards.append(("in float32, no kernel", f"{sum(row.no_kernel for row in report.no_kernel):,}", "calls (R11)"))
     cards.append(("listed, never called", f"{len(report.never_called):,}", "entries, listed below"))
     return cards

@@ -104,7 +104,7 @@ class Recorder(Listener):
                 self.policies.setdefault(given)
             counts = self._counts.get(key)
             if counts is None:
-                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, {}]  # in the order of rows.COUNTED, then `more`
+                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, {}]  # in the order of rows.COUNTED, then `more`
             counts[0] += 1
             counts[1] += call.casts
             counts[2] += call.casts_saved
@@ -113,11 +113,10 @@ class Recorder(Listener):
             counts[5] += call.cast_seconds
             counts[6] += call.lacks_kernel
             counts[7] += raised
-            counts[8] += _compiling()
-            counts[9] += call.in_float32
+            counts[8] += call.in_float32
             for name, of in self._columns.items():
                 if value := of(call):
-                    counts[10][name] = counts[10].get(name, 0) + value
+                    counts[9][name] = counts[9].get(name, 0) + value
 
     # --- what comes of it ---
 

@@ -98,10 +98,7 @@ class Report(Result):
         """
         if sort not in FIELDS:
             raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
-        try:
-            rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
-        except ValueError as error:
-            raise HmpError(str(error)) from None
+        rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
         return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
 
     @property
@@ -177,9 +174,6 @@ class Report(Result):
                 if not self.policies
                 else "A policy was active, but none of the ops on its lists was called."
             )
-        traced = sum(row.traced for row in rows)
-        if traced:
-            notes.append(f"{count(traced, 'call')} seen only while torch.compile traced.")
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")

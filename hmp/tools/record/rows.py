@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ...core.rules import registry
+from ...errors import HmpError
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ BYPASSED = "bypassed"
 # A rule's number says nothing by itself. Of rules with one number the first has the word for all.
 _WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in reversed(registry.RULES) if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
-COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
+COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "in_float32")
 # What rows may be taken together by, with the fields that then distinguish them.
 GROUPS = {
     "op": ("op", "rule", "source", "inputs", "compute", "output"),
@@ -37,7 +38,7 @@ class Row:
     the castable inputs as the caller gave them, those that torch computed in, and of the result. `module`, `file` and `line` say
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
-    `no_kernel` calls ran in float32 for want of a kernel, `raised` calls raised, `traced` calls were seen only by a compiler.
+    `no_kernel` calls ran in float32 for want of a kernel, `raised` calls raised.
     `in_float32` calls computed in float32 on inputs rounded to the low-precision dtype, and rounded their result, as the processor has no
     instructions for it. `more` has the columns of plug-ins' lists, by name.
     """
@@ -59,7 +60,6 @@ class Row:
     cast_seconds: float = 0.0
     no_kernel: int = 0
     raised: int = 0
-    traced: int = 0
     in_float32: int = 0
     more: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -97,7 +97,7 @@ FIELDS = tuple(each.name for each in fields(Row))
 def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
-        raise ValueError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
+        raise HmpError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
     others = [name for name in FIELDS if name not in ("more", *COUNTED, *GROUPS[by])]
     return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common), "more": _added})
 
