@@ -168,16 +168,14 @@ def cast_weights(
     _refuse_without_low(chosen)
     found, globs = _weights_of(model), (keep,) if isinstance(keep, str) else tuple(keep)
     _refuse(model, found)
-    selection = _Selection(model, found, only, globs, frozen)
+    deselected = _deselected(model, found, only, globs, frozen)
     run = _Run(model, batch, chosen, frozen)
     uses, was = _Uses(found), {name: (tensor.dtype, tensor.nbytes) for name, tensor in found.items()}
     with torch.inference_mode(mode=False):  # in which weights would become tensors that nothing can be trained with
         before = run.outputs(uses)
         uses.copies.clear()
         undecided = run.undecided(found, uses)
-        stays = {
-            name: selection.why_not(name, tensor) or undecided.get(name) or uses.why_not(name, tensor) for name, tensor in found.items()
-        }
+        stays = {name: deselected.get(name) or undecided.get(name) or uses.why_not(name, tensor) for name, tensor in found.items()}
         dtypes = {found[name]: next(iter(uses.dtypes[name])) for name, why in stays.items() if not why}
 
         def is_same(tensors: list[Tensor]) -> bool:
@@ -256,33 +254,31 @@ def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
             raise HmpError(f"{name} is sharded; cast the model's weights before fully_shard() or FSDP")
 
 
-class _Selection:
-    """Which weights the caller wants to be cast: each pattern has to match one."""
-
-    def __init__(self, model: torch.nn.Module, found: Mapping[str, Tensor], only: str | None, keep: Sequence[str], frozen: bool) -> None:
-        every = names_of(model)
-        self._names = {name: every[tensor] for name, tensor in found.items()}
-        self._only, self._keep, self._frozen = only, keep, frozen
-        for what, glob in (*((("only", only),) if only is not None else ()), *(("keep", each) for each in keep)):
-            if not any(self._is_named(name, glob) for name in found):
-                paths = dict.fromkeys(path for names in self._names.values() for name in names for path in paths_of(name))
-                raise HmpError(f"{what}={glob!r} matches no weight of the model: {hint(glob, list(paths))}")
-
-    def _is_named(self, name: str, glob: str) -> bool:
-        return any(matches(each, glob) for each in self._names[name])
-
-    def why_not(self, name: str, tensor: Tensor) -> str:
-        """Return why a weight is not to be cast, "" where it is."""
+def _deselected(model: torch.nn.Module, found: Mapping[str, Tensor], only: str | None, keep: Sequence[str], frozen: bool) -> dict[str, str]:
+    """Return the weights that cannot be cast or that the caller wants as they are, with the reason. Each pattern has to match one."""
+    every = names_of(model)
+    names = {name: every[tensor] for name, tensor in found.items()}
+    matched_by = {
+        glob: {name for name in found if any(matches(each, glob) for each in names[name])} for glob in (only, *keep) if glob is not None
+    }
+    for glob, matched in matched_by.items():
+        if not matched:
+            paths = dict.fromkeys(path for each in names.values() for name in each for path in paths_of(name))
+            raise HmpError(f"{'only' if glob == only else 'keep'}={glob!r} matches no weight of the model: {hint(glob, list(paths))}")
+    why: dict[str, str] = {}
+    for name, tensor in found.items():
+        kept = next((glob for glob in keep if name in matched_by[glob]), None)
         if tensor.dtype not in (torch.float32, *LOW):
-            return f"is {dtype_name(tensor.dtype)}"
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-            return f"is a {type(tensor).__name__}"
-        kept = next((glob for glob in self._keep if self._is_named(name, glob)), None)
-        if kept is not None:
-            return f"`keep` names it: {kept}"
-        if self._only is not None and not self._is_named(name, self._only):
-            return "not selected by `only`"
-        return "is trained" if self._frozen and tensor.requires_grad else ""
+            why[name] = f"is {dtype_name(tensor.dtype)}"
+        elif type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            why[name] = f"is a {type(tensor).__name__}"
+        elif kept is not None:
+            why[name] = f"`keep` names it: {kept}"
+        elif only is not None and name not in matched_by[only]:
+            why[name] = "not selected by `only`"
+        elif frozen and tensor.requires_grad:
+            why[name] = "is trained"
+    return why
 
 
 class _Run:

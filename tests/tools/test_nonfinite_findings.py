@@ -136,7 +136,7 @@ def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: 
 
 def test_data_and_weights_that_are_not_finite_are_told_as_such():
     finding = found(lambda: Root()(torch.tensor([[1.0, float("nan")]])))
-    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
+    assert (finding.kind, finding.source, finding.module) == ("data", "a tensor from outside, such as the batch", "layer")
     assert f"{HERE}:{line_of('root')}" in str(finding)
     bad = Root()
     bad.layer.weight.data[0, 0] = float("nan")

@@ -12,8 +12,7 @@ import torch
 
 from ...core.log import log
 from ...core.observe import listen
-from ...core.policy import ListEntry, ops_of
-from ...errors import HmpError, NonFiniteError, OpListError
+from ...errors import HmpError, NonFiniteError
 from .finding import Finding
 from .watcher import NonfiniteFinder
 
@@ -45,8 +44,8 @@ def detect_nonfinite(
 
     Args:
         on_find: "raise" stops at the first finding; "log" logs each as an error of the logger `hmp`, and continues.
-        ignore: Op names and globs over module paths, such as "masked_fill" and "*.mask", in which Inf is intended. A glob also covers the
-            modules inside. A NaN is still reported.
+        ignore: Op names, as findings have them, and globs over module paths, such as "masked_fill" and "*.mask", in which Inf is intended.
+            A glob also covers the modules inside. A NaN is still reported.
 
     Returns:
         A context manager that gives the findings so far.
@@ -93,24 +92,16 @@ def _region(on_find: str, meant: Callable[[Finding], bool]) -> Iterator[Findings
 
 
 def _meant(names: Collection[str]) -> Callable[[Finding], bool]:
-    """Return the function that says whether a finding is of an op, by one of its names, or of a module that is in `names`."""
-    ops = {op for name in names for op in (name, *_synonyms(name))}
+    """Return the function that says whether a finding is of an op or of a module that is in `names`."""
 
     def is_meant(finding: Finding) -> bool:
         parts = finding.module.split(".")
         paths = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        return not ops.isdisjoint((finding.op, finding.aten)) or any(
+        return not {finding.op, finding.aten}.isdisjoint(names) or any(
             fnmatch.fnmatchcase(path, glob) for path in paths if path for glob in names
         )
 
     return is_meant
-
-
-def _synonyms(name: str) -> tuple[str, ...]:
-    try:
-        return ops_of(ListEntry(name, "fp32"))
-    except OpListError:  # a module
-        return ()
 
 
 def _rank_of_several() -> int | None:

@@ -30,7 +30,7 @@ FLOATS = frozenset(
 # A finite extreme stands for an infinity: `finfo(dtype).min` in masks.
 EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32))
 _POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
-_OUTSIDE = "a tensor that was there before"
+_OUTSIDE = "a tensor from outside, such as the batch"
 _SCALER = "grad_scaler.py"
 _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
 
@@ -351,7 +351,7 @@ class NonfiniteFinder(OpOwners):
                     self._of_integers[tensor] = True
 
     def _name(self, tensor: Tensor) -> str:
-        """Return what the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
+        """Return what a tensor is that no op has made: a parameter or buffer of the running model, or nothing of it."""
         address = storage_address(tensor)
         root = modules.root
         if root is not None and address:
@@ -359,18 +359,7 @@ class NonfiniteFinder(OpOwners):
                 for name, each in named:
                     if storage_address(each) == address:
                         return f"{what} `{name}` of {type(root).__name__}"
-        found = ""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            module = (
-                frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_name == "forward" and frame.f_code.co_argcount else None
-            )
-            if isinstance(module, torch.nn.Module):
-                for name, value in frame.f_locals.items():
-                    if isinstance(value, Tensor) and (value is tensor or (address and storage_address(value) == address)):
-                        found = f"argument `{name}` of {type(module).__name__}"
-            frame = frame.f_back
-        return found or _OUTSIDE
+        return _OUTSIDE
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -108,14 +108,13 @@ def _policy(policy: Mapping[str, Any]) -> tuple[str, str]:
 
 def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
     decided = sum(row.calls for row in report.rows if row.rule not in (BYPASSED, UNLISTED))
-    cards = [
+    return [
         ("in casts", typeset_duration(sums.cast_seconds), f"{share(sums.cast_seconds, sums.seconds)} of the time in ops and casts"),
         ("in ops", typeset_duration(sums.op_seconds), f"{sums.calls:,} calls, {decided:,} decided by hmp"),
         ("casts", f"{sums.casts:,}", f"{size(sums.cast_bytes)}; {sums.casts_saved:,} more saved by the caches"),
+        ("in float32, no kernel", f"{sum(row.no_kernel for row in report.no_kernel):,}", "calls (R11)"),
+        ("listed, never called", f"{len(report.never_called):,}", "entries, listed below"),
     ]
-    cards.append(("in float32, no kernel", f"{sum(row.no_kernel for row in report.no_kernel):,}", "calls (R11)"))
-    cards.append(("listed, never called", f"{len(report.never_called):,}", "entries, listed below"))
-    return cards
 
 
 def _notes(report: Report) -> list[str]:
