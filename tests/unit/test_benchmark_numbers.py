@@ -16,7 +16,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.tools.benchmark import memory, sampling
+from hmp.tools.benchmark import sampling
 from hmp.tools.benchmark.result import Benchmark, BenchmarkRow
 
 # -- time, by a clock that only steps move
@@ -113,12 +113,12 @@ def test_an_accelerators_memory_is_its_allocators_peak_without_the_copies(monkey
     )
     monkeypatch.setattr(torch, "fake", fake, raising=False)
     device: Any = SimpleNamespace(type="fake")
-    kind, measure = memory.meter(device, [], copies=300)
+    kind, measure = sampling.meter(device, [], copies=300)
     assert kind == "peak memory"
     assert measure(lambda: calls.append("step")) == 700
     assert calls == [("reset", device), "step"]
-    assert memory.allocated(device) == 600
-    assert memory.allocated(torch.device("cpu")) == 0
+    assert sampling.allocated(device) == 600
+    assert sampling.allocated(torch.device("cpu")) == 0
 
 
 # -- the result

@@ -18,10 +18,22 @@ from ...core.policy import Policy
 from ...core.torch_private import is_any_autocast_enabled
 from ...errors import HmpError
 from ..model_state import Snapshot, random_state_kept
-from .memory import SAVED, allocated, check_there, device_of, meter
 from .result import Benchmark, BenchmarkRow, StepError
-from .sampling import MIN_ROUNDS, Sampler, Samples, described, ratios
-from .variants import FLOAT32, default_names, variants
+from .sampling import (
+    FLOAT32,
+    MIN_ROUNDS,
+    SAVED,
+    Sampler,
+    Samples,
+    allocated,
+    check_there,
+    default_names,
+    described,
+    device_of,
+    meter,
+    ratios,
+    variants,
+)
 
 # Two runs of one step from one state differ by less, also where a device adds in no fixed order.
 _SAME_LOSS = 1e-3

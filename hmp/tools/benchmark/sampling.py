@@ -1,4 +1,4 @@
-"""Samples: the step timed under each variant in turn, in interleaved rounds, and ratios of them round by round."""
+"""Samples: the step timed under each variant in turn, in interleaved rounds, with its memory; and what the variants are."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import contextlib
 import functools
 import math
 import numbers
+import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import lists
-from ...core.convert import is_in_place, revert
+from ...core.active import PROCESS, Region
+from ...core.convert import convert, is_in_place, revert
 from ...core.observe import Call, Listener, listen
+from ...core.policy import Policy, as_policy, device_preset, scopes
+from ...core.torch_private import is_any_autocast_enabled
+from ...errors import HmpError, OpListError
 from ..model_state import Snapshot, seed_all
-from .memory import Meter, enters_autocast
-from .variants import FLOAT32, Variant
+from ..saved_activations import saved_by
 
 T = TypeVar("T")
 clock = time.perf_counter
@@ -65,6 +71,147 @@ def synchronize(device: torch.device) -> None:
     if accelerator is not None and accelerator.type == device.type:
         torch.accelerator.synchronize(device)
 
+
+# --- what is compared: plain torch, torch.autocast and policies
+
+FLOAT32 = "float32"
+AUTOCAST = "torch.autocast"
+
+
+def default_names(device: torch.device) -> tuple[str, str, str]:
+    """Plain torch, torch.autocast, and hmp with the lists of the same."""
+    return FLOAT32, AUTOCAST, device_preset(device)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row to be, and makers of the two contexts."""
+
+    name: str
+    around_sample: Callable[[], AbstractContextManager[Any]] = nullcontext
+    around_step: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def variants(policies: Iterable[str | Path | Policy], device: torch.device, model: torch.nn.Module | None = None) -> list[Variant]:
+    """Return the variants of these names, folders and policies. Raise HmpError for none, for one named twice and for one that there is not.
+
+    `model` is the one whose modules scoped entries name.
+    """
+    if isinstance(policies, str) or not isinstance(policies, Iterable):
+        such = str(_name(policies)) if isinstance(policies, (str, os.PathLike, Policy)) else AUTOCAST
+        raise HmpError(f"policies= expected a list, got {policies!r}; give such as policies=['float32', {such!r}]")
+    found: dict[str, Variant] = {}
+    for given in policies:
+        variant = _variant(given, device, model)
+        if variant.name in found:
+            raise HmpError(f"policies= has {variant.name!r} twice; remove one, or rename it: policy.replace(name='another name')")
+        found[variant.name] = variant
+    if not found:
+        raise HmpError("policies= is empty; give at least one, such as 'float32', 'torch.autocast' or 'autocast'")
+    return list(found.values())
+
+
+def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) -> Variant:
+    if given == FLOAT32:
+        return Variant(FLOAT32)
+    if given == AUTOCAST:
+        if not torch.amp.is_autocast_available(device.type):
+            raise HmpError(
+                f"torch.autocast does not support the device {device.type!r}; remove {AUTOCAST!r} from policies, or give device="
+            )
+        # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
+        return Variant(AUTOCAST, around_step=lambda: torch.autocast(device.type))
+    try:
+        policy = as_policy(given)
+    except OpListError as error:
+        if error.path is None and isinstance(given, str):
+            raise HmpError(f"{error}; 'float32' is plain torch, 'torch.autocast' is PyTorch's own autocast") from None
+        raise
+    if policy.name in (FLOAT32, AUTOCAST) and given is policy:
+        raise HmpError(
+            f"policies= has a policy called {policy.name!r}, as a row of plain torch is; rename it: policy.replace(name='another name')"
+        )
+    if model is None:
+        scopes.refuse_without_model(policy)
+    elif policy.scoped:
+        scopes.resolve(policy, model)  # whatever is wrong with its lines is said now
+    return Variant(str(_name(given)), around_sample=lambda: policy_active(policy, model))
+
+
+@contextmanager
+def policy_active(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
+    """Make a context with `policy` active, its scoped entries in `model`; it restores what hmp did before."""
+    # convert() and not casts(): a handle takes the patches off again
+    with convert(policy=policy, model=model), Region("benchmark()", lambda _: PROCESS):
+        yield
+
+
+def _name(given: str | Path | Policy) -> str | Path:
+    return given.name if isinstance(given, Policy) else given
+
+
+# --- the memory of one step, and devices as users name them
+
+PEAK = "peak memory"
+SAVED = "saved for backward"
+Meter = Callable[[Callable[[], object]], int]  # gives the bytes of a step, which it runs
+
+
+def allocated(device: torch.device) -> int:
+    """Return the bytes that the device's allocator holds now, 0 if it does not report them."""
+    tell = getattr(getattr(torch, device.type, None), "memory_allocated", None)
+    return 0 if tell is None else int(tell(device))
+
+
+def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> tuple[str, Meter]:
+    """Return which memory is measured on this device, and how.
+
+    The most that its allocator holds during a step, less the `copies` of the state that are hmp's; elsewhere what a step saves for
+    backward, the state's `own` tensors left out.
+    """
+    module: Any = getattr(torch, device.type, None)
+
+    def peak(step: Callable[[], object]) -> int:
+        module.reset_peak_memory_stats(device)
+        step()
+        return int(module.max_memory_allocated(device)) - copies
+
+    tells = all(hasattr(module, name) for name in ("reset_peak_memory_stats", "max_memory_allocated"))
+    return (PEAK, peak) if tells else (SAVED, lambda step: saved_by(step, own))
+
+
+def enters_autocast(step: Callable[[], object]) -> bool:
+    """Return True if the step, which is run, saves a tensor for backward while torch.autocast is enabled."""
+    found = False
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal found
+        found = found or is_any_autocast_enabled()
+        return tensor.detach()  # an op's result would hold the op's node, and nothing would free the two
+
+    with saved_tensors_hooks(look, lambda tensor: tensor):
+        step()
+    return found
+
+
+def device_of(given: Any, where: str = "") -> torch.device:
+    """Return the device that `given`, an argument device=, means. HmpError, which begins with `where`, for what means none."""
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        why = f": {error}" if isinstance(given, str) else ""  # of another type torch says over several lines what it takes
+        raise HmpError(f"{where}invalid device={given!r}{why}: expected one such as 'cpu' or 'cuda:0'") from None
+
+
+def check_there(device: torch.device, where: str) -> None:
+    """HmpError, which begins with `where`, for a kind of device that torch knows and does not see here."""
+    is_available = getattr(getattr(torch, device.type, None), "is_available", None)
+    if is_available is not None and not is_available():
+        kind = device.type.upper()
+        raise HmpError(f"{where}: torch finds no {kind} device; use 'cpu', or install torch for {kind}")
+
+
+# --- samples
 
 MIN_ROUNDS = 3  # fewer have no spread
 _SAMPLE_SECONDS = 0.2

@@ -16,8 +16,7 @@ from ...core import lists
 from ...core.lists import ListKind
 from ...core.policy import ListName, Policy, as_policy, scopes
 from ...errors import HmpError, OpListError
-from ..benchmark.sampling import ratios, rotated
-from ..benchmark.variants import policy_active
+from ..benchmark.sampling import policy_active, ratios, rotated
 from ..formatting import provenance
 from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
 from .lists import write

@@ -21,8 +21,7 @@ from ...core.policy import Policy
 from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
-from ..benchmark.sampling import seconds_of
-from ..benchmark.variants import policy_active
+from ..benchmark.sampling import policy_active, seconds_of
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
 from ..saved_activations import SavedActivations
