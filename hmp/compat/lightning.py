@@ -21,7 +21,7 @@ import hmp
 
 from ..core.active import without_casts
 from ..core.policy import DEFAULT, as_policy, names_lists
-from ..tools.record.violations import check_allowed
+from ..tools.record.rows import check_allowed
 from .lightning_packages import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]

@@ -20,7 +20,7 @@ from ..core.torch_patches.module_calls import in_dtype
 from ..tools.extras import needed
 from ..tools.formatting import versioned
 from ..tools.record.recorder import record
-from ..tools.record.violations import check_allowed
+from ..tools.record.rows import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback

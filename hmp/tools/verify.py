@@ -15,7 +15,7 @@ from . import model_call
 from .model_state import preserve_state
 from .record.recorder import record
 from .record.report import Report
-from .record.violations import check_allowed
+from .record.rows import check_allowed
 
 Loss = Callable[[Any], torch.Tensor]
 

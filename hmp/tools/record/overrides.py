@@ -24,7 +24,7 @@ from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
 from ..op_owners import place_here
-from .violations import OverrideKind, Violation, together
+from .rows import OverrideKind, Violation, together
 
 
 class Overrider(NamedTuple):

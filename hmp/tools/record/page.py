@@ -39,8 +39,7 @@ from ..pages.page import (
 from .models import Model
 from .parts import report_parts
 from .report import Report
-from .rows import BYPASSED, UNLISTED, Row, grouped, in_words, total
-from .violations import OverrideKind, Violation, kinds
+from .rows import BYPASSED, UNLISTED, OverrideKind, Row, Violation, grouped, in_words, kinds, total
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200

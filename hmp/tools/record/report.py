@@ -19,8 +19,7 @@ from ..pages.page import Page, Result
 from ..pages.text import table
 from .models import Model, merge_models
 from .parts import report_parts
-from .rows import BYPASSED, FIELDS, UNLISTED, Row, grouped, in_words
-from .violations import Violation, check_allowed, in_lines, together
+from .rows import BYPASSED, FIELDS, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_words, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
