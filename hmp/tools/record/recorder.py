@@ -42,9 +42,8 @@ class Recorder(Listener):
         self.synchronizes = synchronize
         self.started = _clock()
         self.models = RunningModels()
-        self.policies: dict[Policy, None] = {}  # as they were given
-        self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
-        self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is active and of what was given
+        # what is active and what was given, by their ids: equal ones may come from other lines
+        self._policies: dict[tuple[int, int], tuple[Policy, Policy]] = {}
         self.uncast = 0
         self.parts = {name: part.recording() for name, part in report_parts().items()}
         self._columns = lists.columns()
@@ -98,10 +97,7 @@ class Recorder(Listener):
             return  # reverted since the call began
         key = (id(policy), call.op, rule, inputs, call.computed, output, *place_here())
         with self._lock:
-            if (id(policy), id(given)) not in self._as_given:
-                self._as_given[id(policy), id(given)] = given
-                self._in_force.setdefault(id(policy), policy)
-                self.policies.setdefault(given)
+            self._policies.setdefault((id(policy), id(given)), (policy, given))
             counts = self._counts.get(key)
             if counts is None:
                 counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, {}]  # in the order of rows.COUNTED, then `more`
@@ -119,6 +115,11 @@ class Recorder(Listener):
                     counts[9][name] = counts[9].get(name, 0) + value
 
     # --- what comes of it ---
+
+    @property
+    def policies(self) -> list[Policy]:
+        """Return the policies that were active, as they were given."""
+        return list(dict.fromkeys(given for _, given in self._policies.values()))
 
     def told(self, name: str) -> Any:
         """Return what a report has by that name, as far as it is known."""
@@ -149,7 +150,7 @@ class Recorder(Listener):
         """Return what was noted, each with the list entry that its op follows."""
         with self._lock:
             counts = [(*key, *values[:-1], dict(values[-1])) for key, values in self._counts.items()]
-            listed = {key: Listed(policy) for key, policy in self._in_force.items()}
+            listed = {active: Listed(policy) for (active, _), (policy, _) in self._policies.items()}
         return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
 
     def never_called(self) -> list[str]:
