@@ -43,7 +43,7 @@ from .rows import BYPASSED, UNLISTED, OverrideKind, Row, Violation, grouped, in_
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
-_OPEN_LEVELS = 3  # of the tree, which are unfolded at first
+_OPEN_LEVELS = 3  # of the tree, which are shown before anything is unfolded
 _NAMES = 100  # that are listed and never called; report.never_called has them all
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 

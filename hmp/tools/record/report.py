@@ -395,7 +395,7 @@ class Report(Result):
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:  # ValueError: it is no text, or no JSON
+        except (OSError, TypeError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
             raise HmpError(f"{path}: cannot be read ({error}); give a file that Report.to_json() wrote") from None
         try:
             return cls.from_dict(values if isinstance(values, Mapping) else {})
