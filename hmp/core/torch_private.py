@@ -168,8 +168,6 @@ device_mode: types.ModuleType = _required("torch.utils._device")
 
 # Wraps a function in the contexts that its first argument makes; of a generator function each step, as under torch.no_grad().
 context_decorator: Callable[[Callable[[], Any], Any], Callable[..., Any]] = _required("torch.utils._contextlib.context_decorator")
-# The `__call__` of torch.no_grad() and of other contexts, which decorates; it reads the attribute `clone` of its first argument.
-decorated_by_torch: Any = _required("torch.utils._contextlib._DecoratorContextManager.__call__")
 
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")

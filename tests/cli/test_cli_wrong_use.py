@@ -23,7 +23,7 @@ WRONG = [
     ("run -m no_such", "hmp run: -m no_such: no such module"),
     ("run --policy bert --bf16 a --opt-level O1 x.py", "hmp run: expected --policy or --bf16, --opt-level, got both"),
     ("run --verbose x.py", "hmp run: --verbose logs what a policy casts, but no policy was given"),
-    ("run --habana --bf16 none.txt x.py", "hmp run: none.txt: no such file"),
+    ("run --habana --bf16 none.txt x.py", "hmp run: none.txt: cannot be read: No such file"),
     ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),
     ("run --report none/a.html x.py", "hmp run: --report none/a.html: the folder does not exist"),
     ("run --capture none/a x.py", "hmp run: --capture: none/a: can't write into the folder none"),

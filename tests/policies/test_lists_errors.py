@@ -144,11 +144,10 @@ def told_by_all(given: str) -> str:
     [
         ("TORCH-CPU", "did you mean 'torch-cpu' or"),
         ("torch-cpu@2.99", "did you mean 'torch-cpu@2.9' or"),
-        ("My_Lists", "did you mean 'my_lists'?"),
         (
             "my_lists/bf16.txt",
-            "my_lists/bf16.txt: expected a preset's name or a folder of list files, got a file; write 'my_lists' for the lists beside it, "
-            "or for one list alone policy=hmp.Policy.from_files(bf16='my_lists/bf16.txt')",
+            "my_lists/bf16.txt: expected a preset's name or a folder of list files, got a file; give its folder, or for one list alone "
+            "policy=hmp.Policy.from_files(bf16='my_lists/bf16.txt')",
         ),
     ],
 )
@@ -164,12 +163,13 @@ def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(given: str, 
             lambda folder: (folder / "todo.txt").write_text("softmax  # and\nlog @ head"),
             "my_lists/todo.txt: no kind of list 'todo' is installed",
         ),
-        (lambda folder: (folder / "fp32.txt").symlink_to("/moved/a.txt"), "my_lists/fp32.txt: is a link to /moved/a.txt, which does not"),
-        (lambda folder: (folder / "base.txt").symlink_to("/moved/b.txt"), "my_lists/base.txt: is a link to /moved/b.txt, which does not"),
+        (lambda folder: (folder / "fp32.txt").symlink_to("/moved/a.txt"), "my_lists/fp32.txt: cannot be read: No such file"),
+        (lambda folder: (folder / "ops_bf16_bert.txt").write_text("mm"), "my_lists/ops_bf16_bert.txt: did you mean 'bf16.txt'?"),
+        (lambda folder: (folder / "BF_16.old.text").write_text("mm"), "my_lists/BF_16.old.text: did you mean 'bf16.txt'?"),
         (lambda folder: (folder / "recipe.txt").mkdir(), "my_lists/recipe.txt: expected a text file, got a folder"),
         (lambda folder: (folder / "dtype.txt").write_bytes(b"\xff"), "my_lists/dtype.txt:1: is not UTF-8 text"),
     ],
-    ids=["nearly base.txt", "ops alone", "link", "base.txt", "folder", "UTF-8"],
+    ids=["nearly base.txt", "ops alone", "link", "Habana's name", "nearly bf16.txt", "folder", "UTF-8"],
 )
 def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
     make: Callable[[Path], object], said: str, my_lists: Path
@@ -178,12 +178,10 @@ def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
     assert told_by_all("my_lists").startswith(said)
 
 
-def test_lists_a_folder_where_a_list_file_is_expected_says_which_file(my_lists: Path) -> None:
-    said = "my_lists: expected the bf16 list file, got a folder of lists; write 'my_lists/bf16.txt', or for all its lists policy='my_lists'"
+def test_lists_a_folder_where_a_list_file_is_expected_says_what_to_give(my_lists: Path) -> None:
+    said = "my_lists: expected a text file, got a folder; give a file, or for a folder of lists policy="
     with pytest.raises(hmp.OpListError) as error:
         hmp.convert(bf16_file_path="my_lists")
     assert str(error.value) == said
-    with pytest.raises(hmp.OpListError, match="for all its lists policy='my_lists'"):
-        hmp.Policy.from_files(fp32=my_lists.name)
-    with pytest.raises(hmp.OpListError, match="expected the bf16 list file"):
+    with pytest.raises(hmp.OpListError, match="expected a text file, got a folder"):
         hmp.Policy.from_env({"LOWER_LIST": "my_lists"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import torch
@@ -52,12 +52,16 @@ def test_one_region_object_in_many_threads_at_once() -> None:
     assert not wrong
 
 
+async def async_generator() -> AsyncIterator[None]:
+    yield
+
+
 @pytest.mark.usefixtures("converted")
-@pytest.mark.parametrize("given", [3, "x", torch.ones(1)])
+@pytest.mark.parametrize("given", [3, "x", torch.ones(1), torch.nn.Linear, async_generator])
 @pytest.mark.parametrize("region", [hmp.disable_casts, hmp.enable_casts])
 def test_what_is_no_function_is_not_decorated(region: Callable[..., object], given: object) -> None:
     name = f"hmp.{region.__name__}()"
-    message = f"@{name} expected a function, got {given!r}; write `with {name}:`, or `@{name}` above a function"
+    message = f"@{name} expected a function, not a class or async generator, got {given!r}; write `with {name}:`"
     for decorate in (region, region()):
         with pytest.raises(hmp.HmpError, match=re.escape(message)):
             decorate(given)  # type: ignore[operator]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -22,8 +21,8 @@ R = TypeVar("R")
 class Region:
     """A context manager and decorator: inside it `choose(state)` is active in this thread or task, with the `state` around it.
 
-    It decorates what torch.no_grad() decorates, and coroutines, asynchronous generators, class methods and static methods too. It nests,
-    and can be entered again. At its end, also by an exception, the state around it is active again.
+    It decorates functions, generators, coroutines, class methods and static methods. It nests, and can be entered again. At its end, also
+    by an exception, the state around it is active again.
 
     Args:
         name: The call that made it, for messages.
@@ -64,11 +63,9 @@ class Region:
         """Return a function that runs inside the block."""
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
-        if not callable(function):
-            raise HmpError(f"@{self!r} expected a function, got {function!r}; write `with {self!r}:`, or `@{self!r}` above a function")
-        if inspect.isclass(function):  # whether torch warns or raises depends on the release
-            return cast("Callable[P, R]", torch_private.decorated_by_torch(types.SimpleNamespace(clone=self._once), function))
         called = _called(function)
+        if not callable(function) or inspect.isclass(function) or any(map(inspect.isasyncgenfunction, (function, called))):
+            raise HmpError(f"@{self!r} expected a function, not a class or async generator, got {function!r}; write `with {self!r}:`")
         decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function) or is_kind(called)), _decorated)
         return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
 
@@ -95,9 +92,7 @@ def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callab
         return (yield from function(*args, **kwargs))
 
     # its code runs inside the block, and the code that consumes it outside
-    wrapped = torch_private.context_decorator(region._once, generator)
-    is_awaitable = _called(function).__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
-    return types.coroutine(wrapped) if is_awaitable else wrapped
+    return torch_private.context_decorator(region._once, generator)
 
 
 def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,32 +103,9 @@ def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callab
     return wrapped
 
 
-def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
-        generator: Any = function(*args, **kwargs)
-        step: Any = functools.partial(generator.asend, None)
-        try:
-            while True:
-                with region._once():
-                    try:
-                        item = await step()
-                    except StopAsyncIteration:
-                        return
-                try:
-                    step = functools.partial(generator.asend, (yield item))
-                except Exception as error:
-                    step = functools.partial(generator.athrow, error)
-        finally:
-            with region._once():
-                await generator.aclose()
-
-    return wrapped
-
-
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] = (
     (inspect.isgeneratorfunction, _decorated_generator),
     (inspect.iscoroutinefunction, _decorated_coroutine),
-    (inspect.isasyncgenfunction, _decorated_async_generator),
 )
 
 
@@ -190,7 +162,7 @@ def enable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that calls `function` with casts off, in all steps of a coroutine or generator."""
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -117,10 +117,6 @@ def read_list(path: str | Path, list_name: ListName) -> tuple[ListEntry, ...]:
     if not isinstance(path, (str, os.PathLike)):
         raise OpListError(f'the path of the {list_name} list: expected a string or a path, got {path!r}; give "" for the default list')
     file = Path(path)
-    inside = [each for each in lists.names() if os.path.isfile(file / f"{each}.txt")]
-    if inside:
-        own = f"write {str(file / f'{list_name}.txt')!r}, or " if list_name in inside else ""
-        raise OpListError(f"expected the {list_name} list file, got a folder of lists; {own}for all its lists policy={str(file)!r}", file)
     return parse_list(read_text(file), list_name, file)
 
 
@@ -151,19 +147,12 @@ def list_from_env(list_name: ListName, environ: Mapping[str, str]) -> tuple[List
 def read_text(file: Path) -> str:
     """Return the text of a list file, or of another in a policy's folder. Raise OpListError if it isn't a UTF-8 text file."""
     if os.path.isdir(file):
-        raise OpListError("expected a text file, got a folder; give a file, or rename the folder", file)
+        raise OpListError("expected a text file, got a folder; give a file, or for a folder of lists policy=", file)
     try:
         data = file.read_bytes()
-    except FileNotFoundError:
-        if file.is_symlink():
-            raise OpListError(
-                f"is a link to {os.readlink(file)}, which does not exist; remove the link, or restore the file", file
-            ) from None
-        raise OpListError('no such file; give the path of a list file, or "" for the default list', file) from None
     except OSError as error:
-        raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", file) from error
-    if b"\0" in data:
-        raise OpListError("is a binary file; a list is plain text, one op name a line", file)
+        why = error.strerror or error
+        raise OpListError(f'cannot be read: {why}; give the path of a list file, or "" for the default list', file) from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

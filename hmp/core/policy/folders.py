@@ -53,10 +53,6 @@ def file_names() -> tuple[str, ...]:
     return (*(kind.file for kind in lists.kinds()), BASE_FILE, *(word.file for word in words().values()))
 
 
-# Words that say nothing about which file it is.
-_FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak my preset policy".split())
-
-
 def lists_named(name: str) -> set[ListName]:
     """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
     plain = re.sub(r"[\W_]", "", name.casefold())
@@ -69,22 +65,13 @@ def _nearly(name: str) -> str | None:
 
     Files of other kinds (README.md, base.py), hidden ones and editors' copies (bf16.txt~) aren't nearly one.
     """
-    kind = name.rpartition(".")[2].casefold() if "." in name else "txt"
-    is_text = kind in _FILLERS or kind.isdigit() or difflib.SequenceMatcher(None, kind, "txt").ratio() > 0.6
-    if not is_text or name.startswith((".", "#")) or name.endswith("~"):
+    stem, _, suffix = name.casefold().partition(".")
+    if not stem or suffix.rpartition(".")[2] not in ("", "txt", "text"):
         return None
-    best, nearest = 0.0, None
-    for part in (name, name.partition(".")[0]):
-        words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
-        plain = "".join(words).removesuffix("txt")
-        for right in file_names():
-            stem = right.removesuffix(".txt").replace("_", "")
-            near = difflib.SequenceMatcher(None, plain, stem).ratio()
-            # one letter wrong, missing, more or swapped with the next
-            if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
-                best, nearest = near, right
-    shown = lists_named(name)
-    return nearest or next((kind.file for kind in lists.kinds() if kind.name in shown), None)
+    stems = {right.removesuffix(".txt"): right for right in file_names()}
+    near = difflib.get_close_matches(stem, stems, 1, 0.75)
+    shown = near or [kind.name for kind in lists.kinds() if kind.name in lists_named(name)]
+    return stems[shown[0]] if shown else None
 
 
 def files_in(folder: Path) -> dict[str, Path]:
@@ -161,21 +148,10 @@ def list_text(kind: lists.ListKind, names: Iterable[str]) -> str:
 def is_no_folder(given: str) -> OpListError:
     """Return the error for what is neither a preset nor a folder: the nearest of these, and for a file how to use it."""
     path = Path(given)
-    try:
-        is_file = path.is_file()
-    except OSError as error:  # no permission for a folder above it
-        return OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", path)
-    if is_file:
-        likely = next(iter(lists_named(path.name)), "bf16")
-        folder = f"write {str(path.parent)!r} for the lists beside it, or " if files_in(path.parent) else ""
-        return OpListError(
-            f"expected a preset's name or a folder of list files, got a file; {folder}"
-            f"for one list alone policy=hmp.Policy.from_files({likely}={given!r})",
-            path,
-        )
+    if os.path.isfile(path):
+        said = "expected a preset's name or a folder of list files, got a file"
+        return OpListError(f"{said}; give its folder, or for one list alone policy=hmp.Policy.from_files(bf16={given!r})", path)
     near = difflib.get_close_matches(given.casefold(), presets.policies())
-    beside = {file.parent.name.casefold(): str(file.parent) for kind in lists.kinds() for file in path.parent.glob(f"*/{kind.file}")}
-    near += [beside[name] for name in difflib.get_close_matches(path.name.casefold(), beside)]
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return OpListError(f"unknown policy {given!r}; {meant}presets are {presets.names()}, or name a folder of list files")
 
@@ -248,12 +224,8 @@ def read_gaudi_config(config: str | Path | Mapping[str, Any]) -> tuple[Mapping[s
         path = path / "gaudi_config.json" if path.is_dir() else path
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
-        except OSError as error:
-            raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", path) from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise OpListError(f"expected JSON, got {error}; give a gaudi_config.json", path) from None
+        except (OSError, ValueError) as error:  # also of the encoding, and of JSON
+            raise OpListError(f"cannot be read: {error}; give a gaudi_config.json or the folder that holds it", path) from None
     if not isinstance(config, Mapping):
         raise OpListError(
             f"expected a JSON object with keys such as 'hmp_bf16_ops', got {type(config).__name__}; see gaudi_config.json", path

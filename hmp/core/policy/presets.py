@@ -13,7 +13,6 @@ import torch
 
 from ..compiler_stance import untraced
 from ..log import log
-from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
 
 # torch.autocast's lists for a device: the release whose folder is kept → the releases that have the same lists, as each of them answered
@@ -65,7 +64,7 @@ def meaning(preset: str) -> str:
 
 def device_preset(device: torch.device) -> str:
     """Return the preset whose lists "autocast" means on `device`."""
-    return "torch-cpu" if device.type == "cpu" else _ACCELERATORS.get(device.type) or _of_another(device.type)
+    return "torch-cpu" if device.type == "cpu" else _ACCELERATORS.get(device.type, "torch-cuda")
 
 
 def device_in_use(model: torch.nn.Module | None = None) -> torch.device:
@@ -128,15 +127,6 @@ def _installed(preset: str) -> str:
         return torch.__version__
     brought: Any = sys.modules.get("torch_xla")
     return list(_KEPT[preset])[-1] if brought is None else str(brought.__version__)
-
-
-@functools.cache
-def _of_another(kind: str) -> str:
-    """Return the preset for an accelerator that isn't in _ACCELERATORS: CUDA's, with a warning if its backend has other lists."""
-    theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
-    if theirs != cudas:
-        log.warning("no autocast lists are known for %s; using those of CUDA, torch-cuda", kind)
-    return "torch-cuda"
 
 
 @functools.cache

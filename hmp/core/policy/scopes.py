@@ -232,19 +232,12 @@ def hint(scope: str, paths: list[str]) -> str:
     """Return the end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
     if not paths:
         return "this one holds no others"
-    names = dict.fromkeys(name for path in paths for name in path.split("."))
-    parts = [part if part in names or _WILDCARD.search(part) else _nearest(part, names) or part for part in scope.split(".")]
-    near = [".".join(parts), *(f"{depth}{'.'.join(parts)}" for depth in ("*.", "*"))]
-    found = next((glob for glob in near if any(fnmatch.fnmatchcase(path, glob) for path in paths)), None)
-    found = found or _nearest(scope.rstrip("*."), paths)
-    if found is not None:
-        return f"did you mean {found!r}?"
+    globs = dict.fromkeys((*paths, *(f"*.{path.rpartition('.')[2]}" for path in paths)))
+    near = difflib.get_close_matches(scope, globs, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
     top = list(dict.fromkeys(path.partition(".")[0] for path in paths))
     return f"it holds {', '.join(map(repr, top[:6]))}{' and others' if len(top) > 6 else ''}"
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
 # --- modules that trainers and libraries wrap around a model: DDP, FSDP, Fabric, DeepSpeed, torch.compile, checkpoints, PEFT ---
