@@ -24,8 +24,7 @@ _SEQUENCES = frozenset({list, tuple})
 class ActiveOp(PatchedOp):
     """Replaces a function of torch's.
 
-    Where a `__torch_function__` is to be asked it is asked first, and the op is decided on when the function that it is handed is called:
-    once, by what the handler gives to it. torch's C++ code hands out what has the method's name, which is a PatchedOp.
+    A `__torch_function__` of the user's is called before anything is cast. It gets a PatchedOp, and the op is cast when it calls that.
     """
 
     looks_in_lists = True  # torch asks the tensors in a list, too, that is its first argument
@@ -45,9 +44,10 @@ class ActiveOp(PatchedOp):
         return wrapper(*args, **kwargs)
 
     def _asking(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a call for which torch asks a mode or an argument's class: the user's is asked first, as if nobody listened.
+        """Return the result of a call for which torch calls the `__torch_function__` of a mode or of an argument's class.
 
-        Of what hmp's own mode and classes see, hmp decides first. So it does for classes of torch's that compute attention themselves.
+        A user's handler is called before the op is cast. hmp's own mode and classes, and torch's classes that compute attention
+        themselves, get arguments that are cast. hmp's mode is left out while it is decided whether a user's handler is there, too.
         """
         modes = torch_private.function_modes()
         mode = torch_private.function_mode_at(modes - 1) if modes else None

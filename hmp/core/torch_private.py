@@ -331,10 +331,6 @@ def devices_in_autocast() -> list[str]:
     return [device for device in devices_of_autocast() if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
-# The function that torch.amp.custom_fwd(cast_inputs=...) casts with.
-AUTOCAST_CAST = _place("torch.amp.autocast_mode._cast")
-
-
 def _code_inside(function: str, name: str) -> types.CodeType:
     """Return the code of what `function` makes; raise HmpError where that has another name."""
     for each in _required(f"{function}.__code__.co_consts"):

@@ -34,12 +34,10 @@ from ..log import caller as opener
 from ..log import log, should_log
 from ..patching import patches
 from ..torch_private import (
-    AUTOCAST_CAST,
     AUTOCAST_INIT,
     CUSTOM_BACKWARD,
     CUSTOM_FORWARD,
     devices_in_autocast,
-    devices_of_autocast,
     dynamo_foldable,
     is_any_autocast_enabled,
 )
@@ -251,7 +249,6 @@ def install(is_around_applied: Callable[[Any, types.FrameType], bool], is_of_wra
         (autocast_mode.autocast, "__enter__", _enter),
         (autocast_mode.autocast, "__exit__", _exit),
         (autocast_mode, "is_autocast_available", _noting_requests),
-        (*AUTOCAST_CAST, _cast_of_every_device),
     ):
         patches.wrap(owner, name, make)
 
@@ -344,21 +341,6 @@ def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
         return original(device_type)
 
     return is_autocast_available
-
-
-def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `_cast` for custom_fwd(device_type="cuda"), which leaves CPU tensors alone.
-
-    In a block where only hmp casts, it casts tensors of every device.
-    """
-
-    def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        is_ours = sys._getframe(2).f_code is CUSTOM_FORWARD and isinstance(current_state(), Paused)
-        for each in {device_type, *(devices_of_autocast() if is_ours else ())}:
-            value = original(value, each, dtype)
-        return value
-
-    return cast
 
 
 def log_if_enabled() -> None:
