@@ -125,7 +125,6 @@ def _leave_libraries_out(patch: pytest.MonkeyPatch) -> None:
     libraries = {name for name, file in files.items() if not file.startswith(TESTS)}
     for module in (names, unreachable):
         patch.setattr(module, "SKIPPED", module.SKIPPED | libraries)
-        patch.setattr(module, "unfrozen", contextlib.nullcontext)
 
 
 @pytest.fixture(autouse=True)

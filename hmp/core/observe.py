@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -308,21 +307,6 @@ class Modules:
         return next((path for _, path in reversed(self._stack())), "")
 
     @property
-    def root(self) -> torch.nn.Module | None:
-        """Return the outermost running module of this thread, None for none."""
-        return next(iter(self.running), None)
-
-    @property
-    def innermost(self) -> torch.nn.Module | None:
-        """Return the innermost running module of this thread, None for none."""
-        return next(reversed(self.running), None)
-
-    @property
-    def around(self) -> str | None:
-        """Return the path of the module around the innermost one, or None."""
-        return next((path for _, path in self._stack()[-2:-1]), None)
-
-    @property
     def running(self) -> list[torch.nn.Module]:
         """Return the running modules of this thread, outermost first."""
         return [module for module, _ in self._stack()]
@@ -336,11 +320,6 @@ class Modules:
         if _compiling():
             return
         stack = self._stack()
-        if not stack or stack[0][0] is module:  # the frames are counted once for each call of a model
-            depth = sum(1 for _ in traceback.walk_stack(None))
-            if not stack or self._threads.depth >= depth:
-                stack.clear()  # a KeyboardInterrupt ended them, for which torch calls no hook
-                self._threads.depth = depth
         stack.append((module, self._path_in(stack[0][0] if stack else module, module, stack)))
         for each in self._listeners:
             each.entered(module)

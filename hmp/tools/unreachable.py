@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import dispatching_ops
-from ..core.patching import SKIPPED, unfrozen
+from ..core.patching import SKIPPED
 
 
 class Unreachable(NamedTuple):
@@ -62,9 +62,8 @@ def unreachable() -> list[Unreachable]:
     originals = dispatching_ops.originals()
     if not originals:
         return []
-    with unfrozen():
-        gc.collect()  # garbage makes no calls: it is not to be listed
-        objects = gc.get_objects()
+    gc.collect()  # garbage makes no calls: it is not to be listed
+    objects = gc.get_objects()
     known: dict[tuple[int, int], frozenset[str]] = {}
     found: set[Unreachable] = set()
     line_of_global = functools.cache(_line_of_global)  # slow: it parses the module's source

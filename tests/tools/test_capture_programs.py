@@ -130,23 +130,6 @@ def test_the_rank_is_that_of_the_script_which_joins_and_leaves_the_others_in_the
     assert found.path == tmp_path / "a.rank1.capture" and [each.name for each in tmp_path.iterdir()] == [found.path.name]
 
 
-def test_an_interrupt_that_is_caught_leaves_nothing_running(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    hook = model[1].register_forward_pre_hook(interrupt)
-    with hmp.capture(tmp_path / "a", model) as found:
-        for _ in range(3):
-            try:
-                model(torch.randn(3, 4))
-            except KeyboardInterrupt:
-                hook.remove()
-    names = [("0", 0), ("0", 0), ("1", 0), ("", 0), ("(inputs)", 0), ("0", 1), ("1", 1), ("", 1), ("(inputs)", 1)]
-    assert [(call.module, call.step) for call in found.calls] == names
-
-
 def test_a_module_that_answers_to_every_name_is_no_wrapper(tmp_path: Path) -> None:
     class Forwards(nn.Module):
         def __getattr__(self, name: str) -> Any:

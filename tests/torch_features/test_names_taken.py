@@ -6,7 +6,6 @@ import functools
 import importlib
 import itertools
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -220,32 +219,3 @@ def test_unreachable_lists_module_name_and_line(tmp_path):
 
 
 # --- searches
-
-
-@pytest.mark.slow
-def test_frozen_objects_are_found():
-    run_in_another_process(
-        textwrap.dedent(
-            """
-            import gc
-            def low(*names):
-                return hmp.Policy(name="low", dtype=torch.bfloat16, bf16=frozenset(names), fp32=frozenset(), promote=frozenset())
-
-            hmp.convert(policy=low("relu"))
-            class Model(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.act, self.weight = torch.tanh, torch.nn.Parameter(torch.ones(1))
-            model = Model()
-            gc.collect()
-            gc.freeze()
-            frozen = gc.get_freeze_count()
-            hmp.convert(policy=low("tanh"))
-            x = torch.ones(2, 2)
-            assert model.act(x).dtype is torch.bfloat16
-            assert gc.get_freeze_count() >= frozen
-            hmp.revert()
-            assert model.act is torch.tanh
-            """
-        )
-    )

@@ -1,17 +1,17 @@
 """Follows names that other code took of torch's functions before these were replaced: `from torch import matmul`, a model's activation.
 
 Searched are the globals of imported modules, the attributes of their classes, and those of every nn.Module and of its class. A function
-that is held elsewhere (in a table, a partial, a closure, a default argument) stays torch's own; hmp.unreachable() lists it.
+that is held elsewhere (in a table, a partial, a closure, a default argument), or by a module that gc.freeze() hid, stays torch's own;
+hmp.unreachable() lists the first kind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -103,8 +103,7 @@ def instances(cls: type) -> list[Any]:
     objects = itertools.chain.from_iterable(map(shared.setdefault, (None,), map(gc.get_objects, (None,))))
     kinds = map(type, itertools.chain.from_iterable(map(shared.pop, (None,))))
     # one more item in `objects`, so that `kinds` ends first and frees the list
-    with unfrozen():
-        return list(itertools.compress(itertools.chain(objects, (None,)), map(issubclass, kinds, itertools.repeat(cls))))
+    return list(itertools.compress(itertools.chain(objects, (None,)), map(issubclass, kinds, itertools.repeat(cls))))
 
 
 def subclasses(cls: type) -> list[type]:
@@ -117,16 +116,3 @@ def subclasses(cls: type) -> list[type]:
         found |= fresh
         todo += fresh.values()
     return list(found.values())
-
-
-@contextlib.contextmanager
-def unfrozen() -> Iterator[None]:
-    """Context manager in which gc finds objects that gc.freeze() has hidden, too. If any were, it freezes all objects alive at its end."""
-    frozen = gc.get_freeze_count() > 0
-    try:
-        if frozen:
-            gc.unfreeze()
-        yield
-    finally:
-        if frozen:
-            gc.freeze()

@@ -353,7 +353,7 @@ class NonfiniteFinder(OpOwners):
     def _name(self, tensor: Tensor) -> str:
         """Return what a tensor is that no op has made: a parameter or buffer of the running model, or nothing of it."""
         address = storage_address(tensor)
-        root = modules.root
+        root = next(iter(modules.running), None)
         if root is not None and address:
             for what, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
                 for name, each in named:

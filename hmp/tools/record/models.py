@@ -109,7 +109,7 @@ class RunningModels(Listener):
 
     def entered(self, module: torch.nn.Module) -> None:
         """Begin to count in the call of an outermost module."""
-        if modules.around is None:
+        if len(modules.running) < 2:
             self.close()  # a call that Ctrl-C has ended
             if self._is_to_be_followed(module):
                 own = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
@@ -119,7 +119,7 @@ class RunningModels(Listener):
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """Note an outermost module, and what the call saved."""
-        if modules.around is not None:
+        if len(modules.running) > 1:
             return
         meter = self._followed.meter
         self.close()

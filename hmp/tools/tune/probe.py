@@ -139,7 +139,7 @@ class _Units(Listener):
 
     def unit(self, op: str) -> Key:
         """Return the unit of a call of the op that runs now."""
-        return self._decisions.key(op, self._paths.get(id(observe.modules.innermost), ""))
+        return self._decisions.key(op, self._paths.get(id(next(reversed(observe.modules.running), None)), ""))
 
 
 class _AddedCalls(_Units):
