@@ -20,7 +20,7 @@ from .active import PolicyTable, without_casts
 from .casting import dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .log import caller, log, should_log
+from .log import log, should_log
 from .patching import patches
 from .policy import DEFAULT, Policy, as_policy
 from .tables import announce, lock
@@ -29,9 +29,7 @@ from .torch_patches.module_calls import AppliedPolicy, as_dtype
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-# The modules whose low-precision weights the log has named, and the lines that applied to them.
-_warned: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-_warned_lines: set[tuple[str, int]] = set()
+_warned: weakref.WeakSet[type] = weakref.WeakSet()  # the classes of modules whose low-precision weights the log has named
 
 
 @untraced
@@ -108,14 +106,11 @@ def _log_without_casts(kind: Any) -> None:
 
 
 def _warn_of_low_weights(model: torch.nn.Module) -> None:
-    """Log that the optimizer loses small updates of low-precision weights: once for a model, and for a line that applies to several."""
+    """Log, once for a class of models, that the optimizer loses small updates of low-precision weights."""
     lows = [each for each in model.parameters() if each.requires_grad and each.dtype in (torch.bfloat16, torch.float16)]
-    line = caller()
-    if not lows or model in _warned or line in _warned_lines or not should_log():
+    if not lows or type(model) in _warned or not should_log():
         return
-    _warned.update(model.modules())
-    _warned_lines.add(line)
-    patches.on_restore(_warned_lines.clear)
+    _warned.update(map(type, model.modules()))
     log.warning(
         "%d trainable weights of %s are in %s, which loses small updates: of bfloat16 weights around 0.2, a step of AdamW with lr=2.5e-5 "
         "changes 3 %%; to fix: train float32 weights, model.float(), which hmp casts in each call",

@@ -213,7 +213,7 @@ def _restore() -> None:
 
 def _is_used() -> bool:
     """Return True if a policy can become active by itself: something is converted, a model has a policy, or a `casts()` was entered."""
-    return bool(_converted or _regions_entered or any_applied())
+    return bool(_converted or _regions_entered or module_calls.any_applied())
 
 
 def revert_if_unused() -> bool:
@@ -241,11 +241,6 @@ def is_converted() -> bool:
 def is_in_place() -> bool:
     """Return True if torch is patched: from the first policy on until `revert()`, also while no policy is active."""
     return patches.installed()
-
-
-def any_applied() -> bool:
-    """Return True if a policy is applied to any module that is alive."""
-    return module_calls.any_applied()
 
 
 def casts(

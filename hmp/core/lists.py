@@ -191,27 +191,6 @@ def add_rule(rule: CastRule) -> None:
         raise HmpError(f"expected a label that no other rule has, got {rule.label!r} of {rule.name}; {_labels[rule.label].name} has it")
 
 
-def remove(name: str) -> None:
-    """Take out a kind of list, for tests of one. Policies that have such a list are of no use from then on.
-
-    Args:
-        name: The kind's name.
-
-    Raises:
-        HmpError: torch is patched, so that a policy with such a list may be active.
-    """
-    global _kinds
-    from .ops import sites
-    from .patching import patches  # here, as what follows: they import torch
-
-    with _lock:
-        if patches.installed():
-            raise HmpError(f"lists.remove({name!r}): torch is patched for a policy; call hmp.revert() first")
-        _labels.pop(next((known.rule.label for known in _kinds if known.name == name), ""), None)
-        _kinds = tuple(known for known in _kinds if known.name != name)
-        sites.forget()  # what was decided by such a list
-
-
 def provide(*modules: str) -> None:
     """Name modules that add kinds of lists when they are imported, which is when somebody first asks for the kinds."""
     _providers[:0] = [functools.partial(importlib.import_module, module) for module in modules]
@@ -257,11 +236,6 @@ def kind_of(name: str) -> ListKind:
     if found is None:
         raise HmpError(missing(name))
     return found
-
-
-def with_rule(rule: CastRule) -> str:
-    """Return the name of the list that decides by this rule; "" for a rule of no list."""
-    return next((kind.name for kind in kinds() if kind.rule is rule and not kind.adds), "")
 
 
 def missing(name: str) -> str:

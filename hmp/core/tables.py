@@ -26,6 +26,7 @@ from .ops.sites import Site
 from .ops.table import DTYPE_OPS, FORWARDERS, STRUCTURE
 from .patching import names, patches
 from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
+from .policy.names import with_relatives
 from .rules import OpUnderRule, op_wrap, registry
 from .torch_patches import (
     backward,
@@ -125,7 +126,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
     """Have done what a list adds to whatever else is done with its ops."""
     named = listed.by_list[kind.name].keys()
     every_op = sites.starred if kind.every_op is None else kind.every_op
-    for op in dict.fromkeys(_with_relatives((*(named - {EVERY_OP}), *(every_op() if EVERY_OP in named else ())))):
+    for op in dict.fromkeys(with_relatives((*(named - {EVERY_OP}), *(every_op() if EVERY_OP in named else ())))):
         entry = listed.added(kind.name, op)
         for site in sites.sites_of(op) if entry is not None and op not in DTYPE_OPS else ():
             known = found.get(site.original) or Decision(registry.op_rule(site, kind.rule, policy.dtype), (site,), entry)
@@ -140,11 +141,7 @@ def _candidates(listed: Listed) -> Iterable[str]:
     """Return the ids of all ops that may need a wrapper under a policy with these lists."""
     named = [name for table in listed.by_list.values() for name in table if name != EVERY_OP]
     unlisted = [name for rule in registry.RULES for name in rule.ops]
-    return dict.fromkeys((*_with_relatives(named), *_with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
-
-
-def _with_relatives(ops: Iterable[str]) -> list[str]:
-    return [each for op in ops for each in (op, *sites.relatives(op))]
+    return dict.fromkeys((*with_relatives(named), *with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
 
 
 def _with_words(ruled: OpUnderRule, kind: ListKind, policy: Policy) -> OpUnderRule:
@@ -286,12 +283,6 @@ def gc_paused() -> Iterator[None]:
         gc.enable()
 
 
-# What is patched before the first op is, in this order.
-_HOOKS = (
-    uncast, backward, modules, module_calls,
-)  # fmt: skip
-
-
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     """Return a new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
     global _was_used
@@ -324,8 +315,10 @@ def patched_by(policy: Policy) -> dict[Any, Decision]:
 
 def _patch_around_ops() -> None:
     imports.fill_tables()
-    for hooks in _HOOKS:
-        hooks.install()
+    uncast.install()
+    backward.install()
+    modules.install()
+    module_calls.install()
     patches.on_restore(copies.clear_cache)
     dispatching_ops.follow_graphs()
     state.DTYPE_REPAIRS = _dtype_repairs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,6 +225,18 @@ def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKin
     return Level.OK, next(told, "")
 
 
+def _wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
+    """Return what is wrong with the files of one word, base.txt too."""
+    found = []
+    for name, file in files.items():
+        try:
+            list_folders.read_base({name: file})
+            list_folders.read_words({name: file}, list_folders.default_words())
+        except OpListError as error:
+            found.append(error)
+    return sorted(found, key=str)
+
+
 def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
     """Return what is wrong in a policy's folder apart from its entries, and the lists that it leaves empty.
 
@@ -232,7 +244,7 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
     """
     files = list_folders.files_in(folder)
     found = [_error(OpListError(list_folders.what_is_meant(right), file)) for file, right in list_folders.misnamed(folder).items()]
-    found += map(_error, list_folders.wrong_words(files))
+    found += map(_error, _wrong_words(files))
     if not found and not has_errors:
         try:
             Policy.load(folder)

@@ -86,10 +86,10 @@ def test_diff_says_on_which_lists_a_name_is() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: hmp.Policy(bf16="gelu"), r"bf16= expected a set of op names, got the string 'gelu'"),
+        (lambda: hmp.Policy(bf16="gelu"), r"bf16= expected a set of op names, got 'gelu'"),
         (lambda: hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "use_torch_autocast": True}), r"both set"),
         (lambda: hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "hmp_bf16_ops": "relu"}), r"hmp_bf16_ops"),
-        (lambda: hmp.Policy(bf16={3}), r"bf16= expected op names .*, got 3"),
+        (lambda: hmp.Policy(bf16={3}), r"bf16= expected a set of op names, got \(3,\)"),
         (lambda: hmp.Policy(promote=3), r"promote= expected a set of op names, got 3"),
         (lambda: hmp.Policy.from_dict(3), r"Policy\.from_dict\(\) .* int"),
         (lambda: hmp.Policy.load(3), r"Policy\.load\(\) .* int"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hmp
+import list_kit
 from hmp.core import lists, tables
 from hmp.core.rules import registry
 from hmp.core.rules.plug_ins import CastRule, one_dtype_wrapper
@@ -75,7 +76,7 @@ def second() -> Iterator[CastRule]:
     lists.add(lists.ListKind(name="second", title="second", contents="ops whose second input is rounded", module=__name__, rule=rule))
     yield rule
     hmp.revert()
-    lists.remove("second")
+    list_kit.remove("second")
 
 
 def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog: pytest.LogCaptureFixture) -> None:

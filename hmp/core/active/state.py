@@ -17,7 +17,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from threading import get_ident
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -202,19 +202,15 @@ class EnteredRegion:
 
     def end(self) -> None:
         """End the block, in any context."""
-        if get() is not self or not _reset(self._token):
+        try:
+            if get() is self:
+                _current.reset(self._token)
+            else:
+                self.now = None
+        except ValueError:  # in another context, such as that of a task, which may be a copy
             self.now = None
         for each in self.during:
             each.end()
-
-
-def _reset(token: Token[ContextValue]) -> bool:
-    """Restore what was in this context before `token`; return False in another context, such as that of a task, which may be a copy."""
-    try:
-        _current.reset(token)
-    except ValueError:
-        return False
-    return True
 
 
 class Unset:

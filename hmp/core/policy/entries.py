@@ -98,14 +98,12 @@ def parse_entry(text: str, list_name: ListName, path: str | None = None, line: i
 
 def checked_names(list_name: ListName, names: Any) -> Iterable[str]:
     """Return `names`, the list `list_name` as it was given. Raise OpListError for anything but a set of names."""
-    if isinstance(names, str):
-        raise OpListError(f"{list_name}= expected a set of op names, got the string {names!r}; for a file use Policy.from_files()")
-    if not isinstance(names, Iterable):
-        raise OpListError(f"{list_name}= expected a set of op names, got {names!r}; give such as {list_name}={{'linear'}}, or leave it out")
-    found = tuple(names)
-    wrong = [name for name in found if not isinstance(name, str)]
-    if wrong:
-        raise OpListError(f"{list_name}= expected op names as list files spell them, got {wrong[0]!r}; give such as 'linear'")
+    found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else None
+    if found is None or not all(isinstance(name, str) for name in found):
+        given = names if found is None else found
+        raise OpListError(
+            f"{list_name}= expected a set of op names, got {given!r}; give such as {{'linear'}}, or a file to Policy.from_files()"
+        )
     return found
 
 

@@ -171,18 +171,6 @@ def read_words(files: Mapping[str, Path], base: Mapping[str, str]) -> dict[str, 
     return {field: _word(files[word.file], word.allowed) if word.file in files else base[field] for field, word in words().items()}
 
 
-def wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
-    """Return what is wrong with the files of one word, base.txt too."""
-    allowed = {BASE_FILE: presets.policies(), **{word.file: word.allowed for word in words().values()}}
-    found = []
-    for name in allowed.keys() & files.keys():
-        try:
-            _word(files[name], allowed[name])
-        except OpListError as error:
-            found.append(error)
-    return sorted(found, key=str)
-
-
 def word_files(given: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file that holds one of the words, by the file's name, but for words that are missing or the default."""
     found = words().items()

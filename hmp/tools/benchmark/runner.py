@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ...core.active import disable_casts
-from ...core.convert import any_applied, is_in_place
+from ...core.convert import is_in_place
 from ...core.policy import Policy
+from ...core.torch_patches import module_calls
 from ...core.torch_private import is_any_autocast_enabled
 from ...errors import HmpError
 from ..model_state import Snapshot, random_state_kept
@@ -170,7 +171,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
         raise HmpError("torch.autocast is enabled around benchmark(), and would affect every row; call benchmark() outside of it")
-    if any_applied():
+    if module_calls.any_applied():
         raise HmpError(
             "a policy is applied to a module by hmp.apply(), and would override the policies to be compared; "
             "call hmp.remove(model) or hmp.revert() first"

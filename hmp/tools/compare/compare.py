@@ -321,8 +321,8 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
 
 def _recorder(statistics: ErrorSums) -> Seen:
     def seen(call: AtenCall, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
-        ruled = call.owner.ruled
-        listed = "" if ruled is None else lists.with_rule(ruled.rule)
+        rule = None if call.owner.ruled is None else call.owner.ruled.rule
+        listed = next((kind.name for kind in lists.kinds() if kind.rule is rule and not kind.adds), "")
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 
