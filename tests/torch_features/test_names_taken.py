@@ -216,6 +216,3 @@ def test_unreachable_lists_module_name_and_line(tmp_path):
         """,
         path=str(tmp_path),
     )
-
-
-# --- searches
