@@ -265,7 +265,7 @@ hooks_with_keywords: dict[int, bool] = _optional("torch.nn.modules.module._globa
 
 def in_plain_autograd() -> bool:
     """Return True if this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
-    return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
+    return trace_here() is None and in_no_transform()
 
 
 def may_exchange_memory() -> bool:
