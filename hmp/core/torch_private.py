@@ -125,21 +125,15 @@ CALLED_IN_VF = frozenset(
 # (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
 # The modules of which one function alone is an op.
-OF_ONE_OP: dict[Any, str] = {
-    module: name.rpartition(".")[2]
-    for name in ("torch.nn.attention.flex_attention",)
-    if isinstance(module := _optional(name, None), types.ModuleType)
-}
+OF_ONE_OP: dict[Any, str] = {_required("torch.nn.attention.flex_attention"): "flex_attention"}
 # The higher-order op that flex_attention calls; compiled code may call it alone.
 flex_attention_op: Any = _optional("torch.nn.attention.flex_attention.flex_attention_hop", None)
 # Whether flex_attention takes key and value in another dtype than query.
 FLEX_TAKES_MIXTURES = "allow_lowp_kv" in _optional("torch.nn.attention._utils._validate_sdpa_input.__code__.co_varnames", ())
 # (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
-# linalg_multi_dot and _sparse_mm. A release of torch may lack some.
+# linalg_multi_dot and _sparse_mm.
 BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(
-    (f"torch._C._{name}", module, f"{name}.")
-    for name in ("linalg", "special", "fft", "sparse")
-    if (module := _optional(f"torch._C._{name}", None)) is not None
+    (f"torch._C._{name}", _required(f"torch._C._{name}"), f"{name}.") for name in ("linalg", "special", "fft", "sparse")
 )
 # The private modules whose public Python functions are ops.
 OP_MODULES: tuple[str, ...] = tuple(
@@ -238,9 +232,8 @@ current_node: Callable[[], Any] = _required("torch._C._current_autograd_node")
 sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr")
 functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
 is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
-# What backward() and autograd.grad() call, the engine that runs it, and the class that callbacks are attached to.
+# What backward() and autograd.grad() call, and the class that callbacks are attached to.
 RUN_BACKWARD = _place("torch.autograd.graph._engine_run_backward")
-ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
 # Returns the (pack, unpack) hooks active in this thread or None; with the argument True inside a trace as well. The function itself is
 # None where torch lacks it (2.7).

@@ -43,7 +43,7 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
-    patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
+    patches.wrap(*torch_private.RUN_BACKWARD, lambda run_backward: functools.partial(state.call_in_backward, run_backward))
     patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
     own: Any = torch.Tensor.register_hook
     patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
@@ -68,19 +68,6 @@ def _marking_hooked(register: Callable[..., Any]) -> Callable[..., Any]:
         return handle
 
     return register_hook
-
-
-class _Engine:
-    """Autograd's engine, with a `run_backward`, which backward() and autograd.grad() call, that runs under `InBackward`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 # --- recomputation --------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 
 from .. import casting, torch_dispatcher
 from ..active import UnderCapturedState, autocast, state
+from ..compiler_stance import untraced
 from ..patching import patches
 from ..torch_dispatcher import OpOverload, OpOverloadPacket
-from ..torch_private import dynamo
 
 
 def install() -> None:
@@ -72,21 +73,6 @@ def _install_library_ops() -> None:
     patches.wrap(torch.library.Library, "impl", _registered)
 
 
-def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    policy = None if autocast.is_in_op() else state.current_policy()
-    tensor = next(casting.each_tensor((args, kwargs)), None) if policy is not None else None
-    if policy is None or tensor is None:
-        return call(*args, **kwargs)
-    device = tensor.device.type
-    if autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
-        return call(*args, **kwargs)
-    run: Callable[[], Any] = lambda: call(*args, **kwargs)  # noqa: E731  # Dynamo's `disable` takes no builtin
-    imported = dynamo()
-    if imported is not None:
-        run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
-    return autocast.call_enabled(device, policy.dtype, False, run)
-
-
 def has_autocast_kernel(op: Any) -> bool:
     """Return True if `op` is the packet or overload of a library's op with an autocast kernel of its own."""
     is_op = isinstance(op, (OpOverload, OpOverloadPacket))
@@ -94,23 +80,38 @@ def has_autocast_kernel(op: Any) -> bool:
 
 
 def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
-    """Return what torch.compile traces for a call of such an `op`: `call` in a torch.autocast context, in which its kernel is reached."""
+    """Return what runs in place of such an `op`: `call`, in a torch.autocast context where its kernel is reached through one."""
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         tensor = next(casting.each_tensor((args, kwargs)), None)
         device = "" if tensor is None else tensor.device.type
         if tensor is None or autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
             return call(*args, **kwargs)
         return autocast.call_enabled(device, low, False, call, *args, **kwargs)
 
-    return traced
+    return called
+
+
+def _casting(op: Any, builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what replaces the builtin of such an op."""
+
+    # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
+    @untraced
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return builtin(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        policy = None if autocast.is_in_op() else state.current_policy()
+        return builtin(*args, **kwargs) if policy is None else with_autocast(op, plain, policy.dtype)(*args, **kwargs)
+
+    return call
 
 
 def _change(op: Any) -> None:
     if op in _changed or not has_autocast_kernel(op):
         return
     _changed.add(op)
-    torch_dispatcher.replace_builtin(op, lambda builtin: lambda *args, **kwargs: _call(op, builtin, args, kwargs))
+    torch_dispatcher.replace_builtin(op, functools.partial(_casting, op))
 
 
 def _restore() -> None:

@@ -241,10 +241,9 @@ _GRAPHS = (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("hpu", "HPUGraph"), ("ac
 
 def _install_captured_graphs() -> None:
     """Until patches.restore(): no copy of a weight from outside of a capture is used in it, and none from inside after it."""
-    has_accelerator = torch.accelerator.current_accelerator() is not None
     for module, name in _GRAPHS:
         graph: Any = getattr(getattr(torch, module, None), name, None)
-        if "capture_begin" in vars(graph or object) and (has_accelerator or not graph.__module__.startswith("torch.")):
+        if "capture_begin" in vars(graph or object):
             for method in ("capture_begin", "capture_end"):
                 patches.rebind(graph, method, _after_a_write(getattr(graph, method)))
 
