@@ -104,6 +104,8 @@ def _patch_dynamo() -> None:
         (dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph),
     ):
         patches.wrap(owner, name, make)
+    # how Dynamo calls abs() of a tensor: as it was when it first did
+    getattr(dynamo.BuiltinVariable, "call_function_handler_cache", {}).clear()
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
     types_known[Region] = lambda builder, value: variables().Region(value, source=builder.source)
     for kind in dispatching_ops.KINDS:
