@@ -5,7 +5,7 @@ one, `import hmp` raises an HmpError that names it; an optional one has a fallba
 
 Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
 which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
-read where they are needed; the end of this file checks that torch has them.
+read where they are needed.
 """
 
 from __future__ import annotations
@@ -125,21 +125,15 @@ CALLED_IN_VF = frozenset(
 # (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
 # The modules of which one function alone is an op.
-OF_ONE_OP: dict[Any, str] = {
-    module: name.rpartition(".")[2]
-    for name in ("torch.nn.attention.flex_attention",)
-    if isinstance(module := _optional(name, None), types.ModuleType)
-}
+OF_ONE_OP: dict[Any, str] = {_required("torch.nn.attention.flex_attention"): "flex_attention"}
 # The higher-order op that flex_attention calls; compiled code may call it alone.
 flex_attention_op: Any = _optional("torch.nn.attention.flex_attention.flex_attention_hop", None)
 # Whether flex_attention takes key and value in another dtype than query.
 FLEX_TAKES_MIXTURES = "allow_lowp_kv" in _optional("torch.nn.attention._utils._validate_sdpa_input.__code__.co_varnames", ())
 # (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
-# linalg_multi_dot and _sparse_mm. A release of torch may lack some.
+# linalg_multi_dot and _sparse_mm.
 BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(
-    (f"torch._C._{name}", module, f"{name}.")
-    for name in ("linalg", "special", "fft", "sparse")
-    if (module := _optional(f"torch._C._{name}", None)) is not None
+    (f"torch._C._{name}", _required(f"torch._C._{name}"), f"{name}.") for name in ("linalg", "special", "fft", "sparse")
 )
 # The private modules whose public Python functions are ops.
 OP_MODULES: tuple[str, ...] = tuple(
@@ -236,9 +230,8 @@ current_node: Callable[[], Any] = _required("torch._C._current_autograd_node")
 sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr")
 functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
 is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
-# What backward() and autograd.grad() call, the engine that runs it, and the class that callbacks are attached to.
+# What backward() and autograd.grad() call, and the class that callbacks are attached to.
 RUN_BACKWARD = _place("torch.autograd.graph._engine_run_backward")
-ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
 # Returns the (pack, unpack) hooks active in this thread or None; with the argument True inside a trace as well. The function itself is
 # None where torch lacks it (2.7).
@@ -253,9 +246,7 @@ can_be_disabled = "fail_if_non_empty" in (getattr(*DISABLE_HOOKS).__doc__ or "")
 
 # Modules with a global variable that torch rebinds: it is read at each use.
 _forward_ad: Any = torch.autograd.forward_ad
-_required("torch.autograd.forward_ad._current_level")
 _profiler: Any = torch.autograd.profiler
-_required("torch.autograd.profiler._is_profiler_enabled")
 
 # A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
 unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
@@ -265,7 +256,7 @@ hooks_with_keywords: dict[int, bool] = _optional("torch.nn.modules.module._globa
 
 def in_plain_autograd() -> bool:
     """Return True if this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
-    return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
+    return trace_here() is None and in_no_transform()
 
 
 def may_exchange_memory() -> bool:
@@ -303,7 +294,6 @@ def is_in_trace() -> bool:
 _builtins: Any = _required("torch.jit._builtins")
 # Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
-_required("torch.jit._builtins._builtin_table")
 
 
 def builtin_table() -> dict[int, str]:
@@ -449,16 +439,3 @@ _IS_SAFE = TORCH >= (2, 11)
 
 # Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
 WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
-
-
-# --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
-
-for _name in (
-    "torch.Tensor._base",
-    "torch.Tensor._cdata",
-    "torch.Tensor._version",
-    "torch.UntypedStorage._cdata",
-    "torch.nn.Module._call_impl",
-    "torch.nn.Module._compiled_call_impl",
-):
-    _required(_name)

@@ -26,7 +26,6 @@ MAY_NAME = {
     ("rules/kernels.py", "fp8"): "fallbacks() has an example of its docstring's keys",
     ("rules/kernels.py", "packed"): "the same",
     ("rules/special.py", "packed"): "a PackedSequence of torch",
-    ("torch_patches/modules.py", "packed"): "a nested tensor that torch makes of a padded batch",
     ("torch_private.py", "float8"): "the dtype that a private function of torch takes",
 }
 WAITED_FOR = {"torch._dynamo", "torch.export._trace"}  # whose import core/compile/dynamo_patches.py waits for

@@ -180,64 +180,6 @@ def test_r8_an_encoder_layer_has_the_same_precision_in_eval_as_in_training(prese
         torch.testing.assert_close(trained.float(), plain, rtol=0.1, atol=0.1)
 
 
-LEFT, RIGHT = (torch.tensor([row, [False] * 5, [False] * 5]) for row in ([False] * 3 + [True] * 2, [True] * 2 + [False] * 3))
-
-
-@pytest.mark.parametrize(
-    ("packs", "padding", "norm"),
-    [
-        (True, LEFT, None),
-        (True, torch.zeros(3, 5).masked_fill(LEFT, float("-inf")), torch.nn.LayerNorm(8)),
-        (True, RIGHT, torch.nn.LayerNorm(8)),
-        (False, LEFT, torch.nn.LayerNorm(8)),
-    ],
-    ids=["left", "as scores", "right", "not packed"],
-)
-def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
-    packs: bool, padding: torch.Tensor, norm: torch.nn.Module | None
-) -> None:
-    """Zeros before its norm where torch packs the batch, what the layers made where it does not: also while it is recorded."""
-    if norm is not None:
-        torch.nn.init.normal_(norm.bias)
-    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2, norm, enable_nested_tensor=packs).eval(), torch.randn(3, 5, 8)
-    with torch.no_grad():
-        plain = encoder(a, None, padding)
-        with hmp.casts("habana"):
-            cast = encoder(a, src_key_padding_mask=padding)
-            with hmp.record():
-                assert torch.equal(encoder(a, None, padding), cast)
-    torch.testing.assert_close(cast.float(), plain, rtol=0.1, atol=0.1)
-    with hmp.casts("habana"):  # where a gradient is needed torch does not pack
-        unpacked, trained = encoder(a, None, padding), encoder.train()(a, None, padding)
-    assert cast.dtype is unpacked.dtype is trained.dtype and torch.equal(unpacked, trained)
-    keep = padding == 0
-    assert torch.equal(cast[keep], trained[keep])
-
-
-class Mode(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-class Sub(torch.Tensor):
-    pass
-
-
-@pytest.mark.parametrize("what", ["a mode", "a subclass"])
-def test_r8_an_encoder_packs_nothing_where_torch_hands_its_ops_on(what: str) -> None:
-    """torch packs no padded batch where a mode is active or a parameter is of a subclass; then it leaves no zeros either."""
-    encoder, a = torch.nn.TransformerEncoder(encoder_layer(), 2).eval(), torch.randn(3, 5, 8)
-    if what == "a subclass":
-        weight = encoder.layers[0].linear1.weight
-        encoder.layers[0].linear1.weight = torch.nn.Parameter(weight.detach().as_subclass(Sub))
-    with torch.no_grad(), Mode() if what == "a mode" else contextlib.nullcontext():
-        plain = encoder(a, None, LEFT)
-        with hmp.casts("habana"):
-            cast = encoder(a, None, LEFT)
-    assert bool(plain[0, 3:].any()) and bool(cast[0, 3:].any())
-    torch.testing.assert_close(cast.float(), plain, rtol=0.1, atol=0.1)
-
-
 def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
     """Its activation is the F.relu of then, taken as a default argument (trap R5)."""
     layer, a = encoder_layer(), torch.randn(2, 5, 8)

@@ -1,9 +1,8 @@
-"""What casts cannot serve is left to torch: tensor classes that refuse them, and quantized kernels, which take float32 alone (R11)."""
+"""What casts cannot serve is left to torch: tensor classes that refuse them."""
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -123,54 +122,3 @@ def test_another_error_of_a_class_that_is_cast_is_the_users(op: Callable[[Any], 
     Refusing.error = None
     assert caught.value is error
     assert len(Refusing.seen) == 1
-
-
-# --- quantized modules ----------------------------------------------------------------------------------------------------------
-
-
-class TwoLinear(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.b(torch.relu(self.a(x)))
-
-
-def quantized(model: torch.nn.Module) -> torch.nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kinds = {torch.nn.Linear, torch.nn.LSTM, torch.nn.GRU, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell}
-        return torch.ao.quantization.quantize_dynamic(model, kinds, dtype=torch.qint8)
-
-
-@pytest.mark.parametrize("policy", ["habana", "apex-o1", "torch-cpu"])
-def test_a_dynamically_quantized_model_with_relu_runs(policy: str) -> None:
-    model, x = quantized(TwoLinear()), torch.randn(2, 4)
-    low = hmp.Policy.load(policy).dtype if "relu" in hmp.Policy.load(policy).bf16 else F32
-    expected = model.b(torch.relu(model.a(x).to(low)).float())
-    with hmp.casts(policy):
-        result = model(x)
-    assert result.dtype is F32
-    assert torch.equal(result, expected)
-
-
-RECURRENT = {
-    "LSTM": lambda: torch.nn.LSTM(4, 4, 2),
-    "GRU": lambda: torch.nn.GRU(4, 4),
-    "LSTMCell": lambda: torch.nn.LSTMCell(4, 4),
-    "GRUCell": lambda: torch.nn.GRUCell(4, 4),
-    "RNNCell": lambda: torch.nn.RNNCell(4, 4),
-}
-
-
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_a_dynamically_quantized_recurrent_net_takes_a_low_input(kind: str) -> None:
-    model = quantized(torch.nn.Sequential(RECURRENT[kind]()))[0]
-    x = torch.randn((2, 4) if kind.endswith("Cell") else (3, 2, 4))
-    given = torch.relu(x.to(BF16))
-    expected = torch.utils._pytree.tree_leaves(model(given.float()))
-    with hmp.casts("habana"):
-        result = torch.utils._pytree.tree_leaves(model(torch.relu(x)))
-    assert [t.dtype for t in result] == [F32] * len(expected)
-    assert all(map(torch.equal, result, expected))

@@ -71,10 +71,6 @@ NOT_ON = {
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
         "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
         "test_r15_plumbing_computes_what_it_computes_without_hmp": _LAYOUTS,
-        **{
-            f"test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves[{padding}]": _LAYOUTS
-            for padding in ("left", "as scores", "right")
-        },
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
         "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",

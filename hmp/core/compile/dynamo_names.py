@@ -24,7 +24,6 @@ side_effects:SideEffects.load_cell self cellvar
 source:AttrSource
 symbolic_convert:InstructionTranslatorBase.import_source self module_name
 symbolic_convert:InstructionTranslatorBase.run self
-trace_rules:check obj
 trace_rules:get_torch_obj_rule_map
 variables.base:VariableTracker.build tx value source
 variables.builder:SourcelessBuilder._type_handlers
@@ -37,7 +36,6 @@ variables.ctx_manager:ContextWrappingVariable.reconstruct_type self codegen
 variables.functions:UserFunctionVariable
 variables.higher_order_ops:AutogradFunctionApplyVariable.trace_backward_graph self tx
 variables.higher_order_ops:TorchHigherOrderOperatorVariable._call_function self tx args kwargs
-variables.misc:SuperVariable._resolved_getattr_and_source self tx name
 variables.torch:BaseTorchVariable.__init__ self value
 variables.torch:TorchInGraphFunctionVariable._get_handlers
 variables.torch:TorchInGraphFunctionVariable.call_function self tx args kwargs

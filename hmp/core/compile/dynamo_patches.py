@@ -23,7 +23,7 @@ from .. import dispatching_ops, tables
 from ..active import Region, state, without_casts
 from ..compiler_stance import running_uncompiled
 from ..patching import PatchedOp, patches
-from ..torch_patches import imports, module_calls, uncast
+from ..torch_patches import imports, module_calls
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
@@ -92,7 +92,6 @@ def _patch_dynamo() -> None:
         (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
         (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),
         (sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model),
-        (sys.modules[dynamo.check.__module__], "check", _checking_torchs),
         (dynamo.OutputGraph, "call_user_compiler", _graph_without_casts),
         (dynamo.OutputGraph, "compile_subgraph", _without_mode),
         (dynamo.InstructionTranslatorBase, "run", _with_trace),
@@ -101,11 +100,12 @@ def _patch_dynamo() -> None:
         (dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered),
         (dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left),
         (dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward),
-        (dynamo.SuperVariable, "_resolved_getattr_and_source", _constructing),
         (dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy),
         (dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph),
     ):
         patches.wrap(owner, name, make)
+    # how Dynamo calls abs() of a tensor: as it was when it first did
+    getattr(dynamo.BuiltinVariable, "call_function_handler_cache", {}).clear()
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
     types_known[Region] = lambda builder, value: variables().Region(value, source=builder.source)
     for kind in dispatching_ops.KINDS:
@@ -156,16 +156,6 @@ def _compiling_model(original: Callable[..., Any]) -> Callable[..., Any]:
         return model if model is not fn and module_calls.applied(model) else original(fn, *rest)
 
     return innermost_fn
-
-
-def _checking_torchs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo see where a function of torch's comes from, of a method too, in whose place hmp has put another."""
-
-    def check(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapped = patches.wrapped(getattr(obj, "__func__", obj))
-        return original(wrapped.__get__(obj.__self__) if hasattr(obj, "__func__") else wrapped, *args, **kwargs)
-
-    return check
 
 
 def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,16 +210,6 @@ def _backward_outside() -> AbstractContextManager[Any]:
     if not hasattr(config, "backward_pass_autocast"):
         return contextlib.nullcontext()
     return config.patch(backward_pass_autocast="off")  # type: ignore[no-any-return]
-
-
-def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `super().__init__` be the function that a class of modules has, not what hmp has put around it."""
-
-    def resolved(self: Any, tx: Any, name: str) -> Any:
-        value, source = original(self, tx, name)
-        return value.function if isinstance(value, uncast.InitWithoutCasts) else value, source
-
-    return resolved
 
 
 def _calling_abs(original: Callable[..., Any]) -> Callable[..., Any]:

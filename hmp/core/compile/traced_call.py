@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -71,12 +69,6 @@ class Aborted(BaseException):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
-
-
-class OfOtherClass(dict[Any, Any]):
-    """The items of a dict of another class, an OrderedDict or what a model of transformers returns. `variable` is that of the dict."""
-
-    variable: Any
 
 
 class TracedCall(TorchFunctionMode):
@@ -165,24 +157,23 @@ class TracedCall(TorchFunctionMode):
         return found
 
     def _contents(self, variable: Any) -> Any:
-        """Return the list, tuple, named tuple (torch.aminmax returns one) or dict of the variables in `variable`; None for others."""
+        """Return the list, tuple, named tuple (torch.aminmax returns one) or dict of the variables in `variable`; None for others.
+
+        A dict of another class, what a model of transformers returns, breaks the graph: eager code makes one of the same class.
+        """
         try:
             kind = variable.python_type()
         except NotImplementedError:
             return None
         if kind in (list, tuple) or _is_named(kind):
             return _maker(kind)(variable.unpack_var_sequence(self.tx))
-        if not issubclass(kind, dict):
-            return None
+        if kind is not dict:
+            return plain_function(_break_graph).call_function(self.tx, [], {}) if issubclass(kind, dict) else None
         items = build(self.tx, list).call_function(self.tx, [variable.call_method(self.tx, "items", [], {})], {})
         pairs = [pair.unpack_var_sequence(self.tx) for pair in items.unpack_var_sequence(self.tx)]
         if not all(key.is_python_constant() for key, _ in pairs):
             return None
-        found = {} if kind is dict else OfOtherClass()
-        found.update((key.as_python_constant(), value) for key, value in pairs)
-        if isinstance(found, OfOtherClass):
-            found.variable = variable
-        return found
+        return {key.as_python_constant(): value for key, value in pairs}
 
     def _variable(self, value: Any) -> Any:
         """Return the variable of a placeholder, or of a value that the wrapper has made."""
@@ -191,9 +182,6 @@ class TracedCall(TorchFunctionMode):
             return known[1]
         if kind in (list, tuple, dict):
             return build(self.tx, _with_each(value, self._variable))
-        if kind is OfOtherClass:  # as eager code makes one of the same class
-            items = build(self.tx, dict(_with_each(value, self._variable)))
-            return plain_function(_with_items).call_function(self.tx, [value.variable, items], {})
         if _is_named(kind):
             return build(self.tx, _maker(kind)).call_function(self.tx, [build(self.tx, tuple(map(self._variable, value)))], {})
         return build(self.tx, value)
@@ -208,20 +196,14 @@ def plain_function(function: Callable[..., Any]) -> Any:
     return dynamo.UserFunctionVariable(patches.original(unpatched_op(function)))
 
 
-def _with_items(holder: Any, items: Any) -> Any:
-    is_ordered = type(holder) is collections.OrderedDict  # of which torch 2.14 traces no copy.copy()
-    copied = collections.OrderedDict(holder) if is_ordered else copy.copy(holder)
-    for key, item in items.items():
-        copied[key] = item
-    return copied
+def _break_graph() -> None:
+    torch._dynamo.graph_break()
 
 
 def _with_each(container: Any, function: Callable[[Any], Any]) -> Any:
     """Return a container of the same class with `function(item)` in place of every item."""
     if isinstance(container, dict):
-        found = copy.copy(container)
-        found.update((key, function(item)) for key, item in container.items())
-        return found
+        return {key: function(item) for key, item in container.items()}
     return _maker(type(container))([function(item) for item in container])
 
 

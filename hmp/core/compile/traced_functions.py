@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import math
 import operator
 import os
 import sys
@@ -269,13 +268,6 @@ def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = Non
     return traced_call.call_composite(tx, inner, found, args[1:], kwargs)
 
 
-def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
-    """Multiply as math.prod, which Dynamo puts into the graph as one node, past all modes."""
-    for each in values:
-        start = start * each
-    return start
-
-
 functions: dict[Any, Handler] = {}
 # The functions that make a context; session adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
@@ -292,7 +284,6 @@ def fill_functions() -> None:
             user_ops.call_op: _call_op,
             state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             autocast.call_innermost: _call_innermost,
-            math.prod: lambda tx, args, kwargs, source: traced_call.plain_function(_prod).call_function(tx, args, kwargs),
             module_calls.policy_of_call_now: _casts_of_module,
             module_calls.is_new: _is_new,
             # guarded with the policy of the call, which was asked for before

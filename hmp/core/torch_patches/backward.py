@@ -32,18 +32,6 @@ def install() -> None:
 
         return push
 
-    def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda func, *args, **kwargs: call_without_casts(original, UnderCapturedState(func), *args, **kwargs)
-
-    def transform(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            # made anew at each call: the user's function runs under what is active there
-            return functools.wraps(func)(
-                lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
-            )
-
-        return make
-
     def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
         """Attach a callback that runs under the state active now, in whatever thread: DDP's communication hooks run as in backward."""
 
@@ -55,16 +43,11 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
-    patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
+    patches.wrap(*torch_private.RUN_BACKWARD, lambda run_backward: functools.partial(state.call_in_backward, run_backward))
     patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
     own: Any = torch.Tensor.register_hook
     patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
-    # casts are off in these themselves: they join their results by ops that may be listed
-    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
-        patches.wrap_by_name("torch.autograd.functional", name, of_users_function)
-    for name in ("jacrev", "jacfwd"):
-        patches.wrap_by_name("torch.func", name, transform)
     _install_checkpoint()
 
 
@@ -85,19 +68,6 @@ def _marking_hooked(register: Callable[..., Any]) -> Callable[..., Any]:
         return handle
 
     return register_hook
-
-
-class _Engine:
-    """Autograd's engine, with a `run_backward`, which backward() and autograd.grad() call, that runs under `InBackward`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 # --- recomputation --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
-import re
 import secrets
 import types
 import warnings
@@ -437,8 +436,6 @@ def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
 _PASSED = (TORCHS, CALL.co_filename)  # and may pass
-# What torch.compile calls the code that goes on after a graph break in a function of that name.
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 def install() -> None:
@@ -497,13 +494,9 @@ def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
 
 def _runs(code: types.CodeType, own: types.CodeType) -> bool:
     """Return True if `code` is `own`, or what torch.compile has made of it: of the whole, or of what comes after a graph break."""
-    if code is own or code.co_filename != own.co_filename:
-        return code is own
-    resumed = _RESUMED.fullmatch(code.co_name)
-    if resumed is None:
-        return code.co_firstlineno == own.co_firstlineno
     lines = [line for _, _, line in own.co_lines() if line is not None]
-    return resumed[1] == own.co_name and own.co_firstlineno <= code.co_firstlineno <= max(lines, default=0)
+    is_inside = code.co_filename == own.co_filename and own.co_firstlineno <= code.co_firstlineno <= max(lines, default=0)
+    return code is own or is_inside
 
 
 _DECORATED: types.CodeType = next(

@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
+import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import casting, torch_dispatcher
-from ..active import UnderCapturedState, autocast, disable_casts, state
+from ..active import UnderCapturedState, autocast, state
+from ..compiler_stance import untraced
 from ..patching import patches
 from ..torch_dispatcher import OpOverload, OpOverloadPacket
-from ..torch_private import dynamo, function_mode_stack, without_torch_function
-
-# torch's own, taken before anything is patched
-_compiling = torch.compiler.is_compiling
-_ne, _unsqueeze, _where = torch.ne, torch.unsqueeze, torch.where
-_new_zeros, _to = torch.Tensor.new_zeros, torch.Tensor.to
 
 
 def install() -> None:
     """Patch those modules of torch until patches.restore()."""
     patches.wrap_by_name("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     patches.wrap_by_name("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
-    patches.wrap_by_name("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
     patches.wrap_by_name("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
-    _install_quantized()
     _install_library_ops()
-
-
-_DYNAMIC = tuple(f"torch.ao.nn.quantized.dynamic.modules.{name}" for name in ("linear", "rnn", "conv"))
-
-
-def _install_quantized() -> None:
-    """Make dynamically quantized modules run in float32: their kernels, in torch.ops, which hmp does not patch, take no other."""
-    for module in filter(None, map(sys.modules.get, _DYNAMIC)):
-        for cls in vars(module).values():
-            if inspect.isclass(cls) and cls.__module__ == module.__name__ and "forward" in vars(cls):
-                patches.wrap(cls, "forward", _in_float32)
-
-
-def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if state.casts_enabled():
-            cast_args, kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
-            return original(self, *cast_args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    return forward
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,58 +40,6 @@ def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
         return not state.casts_enabled() and original()
 
     return get_fastpath_enabled
-
-
-class _NoLayers(tuple[torch.nn.Module, ...]):
-    """Layers that can be asked, and of which none is called."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[torch.nn.Module]:
-        return iter(())
-
-
-class _Packing:
-    """A TransformerEncoder as its own forward sees it, without what it calls: what is left is what it does to a padded batch."""
-
-    def __init__(self, encoder: torch.nn.TransformerEncoder) -> None:
-        self._encoder = encoder
-        self.layers = _NoLayers(encoder.layers)
-        self.norm = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._encoder, name)
-
-
-def _is_handed_on(layer: torch.nn.Module) -> bool:
-    """Return True if somebody's `__torch_function__` hears of what the layer computes: torch packs nothing then.
-
-    hmp's recorder does not count.
-    """
-    kinds = {type(parameter) for parameter in layer.parameters()} - {torch.Tensor, torch.nn.Parameter}
-    return bool(kinds) or any(not type(mode).__module__.startswith("hmp.") for mode in function_mode_stack())
-
-
-def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a TransformerEncoder.forward that leaves zeros before its norm where torch does.
-
-    At the padded positions of a batch that it would pack into a nested tensor for its fast path.
-    """
-
-    def forward(self: Any, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        output = original(self, src, *args, **kwargs)
-        padding = kwargs["src_key_padding_mask"] if "src_key_padding_mask" in kwargs else args[1] if len(args) > 1 else None
-        if padding is None or type(src) is not torch.Tensor or _compiling() or not state.casts_enabled() or _is_handed_on(self.layers[0]):
-            return output
-        with without_torch_function(), disable_casts():
-            packed = original(_Packing(self), src, *args, **kwargs)
-        if packed is src:
-            return output
-        zeros = _new_zeros(output, (1, 1, output.shape[-1]))
-        left = zeros if self.norm is None else _to(self.norm(zeros), output.dtype)
-        return _where(_unsqueeze(_ne(padding, 0), -1), left, output)
-
-    return forward
 
 
 def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
@@ -154,21 +73,6 @@ def _install_library_ops() -> None:
     patches.wrap(torch.library.Library, "impl", _registered)
 
 
-def _call(op: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    policy = None if autocast.is_in_op() else state.current_policy()
-    tensor = next(casting.each_tensor((args, kwargs)), None) if policy is not None else None
-    if policy is None or tensor is None:
-        return call(*args, **kwargs)
-    device = tensor.device.type
-    if autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
-        return call(*args, **kwargs)
-    run: Callable[[], Any] = lambda: call(*args, **kwargs)  # noqa: E731  # Dynamo's `disable` takes no builtin
-    imported = dynamo()
-    if imported is not None:
-        run = imported.disable(run)  # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
-    return autocast.call_enabled(device, policy.dtype, False, run)
-
-
 def has_autocast_kernel(op: Any) -> bool:
     """Return True if `op` is the packet or overload of a library's op with an autocast kernel of its own."""
     is_op = isinstance(op, (OpOverload, OpOverloadPacket))
@@ -176,23 +80,38 @@ def has_autocast_kernel(op: Any) -> bool:
 
 
 def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
-    """Return what torch.compile traces for a call of such an `op`: `call` in a torch.autocast context, in which its kernel is reached."""
+    """Return what runs in place of such an `op`: `call`, in a torch.autocast context where its kernel is reached through one."""
 
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         tensor = next(casting.each_tensor((args, kwargs)), None)
         device = "" if tensor is None else tensor.device.type
         if tensor is None or autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
             return call(*args, **kwargs)
         return autocast.call_enabled(device, low, False, call, *args, **kwargs)
 
-    return traced
+    return called
+
+
+def _casting(op: Any, builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what replaces the builtin of such an op."""
+
+    # Dynamo would compile a kernel that is written in Python, and be confused by the change of autocast
+    @untraced
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return builtin(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        policy = None if autocast.is_in_op() else state.current_policy()
+        return builtin(*args, **kwargs) if policy is None else with_autocast(op, plain, policy.dtype)(*args, **kwargs)
+
+    return call
 
 
 def _change(op: Any) -> None:
     if op in _changed or not has_autocast_kernel(op):
         return
     _changed.add(op)
-    torch_dispatcher.replace_builtin(op, lambda builtin: lambda *args, **kwargs: _call(op, builtin, args, kwargs))
+    torch_dispatcher.replace_builtin(op, functools.partial(_casting, op))
 
 
 def _restore() -> None:
