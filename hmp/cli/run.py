@@ -14,10 +14,9 @@ import os
 import runpy
 import subprocess
 import sys
-import traceback
 import types
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,32 +119,14 @@ def run(options: argparse.Namespace) -> int:
     except SystemExit as end:
         say_what_matched_nothing(called)
         if end.code in (None, 0, _WRONG_USE):
-            say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
+            say_where_nothing_was_cast(options, script)
         raise
-    except BaseException as error:
-        is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
-        _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
+    except BaseException:
+        _show_from_script_on()
         raise  # python itself prints it, and ends as it does after it
     say_what_matched_nothing(called)
-    say_where_nothing_was_cast(options, script, arguments)
+    say_where_nothing_was_cast(options, script)
     return 0
-
-
-_WITH_HABANA = (
-    "hmp run: the script needs Habana's software, which is not installed; to run it on this machine's own device use: "
-    "hmp run --habana --device-map hpu=auto"
-)
-
-
-def _lacks_habanas(error: BaseException) -> bool:
-    """Return True if it says that a package of Habana's, or one for its devices, is not installed."""
-    if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return False
-    if error.name == "optimum":  # one package for many devices: the statement says which
-        last = traceback.extract_tb(error.__traceback__)[-1].line
-        return "optimum.habana" in (last or "")
-    root = error.name.partition(".")[0]
-    return root in ("habana_frameworks", "habana_dataloader", "lightning_habana") or error.name.startswith("optimum.habana")
 
 
 def pass_on(options: argparse.Namespace) -> None:
@@ -322,8 +303,8 @@ _LAST = (_run_module.__code__, _run_file.__code__)
 _formerly: list[types.ModuleType] = []
 
 
-def _show_from_script_on(then: str) -> None:
-    """Have the traceback that python is about to print begin at the script; a hook that the script has set prints it. `then` follows."""
+def _show_from_script_on() -> None:
+    """Have the traceback that python is about to print begin at the script; a hook that the script has set prints it."""
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> Any:
@@ -331,10 +312,7 @@ def _show_from_script_on(then: str) -> None:
         while found is not None and found.tb_frame.f_code not in _LAST:
             found = found.tb_next
         trace = found.tb_next if found is not None else trace
-        result = hook(kind, error.with_traceback(trace), trace)
-        if then:
-            print(then, file=sys.stderr)
-        return result
+        return hook(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = show
 
@@ -472,37 +450,15 @@ def say_what_matched_nothing(called: Any) -> None:
         print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
 
 
-def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:
-    """Print a line on stderr if torch was imported and hmp cast nothing.
-
-    For an option of hmp's name after the script, perhaps meant for hmp, and of which the script may have said that it does not know it; and
-    where nobody, neither options nor script, asked for anything.
-    """
-    is_in_use = "hmp.core.convert" in sys.modules
-    if "torch" not in sys.modules:
+def say_where_nothing_was_cast(options: argparse.Namespace, script: str) -> None:
+    """Print a line on stderr if torch was imported and nobody, neither options nor script, asked hmp to cast."""
+    if "torch" not in sys.modules or "hmp.core.convert" in sys.modules or options.capture is not None:
         return
-    from ..core.log import should_log  # here, as what is next: it imports torch
+    from ..core.log import should_log  # here: it imports torch
 
-    if is_in_use:
-        from ..core.tables import any_policy_used
-
-        if any_policy_used():
-            return
-
-    target = f"-m {script}" if options.is_module else script
-    known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
-    behind = [name for name in dict.fromkeys(each.partition("=")[0] for each in arguments) if name in known]
-    if behind:
-        told = (
-            f"hmp cast nothing in this process: {', '.join(behind)} came after {script}, so the script got it; "
-            f"put options for hmp first: hmp run {behind[0]} ... {target}"
-        )
-    elif not is_in_use and not is_wrong_use and options.capture is None:
-        told = (
-            f"hmp cast nothing: no policy was given, and {script} does not use hmp; "
-            f"to cast with torch.autocast's lists use: hmp run --policy autocast {target}"
-        )
-    else:
-        return
     if should_log():
-        print(f"hmp run: {told}", file=sys.stderr)
+        print(
+            f"hmp run: hmp cast nothing: no policy was given before {script}, and it does not use hmp; to cast with torch.autocast's lists "
+            f"use: hmp run --policy autocast {'-m ' if options.is_module else ''}{script}",
+            file=sys.stderr,
+        )
