@@ -12,7 +12,6 @@ import io
 import json
 import os
 import runpy
-import subprocess
 import sys
 import types
 import zipfile
@@ -339,7 +338,7 @@ def _path(first: str) -> Iterator[None]:
 
 _LAUNCHERS = tuple(
     f"{home}.strategies.launchers.subprocess_script"
-    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite", "pytorch_lightning")
+    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite")
 )
 
 
@@ -357,13 +356,16 @@ def _pass_on_to_lightning(values: dict[str, Any]) -> None:
 
     for name in _LAUNCHERS:
         after_import(name, functools.partial(_replace, under_hmp))
+    after_import("pytorch_lightning.strategies.launchers.subprocess_script", _refuse_old)
+
+
+def _refuse_old(launcher: types.ModuleType) -> None:
+    """Raise HmpError for releases before 1.8, whose processes would run without hmp."""
+    if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from one of _LAUNCHERS, with hmp's command
+        raise hmp.HmpError("hmp run expected pytorch_lightning 1.8 or later, got an older release; upgrade it, or call hmp.convert()")
 
 
 def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.ModuleType) -> None:
-    if launcher.__name__.startswith("pytorch_lightning."):
-        if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from the others, with hmp's command
-            vars(launcher)["subprocess"] = types.SimpleNamespace(Popen=functools.partial(_start, under_hmp))
-        return
     basic: Callable[..., list[str]] = launcher._basic_subprocess_cmd
     hydra: Callable[..., tuple[list[str], Any]] = launcher._hydra_subprocess_cmd
 
@@ -378,11 +380,6 @@ def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.Module
 
     # Lightning's Trainer takes them from here by name when it is imported, which is after this
     vars(launcher).update(_basic_subprocess_cmd=basic_command, _hydra_subprocess_cmd=hydra_command)
-
-
-def _start(under_hmp: Callable[[list[str]], list[str]], command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
-    """Popen for Lightning 1.6 and 1.7, which write the command and start it in one function."""
-    return subprocess.Popen(under_hmp(command), **kwargs)
 
 
 STEPS = 3

@@ -14,7 +14,7 @@ from ... import HmpError, Policy
 from ..habana import backends, hpu
 from ..habana.device_map import actual_device
 from ..lightning import HMPPrecision
-from ..lightning_packages import SHIM, preferred, without_gaudi
+from ..lightning_packages import preferred, without_gaudi
 
 _BASES = tuple(importlib.import_module(f"{package}.accelerators").Accelerator for package in without_gaudi())
 _Accelerators: Any = type("_Accelerators", _BASES, {})
@@ -177,17 +177,12 @@ def strategies_of(package: str) -> Strategies:
         strategy_name = "hpu_single"
 
         def __init__(self, device: Any = "hpu", *args: Any, **kwargs: Any) -> None:
-            self._given = (device, *args), kwargs
             super().__init__(device, *args, **kwargs)
 
     class HPUParallelStrategy(_Parallel, theirs.DDPStrategy):  # type: ignore[misc]
         """A process for each device: `Trainer(devices=2, strategy=HPUParallelStrategy())`. Arguments are those of DDPStrategy."""
 
         strategy_name = "hpu_parallel"
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._given = args, kwargs
-            super().__init__(*args, **kwargs)
 
     class HPUDDPStrategy(HPUParallelStrategy):
         """HPUParallelStrategy under its newer name."""
@@ -200,15 +195,4 @@ def strategies_of(package: str) -> Strategies:
     return made
 
 
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(SHIM))
-
-
-def taken_by(package: str, strategy: Any) -> Any:
-    """Return the strategy; one that was made for the other package's Trainer becomes one for the Trainer of this package."""
-    for other in without_gaudi():
-        if other != package and type(strategy) in strategies_of(other):
-            args, kwargs = strategy._given
-            strategy.__class__ = getattr(strategies_of(package), type(strategy).__name__)
-            vars(strategy).clear()
-            strategy.__init__(*args, **kwargs)
-    return strategy
+SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(without_gaudi()))
