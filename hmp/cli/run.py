@@ -155,9 +155,9 @@ def _check(script: str, is_module: bool) -> None:
         if not os.path.exists(script):
             raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
         return
-    with _path(os.getcwd()):
-        if importlib.util.find_spec(script.partition(".")[0]) is None:
-            raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
+    root = script.partition(".")[0]
+    if importlib.util.find_spec(root) is None and importlib.machinery.PathFinder.find_spec(root, [os.getcwd()]) is None:
+        raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
 
 
 def prepare(options: argparse.Namespace) -> Any:
@@ -324,16 +324,6 @@ def _set_path(first: str) -> None:
     former, sys.path[0] = sys.path[0], first
     if former == home and home not in sys.path:
         sys.path.append(home)
-
-
-@contextlib.contextmanager
-def _path(first: str) -> Iterator[None]:
-    before = list(sys.path)
-    _set_path(first)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 _LAUNCHERS = tuple(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -130,14 +130,6 @@ class HPUPrecisionPlugin(HMPPrecision):
         return super().state_dict() if self._casts else {}
 
 
-class Strategies(NamedTuple):
-    """The strategies for the Trainer of one of Lightning's packages."""
-
-    SingleHPUStrategy: Any
-    HPUParallelStrategy: Any
-    HPUDDPStrategy: Any
-
-
 class _Parallel:
     """The mixin that turns DDPStrategy into that of "hpu"."""
 
@@ -167,8 +159,8 @@ class _Parallel:
 
 
 @functools.cache
-def strategies_of(package: str) -> Strategies:
-    """Return the strategies for the Trainer of that package."""
+def strategies_of(package: str) -> tuple[Any, Any, Any]:
+    """Return the strategies for the Trainer of that package: single, parallel, and parallel under its newer name."""
     theirs: Any = importlib.import_module(f"{package}.strategies")
 
     class SingleHPUStrategy(theirs.SingleDeviceStrategy):  # type: ignore[misc]
@@ -189,7 +181,7 @@ def strategies_of(package: str) -> Strategies:
 
         strategy_name = "hpu_ddp"
 
-    made = Strategies(SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy)
+    made = SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy
     for each in made:
         each.__qualname__, each.__module__ = each.__name__, __name__
     return made
