@@ -123,17 +123,6 @@ class FusedSGD(_OnFusedKernels, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | torch.Tensor,
-        momentum: float = 0,
-        dampening: float = 0,
-        weight_decay: float = 0,
-        nesterov: bool = False,
-    ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
-
 
 class FusedAdagrad(_OnFusedKernels, torch.optim.Adagrad):
     """torch.optim.Adagrad, on the CPU on torch's fused kernel and elsewhere on foreach kernels.
@@ -154,17 +143,6 @@ class FusedAdagrad(_OnFusedKernels, torch.optim.Adagrad):
     """
 
     fused_on = frozenset({"cpu"})
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | torch.Tensor = 1e-2,
-        lr_decay: float = 0,
-        weight_decay: float = 0,
-        initial_accumulator_value: float = 0,
-        eps: float = 1e-10,
-    ) -> None:
-        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
 
 
 class FusedResourceApplyMomentum(torch.optim.SGD):
