@@ -10,29 +10,41 @@ from .core import lists as _lists
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .compat.memory_statistics import memory_stats
-    from .core.active import casts_enabled, disable_casts, enable_casts
-    from .core.apply import apply, remove
-    from .core.convert import Handle, casts, convert, is_converted, revert, set_low_kernels
-    from .core.copies import clear_cache
-    from .core.policy import Policy, policies
-    from .core.rules import fallbacks
-    from .core.user_ops import bf16_function, fp32_function, promote_function, register
-    from .errors import HmpError, NonFiniteError, OpListError, ViolationError
-    from .tools.benchmark.runner import benchmark
-    from .tools.cast_weights import cast_weights
-    from .tools.compare.compare import compare
-    from .tools.explain import Rule, explain
-    from .tools.nonfinite.detect import detect_nonfinite
-    from .tools.record.recorder import record
-    from .tools.record.report import Report
-    from .tools.summary import summary
-    from .tools.traces.capture import capture
-    from .tools.traces.compare import compare_captures
-    from .tools.traces.trace import Capture
-    from .tools.tune import tune
-    from .tools.unreachable import Unreachable, unreachable
-    from .tools.verify import verify
+    from .compat.memory_statistics import memory_stats as memory_stats
+    from .core.active import casts_enabled as casts_enabled, disable_casts as disable_casts, enable_casts as enable_casts
+    from .core.apply import apply as apply, remove as remove
+    from .core.convert import (
+        Handle as Handle,
+        casts as casts,
+        convert as convert,
+        is_converted as is_converted,
+        revert as revert,
+        set_low_kernels as set_low_kernels,
+    )
+    from .core.copies import clear_cache as clear_cache
+    from .core.policy import Policy as Policy, policies as policies
+    from .core.rules import fallbacks as fallbacks
+    from .core.user_ops import (
+        bf16_function as bf16_function,
+        fp32_function as fp32_function,
+        promote_function as promote_function,
+        register as register,
+    )
+    from .errors import HmpError as HmpError, NonFiniteError as NonFiniteError, OpListError as OpListError, ViolationError as ViolationError
+    from .tools.benchmark.runner import benchmark as benchmark
+    from .tools.cast_weights import cast_weights as cast_weights
+    from .tools.compare.compare import compare as compare
+    from .tools.explain import Rule as Rule, explain as explain
+    from .tools.nonfinite.detect import detect_nonfinite as detect_nonfinite
+    from .tools.record.recorder import record as record
+    from .tools.record.report import Report as Report
+    from .tools.summary import summary as summary
+    from .tools.traces.capture import capture as capture
+    from .tools.traces.compare import compare_captures as compare_captures
+    from .tools.traces.trace import Capture as Capture
+    from .tools.tune import tune as tune
+    from .tools.unreachable import Unreachable as Unreachable, unreachable as unreachable
+    from .tools.verify import verify as verify
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
@@ -41,50 +53,6 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
         "expected a Python with a global interpreter lock (GIL), got a free-threaded one that runs without it, which hmp is not tested "
         "with; set PYTHON_GIL=1 in the environment, start python -X gil=1, or use a Python that is not free-threaded"
     )
-
-__all__ = [
-    "Capture",
-    "Handle",
-    "HmpError",
-    "NonFiniteError",
-    "OpListError",
-    "Policy",
-    "Report",
-    "Rule",
-    "Unreachable",
-    "ViolationError",
-    "apply",
-    "benchmark",
-    "bf16_function",
-    "capture",
-    "cast_weights",
-    "casts",
-    "casts_enabled",
-    "clear_cache",
-    "compare",
-    "compare_captures",
-    "convert",
-    "detect_nonfinite",
-    "disable_casts",
-    "enable_casts",
-    "explain",
-    "fallbacks",
-    "fp32_function",
-    "hmp",
-    "is_converted",
-    "memory_stats",
-    "policies",
-    "promote_function",
-    "record",
-    "register",
-    "remove",
-    "revert",
-    "set_low_kernels",
-    "summary",
-    "tune",
-    "unreachable",
-    "verify",
-]
 
 # Habana's scripts write `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` works in the same way
 hmp = sys.modules[__name__]
@@ -118,6 +86,8 @@ _NAMES = {
     ".tools.verify": "verify",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [*_MODULE_OF, "hmp"]
 
 
 def __getattr__(name: str) -> Any:

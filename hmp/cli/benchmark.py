@@ -60,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             device=options.device,
         )
-    except hmp.HmpError as error:
-        failed = isinstance(error, StepError) and not isinstance(error.__cause__, recipe.RecipeError)
-        if failed:
-            traceback.print_exception(error.__cause__, file=sys.stderr)
-        print(f"hmp benchmark: {error if failed else error.__cause__ if isinstance(error, StepError) else error}", file=sys.stderr)
-        return 1 if failed else 2
+    except StepError as error:
+        if isinstance(error.__cause__, recipe.RecipeError):
+            raise error.__cause__ from None  # wrong use
+        traceback.print_exception(error.__cause__, file=sys.stderr)
+        print(f"hmp benchmark: {error}", file=sys.stderr)
+        return 1
     give(options, result)
     return 1 if any(row.error is not None for row in result) else 0

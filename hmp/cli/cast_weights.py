@@ -84,24 +84,12 @@ def _made(text: str) -> tuple[torch.nn.Module, Any]:
 
 
 def _load(model: torch.nn.Module, file: str) -> None:
-    """Load the file into the model, tensor by tensor."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-    from tqdm import tqdm
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
 
-    found = model.state_dict()
     try:
-        with safe_open(file, "pt") as weights:
-            names = list(weights.keys())
-            unknown = [name for name in names if name not in found]
-            loaded = {found[name].data_ptr() for name in names if name in found}
-            missing = [name for name, tensor in found.items() if tensor.data_ptr() not in loaded]  # tied weights are saved once
-            if unknown or missing:
-                lacks = f"has no {missing[0]!r}" if missing else f"has {unknown[0]!r}, which the model lacks"
-                numbers = f"{len(missing)} missing, {len(unknown)} unknown"
-                raise hmp.HmpError(f"{file}: expected the weights of this model, but the file {lacks} ({numbers}); give another --model")
-            with torch.no_grad():
-                for name in tqdm(names, f"loading {file}", leave=False, disable=None):  # None: if stderr isn't a terminal
-                    found[name].copy_(weights.get_tensor(name))
+        load_model(model, file)
     except (FileNotFoundError, SafetensorError) as error:
         raise hmp.HmpError(f"{file}: expected a safetensors file: {error}") from None
+    except RuntimeError as error:  # torch's and safetensors' words for missing, unknown and misshapen weights
+        raise hmp.HmpError(f"{file}: expected the weights of this model; give another --model: {' '.join(str(error).split())}") from None

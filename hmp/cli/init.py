@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from ..errors import HmpError
 from .parser import Parser
 
 
@@ -30,11 +30,9 @@ def run(options: argparse.Namespace) -> int:
         with Path(file).open("x", encoding="utf-8") as stream:
             stream.write(recipe.replace("recipe.py", Path(file).name))
     except FileExistsError:
-        print(f"hmp init: {file}: the file exists; give another name, such as hmp init other.py", file=sys.stderr)
-        return 2
+        raise HmpError(f"{file}: the file exists; give another name, such as hmp init other.py") from None
     except OSError as error:
-        print(f"hmp init: {file}: cannot be written ({error.strerror or error}); give a file in a folder that exists", file=sys.stderr)
-        return 2
+        raise HmpError(f"{file}: cannot be written ({error.strerror or error}); give a file in a folder that exists") from None
     print(f"{file}: a recipe. It runs as it is; put your own code below each comment CHANGE. Then:")
     for command, what in (
         ("benchmark", "time, memory and loss, in several precisions"),

@@ -46,15 +46,10 @@ def check_folder(file: str | Path | None, option: str) -> None:
         raise hmp.HmpError(f"{option}{file}: it may not be written; give a file in a folder that can be written to")
 
 
-def lacking_for_a_page() -> str:
-    """Return what a page needs and is not installed, or too old; "" for nothing."""
-    return lacking("report")
-
-
 def check_page(file: str | None) -> None:
     """Raise HmpError where the page that --html asks for could not be made: better now than when the work is done."""
     check_folder(file, "--html ")
-    if file is not None and (lacks := lacking_for_a_page()):
+    if file is not None and (lacks := lacking("report")):
         raise hmp.HmpError(f"--html needs {lacks}: {to_install('report')}")
 
 

@@ -12,12 +12,10 @@ import io
 import json
 import os
 import runpy
-import subprocess
 import sys
-import traceback
 import types
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,32 +118,14 @@ def run(options: argparse.Namespace) -> int:
     except SystemExit as end:
         say_what_matched_nothing(called)
         if end.code in (None, 0, _WRONG_USE):
-            say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
+            say_where_nothing_was_cast(options, script)
         raise
-    except BaseException as error:
-        is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
-        _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
+    except BaseException:
+        _show_from_script_on()
         raise  # python itself prints it, and ends as it does after it
     say_what_matched_nothing(called)
-    say_where_nothing_was_cast(options, script, arguments)
+    say_where_nothing_was_cast(options, script)
     return 0
-
-
-_WITH_HABANA = (
-    "hmp run: the script needs Habana's software, which is not installed; to run it on this machine's own device use: "
-    "hmp run --habana --device-map hpu=auto"
-)
-
-
-def _lacks_habanas(error: BaseException) -> bool:
-    """Return True if it says that a package of Habana's, or one for its devices, is not installed."""
-    if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return False
-    if error.name == "optimum":  # one package for many devices: the statement says which
-        last = traceback.extract_tb(error.__traceback__)[-1].line
-        return "optimum.habana" in (last or "")
-    root = error.name.partition(".")[0]
-    return root in ("habana_frameworks", "habana_dataloader", "lightning_habana") or error.name.startswith("optimum.habana")
 
 
 def pass_on(options: argparse.Namespace) -> None:
@@ -175,9 +155,9 @@ def _check(script: str, is_module: bool) -> None:
         if not os.path.exists(script):
             raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
         return
-    with _path(os.getcwd()):
-        if importlib.util.find_spec(script.partition(".")[0]) is None:
-            raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
+    root = script.partition(".")[0]
+    if importlib.util.find_spec(root) is None and importlib.machinery.PathFinder.find_spec(root, [os.getcwd()]) is None:
+        raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
 
 
 def prepare(options: argparse.Namespace) -> Any:
@@ -322,8 +302,8 @@ _LAST = (_run_module.__code__, _run_file.__code__)
 _formerly: list[types.ModuleType] = []
 
 
-def _show_from_script_on(then: str) -> None:
-    """Have the traceback that python is about to print begin at the script; a hook that the script has set prints it. `then` follows."""
+def _show_from_script_on() -> None:
+    """Have the traceback that python is about to print begin at the script; a hook that the script has set prints it."""
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> Any:
@@ -331,10 +311,7 @@ def _show_from_script_on(then: str) -> None:
         while found is not None and found.tb_frame.f_code not in _LAST:
             found = found.tb_next
         trace = found.tb_next if found is not None else trace
-        result = hook(kind, error.with_traceback(trace), trace)
-        if then:
-            print(then, file=sys.stderr)
-        return result
+        return hook(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = show
 
@@ -349,19 +326,9 @@ def _set_path(first: str) -> None:
         sys.path.append(home)
 
 
-@contextlib.contextmanager
-def _path(first: str) -> Iterator[None]:
-    before = list(sys.path)
-    _set_path(first)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
 _LAUNCHERS = tuple(
     f"{home}.strategies.launchers.subprocess_script"
-    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite", "pytorch_lightning")
+    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite")
 )
 
 
@@ -379,13 +346,16 @@ def _pass_on_to_lightning(values: dict[str, Any]) -> None:
 
     for name in _LAUNCHERS:
         after_import(name, functools.partial(_replace, under_hmp))
+    after_import("pytorch_lightning.strategies.launchers.subprocess_script", _refuse_old)
+
+
+def _refuse_old(launcher: types.ModuleType) -> None:
+    """Raise HmpError for releases before 1.8, whose processes would run without hmp."""
+    if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from one of _LAUNCHERS, with hmp's command
+        raise hmp.HmpError("hmp run expected pytorch_lightning 1.8 or later, got an older release; upgrade it, or call hmp.convert()")
 
 
 def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.ModuleType) -> None:
-    if launcher.__name__.startswith("pytorch_lightning."):
-        if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from the others, with hmp's command
-            vars(launcher)["subprocess"] = types.SimpleNamespace(Popen=functools.partial(_start, under_hmp))
-        return
     basic: Callable[..., list[str]] = launcher._basic_subprocess_cmd
     hydra: Callable[..., tuple[list[str], Any]] = launcher._hydra_subprocess_cmd
 
@@ -400,11 +370,6 @@ def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.Module
 
     # Lightning's Trainer takes them from here by name when it is imported, which is after this
     vars(launcher).update(_basic_subprocess_cmd=basic_command, _hydra_subprocess_cmd=hydra_command)
-
-
-def _start(under_hmp: Callable[[list[str]], list[str]], command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
-    """Popen for Lightning 1.6 and 1.7, which write the command and start it in one function."""
-    return subprocess.Popen(under_hmp(command), **kwargs)
 
 
 STEPS = 3
@@ -472,37 +437,15 @@ def say_what_matched_nothing(called: Any) -> None:
         print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
 
 
-def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:
-    """Print a line on stderr if torch was imported and hmp cast nothing.
-
-    For an option of hmp's name after the script, perhaps meant for hmp, and of which the script may have said that it does not know it; and
-    where nobody, neither options nor script, asked for anything.
-    """
-    is_in_use = "hmp.core.convert" in sys.modules
-    if "torch" not in sys.modules:
+def say_where_nothing_was_cast(options: argparse.Namespace, script: str) -> None:
+    """Print a line on stderr if torch was imported and nobody, neither options nor script, asked hmp to cast."""
+    if "torch" not in sys.modules or "hmp.core.convert" in sys.modules or options.capture is not None:
         return
-    from ..core.log import should_log  # here, as what is next: it imports torch
+    from ..core.log import should_log  # here: it imports torch
 
-    if is_in_use:
-        from ..core.tables import any_policy_used
-
-        if any_policy_used():
-            return
-
-    target = f"-m {script}" if options.is_module else script
-    known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
-    behind = [name for name in dict.fromkeys(each.partition("=")[0] for each in arguments) if name in known]
-    if behind:
-        told = (
-            f"hmp cast nothing in this process: {', '.join(behind)} came after {script}, so the script got it; "
-            f"put options for hmp first: hmp run {behind[0]} ... {target}"
-        )
-    elif not is_in_use and not is_wrong_use and options.capture is None:
-        told = (
-            f"hmp cast nothing: no policy was given, and {script} does not use hmp; "
-            f"to cast with torch.autocast's lists use: hmp run --policy autocast {target}"
-        )
-    else:
-        return
     if should_log():
-        print(f"hmp run: {told}", file=sys.stderr)
+        print(
+            f"hmp run: hmp cast nothing: no policy was given before {script}, and it does not use hmp; to cast with torch.autocast's lists "
+            f"use: hmp run --policy autocast {'-m ' if options.is_module else ''}{script}",
+            file=sys.stderr,
+        )

@@ -11,7 +11,8 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from .output import check_page, lacking_for_a_page
+from ..tools.extras import lacking
+from .output import check_page
 from .parser import Parser
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
@@ -162,7 +163,7 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and (lacks := lacking_for_a_page()):
+    if html is None and (lacks := lacking("report")):
         print(f"no HTML page was written: it needs {lacks}: {to_install('report')}")
         return
     print(f"page with all trials: {result.to_html(folder / 'tune.html' if html is None else html)}")

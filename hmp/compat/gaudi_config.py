@@ -13,7 +13,6 @@ import hmp
 
 from .. import Handle, HmpError, Policy
 from ..core.policy.folders import read_gaudi_config
-from .habana.kernels import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 
 __all__ = ["Applied", "apply"]
@@ -59,7 +58,7 @@ def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> App
     Args:
         config: A gaudi_config.json, a folder with one, or its contents; `Policy.from_gaudi_config()` documents the keys.
             use_habana_mixed_precision or use_torch_autocast turn the casts on, use_fused_adam replaces torch.optim.AdamW by FusedAdamW,
-            and use_fused_clip_norm replaces torch.nn.utils.clip_grad_norm_ by FusedClipNorm.
+            and use_fused_clip_norm asks for what torch.nn.utils.clip_grad_norm_ does anyway.
         model: The model that is trained.
 
     Returns:
@@ -82,14 +81,8 @@ def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> App
     values: dict[str, Any] = dict.fromkeys(_FLAGS, False) | {**read_gaudi_config(config)[0]}
     casts = values["use_habana_mixed_precision"] or values["use_torch_autocast"]
     handle = hmp.convert(policy=policy, verbose=bool(values["hmp_is_verbose"]), model=model) if casts else None
-    clip_norm = _fused_clip if values["use_fused_clip_norm"] else torch.nn.utils.clip_grad_norm_
 
     def clip(parameters: torch.Tensor | Iterable[torch.Tensor] | None = None, max_norm: float = 1.0) -> torch.Tensor:
-        return clip_norm(model.parameters() if parameters is None else parameters, max_norm)
+        return torch.nn.utils.clip_grad_norm_(model.parameters() if parameters is None else parameters, max_norm)
 
     return Applied(FusedAdamW if values["use_fused_adam"] else torch.optim.AdamW, clip, handle, values)
-
-
-def _fused_clip(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    return FusedClipNorm(clipped, max_norm).clip_norm(clipped)

@@ -1,7 +1,7 @@
 """hmp in Lightning: a precision plugin for Trainer and Fabric, and a callback that logs the device's memory.
 
 Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks for its own
-classes, so the classes here inherit from those of every installed package. They support Trainer from 1.6 and Fabric from 2.0.
+classes, so the classes here inherit from those of every installed package. They support releases from 2.1.
 """
 
 from __future__ import annotations
@@ -31,31 +31,24 @@ class _Package(NamedTuple):
     """The classes of one of the packages."""
 
     for_trainer: Any  # the mixed precision of its Trainer
-    for_fabric: Any  # that of its Fabric, before 2.0 the Trainer's
+    for_fabric: Any  # that of its Fabric
     LightningModule: Any
     Callback: Any
 
 
 def _package(name: str) -> _Package:
     pytorch: Any = importlib.import_module(name)
-    trainers: Any = importlib.import_module(f"{name}.plugins.precision")
-    if release(name) < (2, 0):
-        amp = trainers.MixedPrecisionPlugin if release(name) == (1, 9) else trainers.NativeMixedPrecisionPlugin
-        return _Package(amp, amp, pytorch.LightningModule, pytorch.Callback)
     fabric = "lightning.fabric" if name == "lightning.pytorch" else "lightning_fabric"
-    fabrics: Any = importlib.import_module(f"{fabric}.plugins.precision")
-    amp = trainers.MixedPrecisionPlugin if release(name) == (2, 0) else trainers.MixedPrecision
-    return _Package(amp, fabrics.MixedPrecision, pytorch.LightningModule, pytorch.Callback)
+    trainers, fabrics = (importlib.import_module(f"{each}.plugins.precision") for each in (name, fabric))
+    return _Package(trainers.MixedPrecision, fabrics.MixedPrecision, pytorch.LightningModule, pytorch.Callback)
 
 
 def _packages() -> list[_Package]:
     """Return the packages to inherit from: both if they have the same release, else the imported or the first one."""
-    chosen = preferred(_WHO)
-    return [_package(name) for name in installed(_WHO) if release(name) == release(chosen)]
+    found = installed("hmp.compat.lightning", (2, 1))
+    return [_package(name) for name in found if release(name) == release(preferred(found))]
 
 
-_WHO = "hmp.compat.lightning"
-_IS_OLD = release(preferred(_WHO)) < (2, 0)
 _PACKAGES = _packages()
 _PLUGINS = tuple(dict.fromkeys(plugin for package in _PACKAGES for plugin in (package.for_trainer, package.for_fabric)))
 _Plugins: Any = type("_Plugins", _PLUGINS, {})
@@ -115,8 +108,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         device = "cpu" if accelerator is None else accelerator.type
         if self.policy.dtype is torch.float16 and scaler is None:
             scaler = torch.amp.GradScaler(device)
-        is_half = self.policy.dtype is torch.float16
-        precision: str | int = ("16-mixed" if is_half else "bf16-mixed") if not _IS_OLD else (16 if is_half else "bf16")
+        precision = "16-mixed" if self.policy.dtype is torch.float16 else "bf16-mixed"
         for plugin in _PLUGINS:
             plugin.__init__(self, precision, device, scaler)
 
@@ -175,8 +167,6 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         """Return the arguments, and store the LightningModule until `teardown`."""
         modules = tuple(package.LightningModule for package in _PACKAGES)
         self._module = next((module for module in model.modules() if isinstance(module, modules)), None)
-        if self._module is not None and self._scoped is None:
-            self.convert_module(self._module)  # releases before 2.1 do not call it
         return model, optimizers, lr_schedulers
 
     def teardown(self) -> None:
@@ -184,7 +174,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         self._module = self._scoped = None
 
     # The following methods call the code of the package that the model comes from: lightning would not clip the gradients of a model of
-    # pytorch_lightning. 1.6 and 1.7 pass the model first, later releases the loss or the optimizer.
+    # pytorch_lightning.
 
     def pre_backward(self, *given: Any) -> Any:
         """Scale the loss if the low-precision dtype is float16, and call the Trainer's hooks."""

@@ -12,15 +12,17 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SHIM = "hmp's replacement for lightning_habana"  # who needs a package, in an error
 
 
-def installed(who: str) -> list[str]:
+def installed(who: str, oldest: tuple[int, int] = (1, 8)) -> list[str]:
     """Return the installed packages. Raise ImportError, which says that `who` needs one, if none is installed or all are too old."""
     found = [package for package in PACKAGES if importlib.util.find_spec(_distribution(package)) is not None]
     if not found:
         raise ModuleNotFoundError(f"{who} expected lightning or pytorch_lightning, got neither; {to_install('lightning')}")
-    fitting = [package for package in found if release(package) >= (1, 6)]
+    fitting = [package for package in found if release(package) >= oldest]
     if not fitting:
         there = " and ".join(f"{_distribution(package)} {importlib.metadata.version(_distribution(package))}" for package in found)
-        raise ImportError(f"{who} expected lightning or pytorch_lightning 1.6 or later, got {there}; {to_install('lightning')}")
+        raise ImportError(
+            f"{who} expected lightning or pytorch_lightning {'.'.join(map(str, oldest))} or later, got {there}; {to_install('lightning')}"
+        )
     return fitting
 
 
@@ -37,12 +39,11 @@ def has_gaudi(package: str) -> bool:
 
 def without_gaudi() -> list[str]:
     """Return the installed packages that support "hpu" with lightning_habana only."""
-    return [package for package in installed(SHIM) if not has_gaudi(package)]
+    return installed(SHIM, (2, 1))
 
 
-def preferred(who: str) -> str:
-    """Return the package that the program has imported; if it has imported both or neither, the first that is installed."""
-    found = installed(who)
+def preferred(found: list[str]) -> str:
+    """Return the one of the packages that the program has imported; if it has imported both or neither, the first."""
     imported = [package for package in found if package in sys.modules]
     return imported[0] if imported else found[0]
 

@@ -23,8 +23,8 @@ from ..tools.record.recorder import record
 from ..tools.record.rows import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
-    from transformers import __version__ as transformers_version
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 __all__ = ["HMPCallback"]
@@ -32,12 +32,7 @@ __all__ = ["HMPCallback"]
 POLICY_FILE = "hmp_policy.json"
 
 
-# Checkpoints keep callbacks that inherit from it, from transformers 4.41 on.
-_KEEPS_CALLBACKS = hasattr(trainer_callback, "ExportableState")
-_ExportableState: Any = trainer_callback.ExportableState if _KEEPS_CALLBACKS else object
-
-
-class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
+class HMPCallback(TrainerCallback, ExportableState):
     """Casts inside the model of a Trainer: `Trainer(..., callbacks=[HMPCallback("habana")])`.
 
     Every call of the model, in training, evaluation and prediction, runs under the policy and returns its floating-point tensors in
@@ -45,7 +40,6 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
     or fp16=True. It stays on the model after the Trainer, until `detach()`.
 
     Checkpoints contain the policy in trainer_state.json, and readable in hmp_policy.json; resuming under another policy logs a warning.
-    Before transformers 4.41 only hmp_policy.json has it, and the warning asks to compare.
 
     Args:
         policy: A policy, a preset's name, a folder of lists, or the result of `Policy.to_dict()`.
@@ -130,12 +124,6 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         model = kwargs["model"]
         if model is not self._model:
             self.attach(model)
-        if state.global_step > 0 and not _KEEPS_CALLBACKS:
-            log.warning(
-                "this run resumes under policy %r (%s); transformers %s stores no policy in the checkpoint's state (4.41 and later do): "
-                "compare it with the policy in the checkpoint's %s",
-                self.policy.name, self.policy.fingerprint, transformers_version, POLICY_FILE,
-            )  # fmt: skip
         before = _policy_in(state)
         if before is not None and before != self.policy:
             log.warning(
@@ -183,7 +171,7 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
 
 def _policy_in(state: TrainerState) -> Policy | None:
     """Return the policy in the state of a run, or None."""
-    callbacks: Any = getattr(state, "stateful_callbacks", None)
+    callbacks: Any = state.stateful_callbacks
     kept = (callbacks or {}).get(HMPCallback.__name__)
     if isinstance(kept, list):
         kept = kept[-1]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ..core.casting import Tensor, cast, dtype_name, has_float32_gradient
-from ..core.torch_private import TORCH, is_any_autocast_enabled, is_autocast_available
+from ..core.rules.products import outside_autocast
+from ..core.torch_private import TORCH
 from ..errors import HmpError
 
 # torch's own, taken before anything is patched
@@ -77,12 +78,8 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """Return the float32 product of two low-precision matrices or batches; torch.autocast, where it is on, would take its own dtype."""
-    device = left.device.type
-    if is_any_autocast_enabled() and is_autocast_available(device):
-        with torch.autocast(device, enabled=False):
-            return _multiplied(left, right)
-    return _multiplied(left, right)
+    """Return the float32 product of two low-precision matrices or batches."""
+    return outside_autocast(left.device, _multiplied, left, right)
 
 
 def _multiplied(left: Tensor, right: Tensor) -> Tensor:

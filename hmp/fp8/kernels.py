@@ -8,7 +8,8 @@ import torch
 
 from ..core.casting import Tensor, cast
 from ..core.low_kernels import computed_in_float32
-from ..core.torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
+from ..core.rules.products import outside_autocast
+from ..core.torch_private import TORCH, scaled_mm
 from ..errors import HmpError
 from . import fused_kernels
 from .quantization import Quantised, Recipe, values
@@ -66,13 +67,9 @@ def matmul_as_given(left: Tensor, right: Tensor) -> Tensor:
 
     On a CPU without instructions for the dtype computed in float32 and rounded.
     """
-    device = left.device.type
-    if device == "cpu" and left.dtype in computed_in_float32():
+    if left.device.type == "cpu" and left.dtype in computed_in_float32():
         return cast(matmul_as_given(cast(left, torch.float32), cast(right, torch.float32)), left.dtype)
-    if is_any_autocast_enabled() and is_autocast_available(device):
-        with torch.autocast(device, enabled=False):
-            return _matmul(left, right)
-    return _matmul(left, right)
+    return outside_autocast(left.device, _matmul, left, right)
 
 
 def _matrix(batch: Quantised, i: int) -> Quantised:

@@ -78,24 +78,6 @@ def merged(rows: Iterable[Fp8Row]) -> list[Fp8Row]:
     return group_rows(rows, ("op", "module", "role"), {"tensors": sum, "amax": max, "least_scale": min, "greatest_scale": max, **means})
 
 
-class Fp8Part:
-    """The part of a report on products in FP8."""
-
-    name, row = "fp8", Fp8Row
-
-    def recording(self) -> Fp8Recording:
-        """Return what records it."""
-        return Fp8Recording()
-
-    def merged(self, rows: Iterable[Fp8Row]) -> list[Fp8Row]:
-        """Return the rows with those of one op, module and role as one."""
-        return merged(rows)
-
-    def section(self, report: Any) -> Section | None:
-        """Return its section of the page."""
-        return _section(report)
-
-
 def _section(report: Any) -> Section | None:
     found: list[Fp8Row] = report.fp8
     if not found:
@@ -119,3 +101,13 @@ def _section(report: Any) -> Section | None:
     note = left_out(shown, len(found), "rows, with most flushed", "`report.fp8`")
     table = Table(columns, rows, label="FP8 quantisation, by op, module and role", note=note, where="report.fp8 holds them")
     return Section("fp8", "In FP8", "Quantisation of the operands of FP8 matrix multiplications", [Text(told, is_soft=True), table])
+
+
+class Fp8Part:
+    """The part of a report on products in FP8."""
+
+    name, row = "fp8", Fp8Row
+
+    recording = Fp8Recording
+    merged = staticmethod(merged)
+    section = staticmethod(_section)

@@ -117,11 +117,6 @@ class Packing(NamedTuple):
     signs: bool
     by_memory: bool
 
-    @property
-    def takes_numbers(self) -> bool:
-        """Return True if backward takes the numbers themselves."""
-        return not self.form.is_bits
-
 
 NOISE_INSIDE = Packing(NOISE, True, False)
 
@@ -141,7 +136,7 @@ def for_all(ways: Iterable[Packing]) -> tuple[Format, bool]:
     """Return the format for memory that several ops keep, and whether signs must come back exactly."""
     ways = list(ways)
     signs = any(way.signs for way in ways)
-    forms = {way.form for way in ways if way.takes_numbers}
+    forms = {way.form for way in ways if not way.form.is_bits}
     if not forms:
         bits = {way.form for way in ways}
         return (bits.pop() if len(bits) == 1 else FP8 if NOISE in bits else SIGN), True

@@ -38,7 +38,7 @@ class PackingRow:
 class PackingRecording(Recording):
     """Adds up the reports of packed tensors, from any thread. `bounded` gives the name for a module's path."""
 
-    def __init__(self, bounded: Callable[[str], str]) -> None:
+    def __init__(self, bounded: Callable[[str], str] = str) -> None:
         self._bounded = bounded
         self._lock = locks.RLock()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # tensors, bytes, those left, two sums of squares, seconds
@@ -73,24 +73,6 @@ def merged(rows: Iterable[PackingRow]) -> list[PackingRow]:
     return group_rows(rows, ("op", "module"), {**dict.fromkeys(("tensors", "nbytes", "left", "seconds"), sum), "error": "nbytes"})
 
 
-class PackingPart:
-    """The part of a report on packed activations."""
-
-    name, row = "kept", PackingRow
-
-    def recording(self, bounded: Callable[[str], str] = str) -> PackingRecording:
-        """Return what records it."""
-        return PackingRecording(bounded)
-
-    def merged(self, rows: Iterable[PackingRow]) -> list[PackingRow]:
-        """Return the rows with those of one op and module as one."""
-        return merged(rows)
-
-    def section(self, report: Any) -> Section | None:
-        """Return its section of the page."""
-        return _section(report)
-
-
 def _section(report: Any) -> Section | None:
     found = sorted(merged(report.kept), key=lambda row: -row.nbytes)
     if not found:
@@ -108,3 +90,13 @@ def _section(report: Any) -> Section | None:
     columns = ("op", "module", ">tensors", ">bytes", ">packed", ">error", ">in packing")
     table = Table(columns, rows, label="Packed activations, by op and module", where="report.kept holds them")
     return Section("kept", "Packed", "Packed activations", [Text(told, is_soft=True), table])
+
+
+class PackingPart:
+    """The part of a report on packed activations."""
+
+    name, row = "kept", PackingRow
+
+    recording = PackingRecording
+    merged = staticmethod(merged)
+    section = staticmethod(_section)

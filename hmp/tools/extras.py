@@ -14,9 +14,9 @@ EXTRAS = {
     "report": {"jinja2": "3.1", "matplotlib": "3.8"},
     "demo": {"sklearn": "1.3", "numpy": ""},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
-    "weights": {"safetensors": "0.4.5", "tqdm": "4.64"},
+    "weights": {"safetensors": "0.4.5"},
     "lightning": {"lightning": "1.8"},
-    "transformers": {"transformers": "4.25.1", "accelerate": "0.15"},
+    "transformers": {"transformers": "4.57", "accelerate": "0.26"},
 }
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where it is not the name of the import
 

@@ -60,7 +60,7 @@ def is_in_torch(op: str) -> bool:
         return False
 
 
-IN_FORCE = [op for wide in int32.active_rows() for op in wide.ops if is_in_torch(op)]
+IN_FORCE = [op for wide in int32.active_rows() for op in wide.ops.split() if is_in_torch(op)]
 POLICIES = [None, "habana", "habana-o2"]
 INDEX = torch.tensor([2, 0, 3, 1])
 

@@ -45,7 +45,7 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
     with pytest.raises(ImportError) as error:
         installed("hmp.compat.lightning")
     assert str(error.value) == (
-        "hmp.compat.lightning expected lightning or pytorch_lightning 1.6 or later, got pytorch_lightning 1.5.10; "
+        "hmp.compat.lightning expected lightning or pytorch_lightning 1.8 or later, got pytorch_lightning 1.5.10; "
         + to_install("lightning")
     )
 
@@ -53,6 +53,6 @@ def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path:
 def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.MonkeyPatch):
     for home in HOMES:
         monkeypatch.delitem(sys.modules, home, raising=False)
-    assert preferred("a test") == "lightning.pytorch"
+    assert preferred(installed("a test")) == "lightning.pytorch"
     monkeypatch.setitem(sys.modules, "pytorch_lightning", sys)
-    assert preferred("a test") == "pytorch_lightning"
+    assert preferred(installed("a test")) == "pytorch_lightning"

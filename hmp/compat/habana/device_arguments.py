@@ -163,23 +163,16 @@ def _on(source: str, device: Any) -> torch.device:
 
 
 def _mapping_type(original: type[torch.Generator]) -> type:
-    """Return a type that makes instances of `original` on the mapped device; isinstance() takes them for its own."""
+    """Return a type that makes generators on the mapped device; isinstance() takes torch's own for its own."""
 
     class MappingType(type(original)):  # type: ignore[misc]  # some releases of torch give Generator a metaclass
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is not Generator:
-                return super().__call__(*args, **kwargs)
-            return make(*args, **kwargs)
-
         def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original) if cls is Generator else super().__instancecheck__(instance)
+            return isinstance(instance, original)
 
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original) if cls is Generator else super().__subclasscheck__(subclass)
+    def make(cls: type, device: Any = "cpu") -> torch.Generator:
+        return original(mapped(device))
 
-    make = _mapping(original, 0)
-    Generator = MappingType("Generator", (original,), {"__doc__": original.__doc__, "__module__": original.__module__})
-    return Generator
+    return MappingType("Generator", (original,), {"__doc__": original.__doc__, "__module__": original.__module__, "__new__": make})
 
 
 def _autocast(original: _Function) -> _Function:
@@ -225,9 +218,4 @@ def _install_loading(replaced: AttributeReplacements) -> None:
 
     serialization.register_package(0, lambda storage: None, restore)
     (entry,) = [each for each in registry if each not in before]
-    replaced.on_undo(functools.partial(_remove, registry, entry))
-
-
-def _remove(registry: list[Any], entry: Any) -> None:
-    if entry in registry:
-        registry.remove(entry)
+    replaced.on_undo(lambda: registry.remove(entry))

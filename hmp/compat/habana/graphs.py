@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from ... import HmpError
@@ -118,8 +119,9 @@ class HPUGraph:
         return capture
 
 
-class graph:
-    """A context that captures a step: `with torch.hpu.graph(g): ...`. After an exception nothing is captured.
+@contextlib.contextmanager
+def graph(hpu_graph: HPUGraph, stream: Any = None, **options: Any) -> Iterator[None]:
+    """Capture a step: `with torch.hpu.graph(g): ...`. After an exception nothing is captured.
 
     Args:
         hpu_graph: The graph to capture into.
@@ -136,21 +138,11 @@ class graph:
         >>> y
         tensor([4., 4.])
     """
-
-    def __init__(self, hpu_graph: HPUGraph, stream: Any = None, **options: Any) -> None:
-        self._graph = hpu_graph
-        self._stream = contextlib.nullcontext() if stream is None else streams.stream(stream)
-        self._options = options
-
-    def __enter__(self) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._stream)
-            self._graph.capture_begin(dry_run=bool(self._options.get("dry_run")))
-            self._open = stack.pop_all()
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        with self._open:
-            if kind is None:
-                self._graph.capture_end()
-            else:
-                self._graph._abandon()
+    with contextlib.nullcontext() if stream is None else streams.stream(stream):
+        hpu_graph.capture_begin(dry_run=bool(options.get("dry_run")))
+        try:
+            yield
+        except BaseException:
+            hpu_graph._abandon()
+            raise
+        hpu_graph.capture_end()

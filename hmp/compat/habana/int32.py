@@ -23,30 +23,26 @@ from .replacements import AttributeReplacements
 class Wide(NamedTuple):
     """An argument of some ops that torch takes in int64: its name and its position, None for keyword-only."""
 
-    ops: tuple[str, ...]
+    ops: str
     name: str
     position: int | None
 
 
-def _wide(ops: str, name: str, position: int | None) -> Wide:
-    return Wide(tuple(ops.split()), name, position)
-
-
 # What the newest release of torch that hmp is tested with refuses in int32.
 WIDE = (
-    _wide("cross_entropy_loss nll_loss nll_loss2d nll_loss_nd multi_margin_loss multilabel_margin_loss", "target", 1),
-    _wide("linear_cross_entropy", "target", 2),
-    _wide("one_hot", "input", 0),
-    _wide("max_unpool2d max_unpool3d", "indices", 1),
-    _wide("put put_ take", "index", 1),
-    _wide("take_along_dim", "indices", 1),
-    _wide("tensor_split", "tensor_indices_or_sections", 1),
+    Wide("cross_entropy_loss nll_loss nll_loss2d nll_loss_nd multi_margin_loss multilabel_margin_loss", "target", 1),
+    Wide("linear_cross_entropy", "target", 2),
+    Wide("one_hot", "input", 0),
+    Wide("max_unpool2d max_unpool3d", "indices", 1),
+    Wide("put put_ take", "index", 1),
+    Wide("take_along_dim", "indices", 1),
+    Wide("tensor_split", "tensor_indices_or_sections", 1),
     # index_reduce in its backward, index_select for a sparse tensor
-    _wide("index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ index_select", "index", 2),
-    _wide("searchsorted", "sorter", None),
+    Wide("index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ index_select", "index", 2),
+    Wide("searchsorted", "sorter", None),
 )
 # What older releases refuse besides: 2.7 does, 2.9 does not.
-ONCE_WIDE = (_wide("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_", "index", 2),)
+ONCE_WIDE = (Wide("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_", "index", 2),)
 
 
 def active_rows() -> tuple[Wide, ...]:
@@ -62,7 +58,7 @@ def install(replaced: AttributeReplacements) -> None:
     """Accept int32 until `replaced.undo()`."""
     replaced.on_undo(_forget_compiled)  # first, so that it is undone last
     for wide in active_rows():
-        for op in wide.ops:
+        for op in wide.ops.split():
             # a function of torch.nn.functional calls a builtin, but linear_cross_entropy checks the dtype itself
             sites = sites_of(op)
             for site in [site for site in sites if not site.python] or sites:

@@ -123,17 +123,6 @@ class FusedSGD(_OnFusedKernels, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | torch.Tensor,
-        momentum: float = 0,
-        dampening: float = 0,
-        weight_decay: float = 0,
-        nesterov: bool = False,
-    ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
-
 
 class FusedAdagrad(_OnFusedKernels, torch.optim.Adagrad):
     """torch.optim.Adagrad, on the CPU on torch's fused kernel and elsewhere on foreach kernels.
@@ -154,17 +143,6 @@ class FusedAdagrad(_OnFusedKernels, torch.optim.Adagrad):
     """
 
     fused_on = frozenset({"cpu"})
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | torch.Tensor = 1e-2,
-        lr_decay: float = 0,
-        weight_decay: float = 0,
-        initial_accumulator_value: float = 0,
-        eps: float = 1e-10,
-    ) -> None:
-        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
 
 
 class FusedResourceApplyMomentum(torch.optim.SGD):
@@ -311,78 +289,29 @@ _SHARED = ("defaults", "state", "param_groups")
 
 
 def _shared(name: str) -> Any:
-    def read(self: OptimizerWrapper) -> Any:
+    def read(self: FusedLars) -> Any:
         return getattr(self.optim, name)
 
-    def write(self: OptimizerWrapper, value: Any) -> None:
+    def write(self: FusedLars, value: Any) -> None:
         setattr(self.optim, name, value)
 
     return property(read, write, doc="The wrapped optimizer's.")
 
 
 def _registering(name: str) -> Any:
-    def register(self: OptimizerWrapper, hook: Callable[..., Any], prepend: bool = False) -> Any:
+    def register(self: FusedLars, hook: Callable[..., Any], prepend: bool = False) -> Any:
         return getattr(self.optim, name)(lambda _, *rest: hook(self, *rest), prepend)
 
     register.__doc__ = "Register the hook with the wrapped optimizer. It is called with the wrapper."
     return register
 
 
-class OptimizerWrapper(torch.optim.Optimizer):
-    """An optimizer around another: state, groups and defaults are those of `optim`.
-
-    A subclass defines `step`, with hooks of its own, and adds its attributes to `__getstate__` for copies and pickles. Other attributes of
-    `optim` that torch asks an optimizer for (does `step` unscale gradients?) are not forwarded, because `step` may do otherwise.
-    """
-
-    optim: torch.optim.Optimizer
-    defaults = _shared("defaults")
-    state = _shared("state")
-    param_groups = _shared("param_groups")
-    register_state_dict_pre_hook = _registering("register_state_dict_pre_hook")
-    register_state_dict_post_hook = _registering("register_state_dict_post_hook")
-    register_load_state_dict_pre_hook = _registering("register_load_state_dict_pre_hook")
-    register_load_state_dict_post_hook = _registering("register_load_state_dict_post_hook")
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.__setstate__({"optim": optimizer})  # what torch's constructor sets, without groups of its own
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _SHARED}, "optim": self.optim}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
-        shared = {name: value for name, value in state.items() if name in _SHARED}
-        if shared:
-            self.optim.__setstate__(shared)
-
-    def __copy__(self) -> OptimizerWrapper:
-        copied = type(self).__new__(type(self))
-        copied.__setstate__({**self.__getstate__(), "optim": copy.copy(self.optim)})
-        return copied
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
-        return self.optim.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state into the wrapped optimizer."""
-        self.optim.load_state_dict(state_dict)
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Call the wrapped optimizer's, which has defaults of its own."""
-        self.optim.zero_grad(*args, **kwargs)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the group to the wrapped optimizer."""
-        self.optim.add_param_group(param_group)
-
-
-class FusedLars(OptimizerWrapper):
+class FusedLars(torch.optim.Optimizer):
     """LARS: another optimizer steps with gradients scaled to `eeta` times the norm of their parameter.
 
     A gradient becomes `(grad + weight_decay * param) * eeta * |param| / (|grad| + weight_decay * |param| + eps)`, or stays as it is where
-    a norm is 0. State, groups and learning rates are those of `optimizer`.
+    a norm is 0. State, groups and learning rates are those of `optimizer`. Attributes of it that torch asks an optimizer for (does `step`
+    unscale gradients?) are not forwarded, because this `step` does otherwise.
 
     Args:
         optimizer: The optimizer that makes the step.
@@ -402,19 +331,51 @@ class FusedLars(OptimizerWrapper):
         >>> optimizer.step()
     """
 
+    optim: torch.optim.Optimizer
+    defaults = _shared("defaults")
+    state = _shared("state")
+    param_groups = _shared("param_groups")
+    register_state_dict_pre_hook = _registering("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _registering("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _registering("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _registering("register_load_state_dict_post_hook")
+
     def __init__(self, optimizer: torch.optim.Optimizer, skip_mask: Sequence[Any], eeta: float = 0.001, eps: float = 1e-8) -> None:
         _check("FusedLars", eeta=eeta, eps=eps)
-        super().__init__(optimizer)
+        self.__setstate__({"optim": optimizer})  # what torch's constructor sets, without groups of its own
         self.skip_mask = [bool(each) for each in skip_mask]
         self.eeta, self.eps = eeta, eps
         self._check_mask()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "eeta": self.eeta, "eps": self.eps, "skip_mask": self.skip_mask}
+        return {name: getattr(self, name) for name in (*_SHARED, "optim", "eeta", "eps", "skip_mask")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
+        shared = {name: value for name, value in state.items() if name in _SHARED}
+        if shared:
+            self.optim.__setstate__(shared)
+
+    def __copy__(self) -> FusedLars:
+        copied = type(self).__new__(type(self))
+        copied.__setstate__({**self.__getstate__(), "optim": copy.copy(self.optim)})
+        return copied
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state."""
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state into the wrapped optimizer."""
+        self.optim.load_state_dict(state_dict)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Call the wrapped optimizer's, which has defaults of its own."""
+        self.optim.zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the group to the wrapped optimizer; its parameters get LARS."""
-        super().add_param_group(param_group)
+        self.optim.add_param_group(param_group)
         self.skip_mask += [True] * len(self.param_groups[-1]["params"])
 
     def _check_mask(self) -> None:
@@ -446,15 +407,12 @@ class FusedLars(OptimizerWrapper):
         return loss
 
     def _scale(self, param: torch.Tensor, grad: torch.Tensor, decay: float) -> None:
-        of_param, of_grad = (torch.linalg.vector_norm(each, dtype=_norm_dtype(each)) for each in (param, grad))
+        dtype = torch.float64 if param.dtype is torch.float64 else torch.float32
+        of_param, of_grad = (torch.linalg.vector_norm(each, dtype=dtype) for each in (param, grad))
         ratio = self.eeta * of_param / (of_grad + decay * of_param + self.eps)
         has_norms = (of_param > 0) & (of_grad > 0)
         scaled = (grad.to(ratio) + decay * param.to(ratio)) * ratio
         grad.copy_(torch.where(has_norms, scaled, grad.to(ratio)))
-
-
-def _norm_dtype(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 class FusedEMA:

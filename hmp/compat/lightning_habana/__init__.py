@@ -1,7 +1,7 @@
 """Scripts of Lightning's guide to Gaudi run on any device: `lightning_habana` is importable, and Lightning's Trainer takes "hpu".
 
 The classes are thin ones over Lightning's own, of whichever of `lightning` and `pytorch_lightning` the script imports; neither is imported
-for it. Lightning 1.6 to 2.0 supports Gaudi itself: there its own classes run on hmp's `habana_frameworks`, with the patches that a later
+for it. Lightning 1.8 to 2.0 supports Gaudi itself: there its own classes run on hmp's `habana_frameworks`, with the patches that a later
 torch needs.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
-from ..lightning_packages import PACKAGES, SHIM, has_gaudi, preferred
+from ..lightning_packages import PACKAGES, SHIM, has_gaudi, installed, preferred
 from .trainer_patches import accept_hpu, patch_old_releases, register
 
 _ACCELERATOR = {"HPUAccelerator": __name__}
@@ -64,8 +64,8 @@ def _accept_hpu(replaced: AttributeReplacements, package: str, connector: types.
 
 @functools.cache
 def _sources() -> dict[str, Any]:
-    """Return each name of `lightning_habana` → the module that has it: hmp's, or one of Lightning 1.6 to 2.0, which has it itself."""
-    package = preferred(SHIM)  # before anything here imports the other package
+    """Return each name of `lightning_habana` → the module that has it: hmp's, or one of Lightning 1.8 to 2.0, which has it itself."""
+    package = preferred(installed(SHIM))  # before anything here imports the other package
     if not has_gaudi(package):
         return dict.fromkeys(_ALL, importlib.import_module(f"{__name__}.trainer_classes"))
     homes = {"accelerators": _ACCELERATOR, "plugins": _PRECISION, "strategies": _STRATEGIES}

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from ... import HmpError, Policy
 from ..habana import backends, hpu
 from ..habana.device_map import actual_device
 from ..lightning import HMPPrecision
-from ..lightning_packages import SHIM, preferred, without_gaudi
+from ..lightning_packages import preferred, without_gaudi
 
 _BASES = tuple(importlib.import_module(f"{package}.accelerators").Accelerator for package in without_gaudi())
 _Accelerators: Any = type("_Accelerators", _BASES, {})
@@ -130,14 +130,6 @@ class HPUPrecisionPlugin(HMPPrecision):
         return super().state_dict() if self._casts else {}
 
 
-class Strategies(NamedTuple):
-    """The strategies for the Trainer of one of Lightning's packages."""
-
-    SingleHPUStrategy: Any
-    HPUParallelStrategy: Any
-    HPUDDPStrategy: Any
-
-
 class _Parallel:
     """The mixin that turns DDPStrategy into that of "hpu"."""
 
@@ -167,8 +159,8 @@ class _Parallel:
 
 
 @functools.cache
-def strategies_of(package: str) -> Strategies:
-    """Return the strategies for the Trainer of that package."""
+def strategies_of(package: str) -> tuple[Any, Any, Any]:
+    """Return the strategies for the Trainer of that package: single, parallel, and parallel under its newer name."""
     theirs: Any = importlib.import_module(f"{package}.strategies")
 
     class SingleHPUStrategy(theirs.SingleDeviceStrategy):  # type: ignore[misc]
@@ -177,7 +169,6 @@ def strategies_of(package: str) -> Strategies:
         strategy_name = "hpu_single"
 
         def __init__(self, device: Any = "hpu", *args: Any, **kwargs: Any) -> None:
-            self._given = (device, *args), kwargs
             super().__init__(device, *args, **kwargs)
 
     class HPUParallelStrategy(_Parallel, theirs.DDPStrategy):  # type: ignore[misc]
@@ -185,30 +176,15 @@ def strategies_of(package: str) -> Strategies:
 
         strategy_name = "hpu_parallel"
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._given = args, kwargs
-            super().__init__(*args, **kwargs)
-
     class HPUDDPStrategy(HPUParallelStrategy):
         """HPUParallelStrategy under its newer name."""
 
         strategy_name = "hpu_ddp"
 
-    made = Strategies(SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy)
+    made = SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy
     for each in made:
         each.__qualname__, each.__module__ = each.__name__, __name__
     return made
 
 
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(SHIM))
-
-
-def taken_by(package: str, strategy: Any) -> Any:
-    """Return the strategy; one that was made for the other package's Trainer becomes one for the Trainer of this package."""
-    for other in without_gaudi():
-        if other != package and type(strategy) in strategies_of(other):
-            args, kwargs = strategy._given
-            strategy.__class__ = getattr(strategies_of(package), type(strategy).__name__)
-            vars(strategy).clear()
-            strategy.__init__(*args, **kwargs)
-    return strategy
+SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(without_gaudi()))

@@ -1,4 +1,4 @@
-"""Patches of Lightning: its Trainer takes "hpu", and the classes for Gaudi of releases 1.6 to 2.0 run with a later torch."""
+"""Patches of Lightning: its Trainer takes "hpu", and the classes for Gaudi of releases 1.8 to 2.0 run with a later torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ... import HmpError
 from ..habana import hpu
 from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
-from ..lightning_packages import PACKAGES, release
+from ..lightning_packages import PACKAGES
 
 _STRATEGIES = ("hpu_single", "hpu_parallel", "hpu_ddp")
 
@@ -68,10 +68,10 @@ def _package(module: types.ModuleType) -> str:
 
 def _translate(module: types.ModuleType, given: dict[str, Any]) -> None:
     """Set the accelerator, strategy and plugin in a Trainer's arguments, where "hpu" implies them."""
-    from .trainer_classes import HPUAccelerator, strategies_of, taken_by
+    from .trainer_classes import HPUAccelerator, strategies_of
 
     package = _package(module)
-    given["strategy"] = strategy = taken_by(package, given["strategy"])
+    strategy = given["strategy"]
     theirs = getattr(strategy, "_accelerator", None)
     # accelerator="auto" may choose "hpu" if no other argument is for another device
     is_for_it = strategy in ("auto", *_STRATEGIES) if isinstance(strategy, str) else isinstance(strategy, strategies_of(package))
@@ -101,19 +101,12 @@ def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
 
 
 def patch_old_releases(replaced: AttributeReplacements) -> None:
-    """Patch Lightning 1.6 to 2.0 as soon as a program has imported it, until `replaced.undo()`."""
+    """Patch Lightning 1.8 to 2.0 as soon as a program has imported it, until `replaced.undo()`."""
     for package in PACKAGES:
         replaced.on_undo(after_import(f"{package}.strategies.hpu_parallel", functools.partial(_patch_broadcast, replaced)))
-    replaced.on_undo(after_import("pytorch_lightning.accelerators.hpu", functools.partial(_patch_count, replaced)))
 
 
 def _patch_broadcast(replaced: AttributeReplacements, strategies: types.ModuleType) -> None:
     """Replace the copy of torch's function in 1.9 and 2.0, which calls private functions that have another argument now."""
     if hasattr(strategies, "_hpu_broadcast_object_list"):
         replaced.put(strategies, "_hpu_broadcast_object_list", torch.distributed.broadcast_object_list)
-
-
-def _patch_count(replaced: AttributeReplacements, accelerators: types.ModuleType) -> None:
-    """Replace the count of `devices="auto"` in 1.6, which is always eight."""
-    if release("pytorch_lightning") == (1, 6):
-        replaced.put(accelerators.HPUAccelerator, "auto_device_count", staticmethod(hpu.device_count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
@@ -19,10 +19,6 @@ _NO_EFFECT = {
     "pipelining_fwd_bwd": "ops run when they are called",
     "non_blocking_data_copy": "Trainer copies the data",
 }
-
-
-# transformers before 4.46 has this field itself; before 4.41 it has no other, and takes no None.
-_FORMER: Any = TrainingArguments.__dataclass_fields__.get("evaluation_strategy")
 
 
 @dataclass
@@ -48,9 +44,7 @@ class GaudiTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: Optional[bool] = field(default=False, metadata={"help": "DistributedDataParallel's argument."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN and Inf out of the losses that are logged."})
     # names of older scripts that later releases of transformers lack
-    evaluation_strategy: Optional[str] = field(
-        default=None if _FORMER is None else _FORMER.default, metadata={"help": "eval_strategy's former name."}
-    )
+    evaluation_strategy: Optional[str] = field(default=None, metadata={"help": "eval_strategy's former name."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Read by scripts: the output folder may contain files."})
 
     def __post_init__(self) -> None:
@@ -66,7 +60,7 @@ class GaudiTrainingArguments(TrainingArguments):
             )
         if self.throughput_warmup_steps < 0:
             raise ValueError(f"throughput_warmup_steps= expected a number >= 0, got {self.throughput_warmup_steps}")
-        if _FORMER is None and self.evaluation_strategy is not None:
+        if self.evaluation_strategy is not None:
             self.eval_strategy, self.evaluation_strategy = self.evaluation_strategy, None
         if self.use_habana:
             for name in asked:
@@ -77,15 +71,11 @@ class GaudiTrainingArguments(TrainingArguments):
 
     def _place(self) -> None:
         """Have Trainer and accelerate train on the device that "hpu" is mapped to."""
-        on_cpu = actual_device().type == "cpu"  # raises without a device map
-        if on_cpu:
-            setattr(self, "use_cpu" if "use_cpu" in vars(self) else "no_cuda", True)
-        if on_cpu and "xpu_backend" in vars(self):  # before 4.29, without accelerate
-            self.xpu_backend = "gloo"
-        if getattr(self, "ddp_backend", None) == "hccl":
+        if actual_device().type == "cpu":  # raises without a device map
+            self.use_cpu = True
+        if self.ddp_backend == "hccl":
             self.ddp_backend = None  # accelerate chooses that of the device
-        compiler = getattr(self, "torch_compile_backend", None)  # 4.25 has none
-        if compiler == "hpu_backend" or (compiler is None and getattr(self, "torch_compile", False)):
+        if self.torch_compile_backend == "hpu_backend" or (self.torch_compile_backend is None and self.torch_compile):
             self.torch_compile_backend = "inductor"
 
 

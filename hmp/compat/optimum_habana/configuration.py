@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ... import HmpError, Policy
@@ -20,7 +21,7 @@ _OF_THE_HUB = frozenset(
 )
 
 
-class GaudiConfig:
+class GaudiConfig(SimpleNamespace):
     """A Gaudi configuration.
 
     Args:
@@ -54,7 +55,7 @@ class GaudiConfig:
             "use_fused_clip_norm": False,
             "use_torch_autocast": False,
         }
-        vars(self).update(given | values)
+        super().__init__(**(given | values))
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **values: Any) -> GaudiConfig:
@@ -102,11 +103,3 @@ class GaudiConfig:
         """The policy, or None if neither use_habana_mixed_precision nor use_torch_autocast is set."""
         policy = Policy.from_gaudi_config(self.to_dict())  # warns of unknown keys, raises for invalid values
         return policy if self.use_habana_mixed_precision or self.use_torch_autocast else None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GaudiConfig) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"GaudiConfig({json.dumps(self.to_dict(), indent=2, sort_keys=True, default=str)})"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
-import numpy
-import torch
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
 import hmp
@@ -25,14 +22,6 @@ from .arguments import GaudiTrainingArguments
 from .configuration import GaudiConfig
 
 __all__ = ["GaudiSeq2SeqTrainer", "GaudiTrainer", "get_hpu_memory_stats", "set_seed"]
-
-_REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 have it under different names
-_NUMPY_STATE_TYPES: list[Any] = [
-    *((_REBUILD, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
-    numpy.ndarray,
-    numpy.dtype,
-    type(numpy.dtype("uint32")),
-]
 
 
 def get_hpu_memory_stats() -> dict[str, float]:
@@ -78,7 +67,7 @@ class GaudiTrainer(Trainer):
         data_collator: Trainer's.
         train_dataset: Trainer's.
         eval_dataset: Trainer's.
-        tokenizer: Trainer's `processing_class`, before 4.46 its `tokenizer`.
+        tokenizer: Trainer's `processing_class`.
         model_init: Trainer's.
         compute_metrics: Trainer's.
         callbacks: Trainer's.
@@ -121,8 +110,7 @@ class GaudiTrainer(Trainer):
         if self._policy is not None:
             added.append(HMPCallback(self._policy, verbose=self.gaudi_config.hmp_is_verbose))
         if tokenizer is not None:
-            later = "processing_class" in inspect.signature(Trainer.__init__).parameters
-            others["processing_class" if later else "tokenizer"] = tokenizer
+            others["processing_class"] = tokenizer
         super().__init__(
             model=model,
             args=args,
@@ -155,11 +143,6 @@ class GaudiTrainer(Trainer):
             betas = (self.args.adam_beta1, self.args.adam_beta2)
             self.optimizer = FusedAdamW(groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon)
         return self.optimizer
-
-    def _load_rng_state(self, checkpoint: Any) -> None:
-        # releases before 4.47 expect torch.load() to load NumPy's arrays by default
-        with torch.serialization.safe_globals(_NUMPY_STATE_TYPES):
-            super()._load_rng_state(checkpoint)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as Trainer does, with the memory in the main process and the speeds after the warm-up at the end of training."""
