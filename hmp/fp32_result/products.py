@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, cast, in_shape, scaled_sum, write_out
+from ..core.casting import Tensor, cast, write_out
 from ..core.torch_private import in_plain_autograd, is_any_autocast_enabled, is_autocast_available, is_traced
+from ..plug_in_math import in_shape, scaled_sum
 from .autograd import product
 from .einsum import Contraction, contraction
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.casting import Tensor, in_shape, scaled_sum, write_out
+from ..core.casting import Tensor, write_out
+from ..plug_in_math import in_shape, scaled_sum
 from .autograd import Settings, product
 from .kernels import is_real
 from .quantization import Observer, Recipe
