@@ -79,7 +79,6 @@ def _any_norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
     order, choose, call = ruled.facts.order, chooser(ruled), _in_one_dtype(op, ruled)
     without_statistics = tuple(n for n in order if n not in _STATISTICS)
     statistics_at = order.index("running_mean") if "running_mean" in order else len(order)
-    widens = {device for device, norms in table.WIDENING_NORMS.items() if not ruled.rule.is_list and ruled.op in norms}
 
     def general(*args: Any, **kwargs: Any) -> Any:
         kwargs = {torchs_name(name, order): value for name, value in kwargs.items()}
@@ -87,7 +86,7 @@ def _any_norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
         names = without_statistics if statistics_at < len(args) and isinstance(args[statistics_at], bool) else order
         values = _bind(names, args, kwargs)
         x: Any = values.get("input")
-        if not castable(x) or _left_to_torch(values) or x.device.type in widens:
+        if not castable(x) or _left_to_torch(values):
             return op(*args, **kwargs)
         others = {n: values[n] for n in _OTHERS if castable(values.get(n))}
         dtype, dtypes = choose([x, *others.values()]), {t.dtype for t in others.values()}
@@ -242,8 +241,7 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
     """Return `op`, called with torch.autocast enabled.
 
     The weights of a recurrent op are given to it in the low-precision dtype by `caster`: torch.autocast would cast those of a cell at each
-    call, and sum their gradients in the low-precision dtype. So are the operands of `sparse.mm`: torch.autocast casts them where autograd
-    does not see it, and saves for backward what its kernels refuse, unless backward too is called in the context.
+    call, and sum their gradients in the low-precision dtype.
 
     Args:
         op: The op, called in an autocast context of the user's.
@@ -273,16 +271,10 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
         device = tensors[0].device.type if tensors else ""
         if not tensors or (is_autocast_available(device) and autocast.is_enabled(device)):
             return op(*args, **kwargs)
-        # torch.autocast reaches no sparse.mm with `reduce=` or of two sparse matrices
-        is_sparse = name == "sparse.mm"
-        if not is_autocast_available(device) or (
-            is_sparse and (len(args) + len(kwargs) > 2 or all(each.layout is not torch.strided for each in tensors))
-        ):
+        if not is_autocast_available(device):
             return unlisted(*args, **kwargs)
         # as in torch, whose cache has leaves only: what is used twice is cast once, and its gradients are summed in that dtype
         cached = torch.is_grad_enabled() and not is_cell and any(each.is_leaf and each.requires_grad for each in tensors)
-        if is_sparse:
-            return enabled(device, cached, *casting.cast_call(args, kwargs, low_dtype, caster), args, kwargs)
         if is_cell or (name in table.RECURRENT and copies.can_make_nodes() and not is_traced(tensors[0])):
             weights = weights_at(name, args)
             given = [casting.cast_within(a, low_dtype, caster) if i in weights else a for i, a in enumerate(args)]
