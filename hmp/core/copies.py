@@ -9,7 +9,7 @@ A weight that is used once is cast and forgotten: of which weights a copy pays i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -174,6 +174,26 @@ def low(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
 def low_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a cast of `tensor`, for an op whose result may share memory with all but its weights."""
     return (low if type(tensor) is _Parameter else cast)(tensor, dtype)
+
+
+def low_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return what `low_weight` returns for each of the weights of a call.
+
+    Where the call is, is asked once for all of them: a cell has four, and its op takes as long as a few casts.
+    """
+    copies = None if _compiling() else _here()
+    grad, inference = _grad_enabled(), 2 * _inference_mode()
+    lows = []
+    for weight in weights:
+        if copies is not None and type(weight) is _Parameter:
+            found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
+            if found is not None and found.is_of(weight):
+                found.uses += 1
+                copies.saved += 1
+                lows.append(found.low)
+                continue
+        lows.append(low_weight(weight, dtype))
+    return lows
 
 
 def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:

@@ -286,9 +286,9 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
         device = None if kwargs else _device_of_plain(args)
         if device is None or not is_autocast_available(device) or autocast.is_enabled(device):
             return any_call(*args, **kwargs)
-        return enabled(device, False, (*args[:2], *(caster(each, low_dtype) for each in args[2:])), {}, args, kwargs)
+        return enabled(device, False, (*args[:2], *copies.low_weights(args[2:], low_dtype)), {}, args, kwargs)
 
-    return cell if is_cell else any_call
+    return cell if is_cell and caster is copies.low_weight else any_call
 
 
 def _device_of_plain(args: tuple[Any, ...]) -> str | None:
