@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..core.casting import Tensor, cast, dtype_name, has_float32_gradient
-from ..core.rules.products import outside_autocast
 from ..core.torch_private import TORCH
 from ..errors import HmpError
+from ..plug_in_math import outside_autocast
 
 # torch's own, taken before anything is patched
 _bmm, _float, _mm, _transpose = torch.bmm, Tensor.float, torch.mm, torch.transpose

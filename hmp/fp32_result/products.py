@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..core.casting import Tensor, cast, in_shape, scaled_sum, write_out
-from ..core.rules.products import CALLS, ProductCall, fits, multiplied, outside_autocast
+from ..core.casting import Tensor, cast, write_out
 from ..core.torch_private import in_plain_autograd, is_traced
+from ..plug_in_math import CALLS, ProductCall, fits, in_shape, multiplied, outside_autocast, scaled_sum
 from .autograd import product
 from .einsum import Contraction, contraction
 

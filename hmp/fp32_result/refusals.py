@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..core.casting import CASTABLE, Tensor, left_to_torch
-from ..core.rules.products import CALLS, ProductCall, why_not_rest
+from ..plug_in_math import CALLS, ProductCall, why_not_rest
 
 
 def why_not(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], low_dtype: torch.dtype) -> str:

@@ -8,9 +8,9 @@ import torch
 
 from ..core.casting import Tensor, cast
 from ..core.low_kernels import computed_in_float32
-from ..core.rules.products import outside_autocast
 from ..core.torch_private import TORCH, scaled_mm
 from ..errors import HmpError
+from ..plug_in_math import outside_autocast
 from . import fused_kernels
 from .quantization import Quantised, Recipe, values
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..core.casting import Tensor, scaled_sum, write_out
-from ..core.rules.products import CALLS, multiplied
+from ..core.casting import Tensor, write_out
+from ..plug_in_math import CALLS, multiplied, scaled_sum
 from .autograd import Settings, product
 from .kernels import is_real
 from .quantization import Observer, Recipe

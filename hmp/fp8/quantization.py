@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.casting import BIAS, Tensor, exponent_for, with_exponent
+from ..core.casting import Tensor
+from ..plug_in_math import BIAS, exponent_for, with_exponent
 from . import fused_kernels
 
 # torch's own, taken before anything is patched

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..core.casting import Tensor, castable
-from ..core.rules.products import CALLS, ProductCall, fits, why_not_rest
 from ..core.torch_private import in_plain_autograd, is_traced
+from ..plug_in_math import CALLS, ProductCall, fits, why_not_rest
 from .quantization import Recipe
 
 # torch's own, taken before anything is patched

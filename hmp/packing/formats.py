@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..core.casting import exponent_for, with_exponent
 from ..core.torch_private import pack_rows, unpack_rows
+from ..plug_in_math import exponent_for, with_exponent
 
 Tensor = torch.Tensor
 E4M3 = torch.float8_e4m3fn

@@ -13,7 +13,6 @@ MAY_READ = "core/torch_private.py core/torch_dispatcher.py core/compile/ compat/
 # What only plug-ins do, and where the core names it for a reason of its own.
 OF_PLUG_INS = r"fp8|float8|fp32_result|\bpack(?:ed|ing)\b|\bsaved list\b|\bsaved\.txt|saved_(?:recipe|file_path)"
 MAY_NAME = {
-    ("casting.py", "float8"): "the dtype, for the scale of blocks",
     ("convert.py", "fp8"): "convert()'s docstring lists the keywords of hmp's own plug-ins",
     ("convert.py", "fp32_result"): "the same",
     ("convert.py", "packed"): "the same",

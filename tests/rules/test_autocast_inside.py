@@ -176,26 +176,6 @@ def test_explain_and_scopes_and_errors() -> None:
         hmp.Policy("wrong", bf16={"einsum.autocast"}, fp32={"einsum"})
 
 
-@pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
-def test_a_sparse_product_trains_where_autocasts_own_backward_raises(by_name: bool) -> None:
-    def trained(product: Any) -> list[torch.Tensor]:
-        sparse, dense = torch.eye(4).mul(A).to_sparse().requires_grad_(), B.clone().requires_grad_()
-        found = product(sparse, dense)
-        found.sum().backward()
-        return [found.detach(), sparse.grad.to_dense(), dense.grad]
-
-    def ours(sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        with hmp.casts("torch-cpu"):
-            return torch.sparse.mm(sparse, dense=dense) if by_name else torch.sparse.mm(sparse, dense)
-
-    want = trained(lambda sparse, dense: torch.sparse.mm(sparse.to(BF16), dense.to(BF16)))
-    assert want[0].dtype is BF16
-    assert all(map(torch.equal, trained(ours), want))
-    assert torch.equal(under_autocast(lambda: torch.sparse.mm(torch.eye(4).mul(A).to_sparse(), B)), want[0])
-    with pytest.raises(RuntimeError, match="same dtype"):
-        trained(lambda sparse, dense: under_autocast(lambda: torch.sparse.mm(sparse, dense)))
-
-
 def test_sparse_products_that_autocast_does_not_reach_stay_float32() -> None:
     sparse, rows = A.to_sparse(), A.to_sparse_csr()
     for product in (lambda: torch.sparse.mm(sparse, sparse), lambda: torch.sparse.mm(rows, B, "sum")):

@@ -170,8 +170,9 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
     return variables().Function(value, call_op, source=source)
 
 
-_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_HMP = os.path.dirname(os.path.dirname(_OWN_FILES)) + os.sep
+_CORE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_HMP = os.path.dirname(os.path.dirname(_CORE)) + os.sep
+_OWN_FILES = _CORE, os.path.join(_HMP, "plug_in_math.py")
 
 
 COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has compiled, kernels of a plug-in's
@@ -179,7 +180,7 @@ COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has co
 
 def is_own(code: types.CodeType) -> bool:
     """Return True if `code` belongs to hmp, or to a module that adds a kind of list."""
-    return code.co_filename.startswith((_OWN_FILES, *_files_of(lists.kinds())))
+    return code.co_filename.startswith((*_OWN_FILES, *_files_of(lists.kinds())))
 
 
 @functools.lru_cache(1)

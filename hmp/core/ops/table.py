@@ -76,8 +76,6 @@ MIXED_INPLACE_RAISES: set[str] = set()
 # A norm whose kernel on CUDA, XPU and XLA accepts a bfloat16 or float16 input with float32 weights; elsewhere the weights are cast as well.
 # on Gaudi: every norm takes such an input with float32 weights, and its result has the input's dtype.
 MIXED_NORMS: set[str] = set()
-# A norm that torch runs on that mixture on XLA too, with a float32 result: unlisted, it is left to torch there.
-WIDENING_NORMS_ON_XLA: set[str] = set()
 
 # Kernels. Looked up by the op's name and those that it follows. Measured on CPU; for other devices, what torch's own tests expect.
 # It has none for bfloat16 and float16, on any device. CUDA has float16 kernels for FFTs of power-of-two length, but they return complex32,
@@ -260,10 +258,9 @@ _row("rnn_tanh_cell rnn_relu_cell", CELLS, RECURRENT, SLOW_WITHOUT_INSTRUCTIONS,
 _row("batch_norm", NORMS, MIXED_NORMS, FORWARDERS,
      aten="_batch_norm_impl_index _native_batch_norm_legit native_batch_norm cudnn_batch_norm")
 _row("instance_norm", NORMS, MIXED_NORMS)
-_row("layer_norm", NORMS, WIDENING_NORMS_ON_XLA, FORWARDERS, aten="native_layer_norm")
-_row("group_norm", NORMS, WIDENING_NORMS_ON_XLA, FORWARDERS, aten="native_group_norm")
-_row("native_layer_norm native_group_norm", NORMS, WIDENING_NORMS_ON_XLA)
-_row("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm", NORMS)
+_row("layer_norm", NORMS, FORWARDERS, aten="native_layer_norm")
+_row("group_norm", NORMS, FORWARDERS, aten="native_group_norm")
+_row("native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm", NORMS)
 _row("batch_norm_update_stats batch_norm_gather_stats batch_norm_gather_stats_with_counts", kept="running_mean running_var")
 _row("weight_norm", aten="_weight_norm")
 
@@ -388,4 +385,3 @@ NO_BACKWARD_KERNEL = tuple((device, "bfloat16 float16", NO_LOW_BACKWARD_KERNEL) 
 WITHOUT_KERNEL = frozenset().union(*(ops for _, _, ops in (*NO_KERNEL, *NO_BACKWARD_KERNEL)))
 # Device type → norms.
 MIXED_NORM_KERNELS = dict.fromkeys(("cuda", "xpu", "xla"), MIXED_NORMS)
-WIDENING_NORMS = {"xla": WIDENING_NORMS_ON_XLA}

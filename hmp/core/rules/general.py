@@ -35,7 +35,6 @@ class GeneralWrapper:
         self.kernels = Kernels(ruled)
         self.is_arithmetic, self.fills = overflow.is_arithmetic(ruled), overflow.fills(ruled)
         self._dtype_of = chooser(ruled)
-        self._takes_scores = overflow.takes_scores(ruled)
         self._tries_torch_first = ruled.facts.takes_some_mixtures and not ruled.rule.is_list
         base = sites.base_of(ruled.op)
         takes_mixtures = self.is_arithmetic or ruled.op in table.PROMOTED_BY_TORCH
@@ -110,7 +109,7 @@ class GeneralWrapper:
         op, ruled, facts = self.op, self.ruled, self.facts
         tensors = castable_inputs(args, kwargs, ruled)
         if not tensors:
-            return op(*(overflow.scores_in_explicit_dtype(args, kwargs) if self._takes_scores else args), **kwargs)
+            return op(*args, **kwargs)
         target, casts = self._target(tensors, args, kwargs)
         if self._overflows(args, kwargs, target):
             return overflow.saturated(op, ruled, args, kwargs, target)

@@ -179,17 +179,6 @@ def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
     )
 
 
-def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the positional arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite.
-
-    Torch's own conversion makes masked rows infinite, and softmax makes NaN of those.
-    """
-    dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
-    if dtype not in (torch.bfloat16, torch.float16):
-        return args
-    return tuple(casting.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
-
-
 def written_value(value: Any, dtype: torch.dtype) -> Any:
     """Return a tensor that needs no gradient with finite values moved inside `dtype`; any other value itself."""
     return casting.within(value, dtype) if castable(value) and not value.requires_grad else value

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ from .registry import torchs, with_added
 __all__ = ["CastRule", "Op", "OpUnderRule", "calls_of", "count", "make_of", "one_dtype_wrapper", "writes"]
 
 _compiling = torch.compiler.is_dynamo_compiling
-_counted = threading.local()  # the ops whose calls, counted as computed otherwise, are running in this thread
 
 
 def calls_of(
@@ -74,19 +72,10 @@ def make_of(
             reason = why_not(args, kwargs)
             if not reason:
                 return computed(*args, **kwargs) if also is None else computed(*args, **kwargs, **also(ruled.op, args, kwargs))
-            if _compiling():
-                return in_low(*args, **kwargs)
-            inside = _counted.__dict__.setdefault("ops", set())
-            if ruled.op in inside:  # a tensor subclass calls the op that it was called for
-                return in_low(*args, **kwargs)
-            if count(ruled.op, what, reason):
+            if not _compiling() and count(ruled.op, what, reason):
                 said = "%s is on the %s list, but this call runs in bfloat16 or float16 (%s); hmp.fallbacks() counts such calls"
                 log.info(said, ruled.op, list_title, reason)
-            inside.add(ruled.op)
-            try:
-                return in_low(*args, **kwargs)
-            finally:
-                inside.discard(ruled.op)
+            return in_low(*args, **kwargs)
 
         return wrapper
 
