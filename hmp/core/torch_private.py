@@ -186,6 +186,8 @@ MKLDNN: Any = _required("torch._mkldnn")
 
 # The number of the stream in use on a CUDA device.
 raw_cuda_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
+# Puts low-precision weights of a recurrent layer into one buffer, of which they become views; None where torch was built without it.
+flatten_cudnn_weights: Callable[..., Tensor] | None = _optional("torch._cudnn_rnn_flatten_weight", None)
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # FBGEMM's kernels for a CPU, None where torch has none: float32 rows as bytes with a scale and an offset each, and back.

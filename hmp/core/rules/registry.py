@@ -45,7 +45,7 @@ def _low_among_them(ruled: OpUnderRule) -> Choose:
 
 
 def _own(op: Op, ruled: OpUnderRule) -> Op:
-    return with_added(without_casts(op) if ruled.facts.composite else op, ruled)
+    return with_added(without_casts(op) if ruled.facts.composite else special.with_one_buffer(op, ruled.op), ruled)
 
 
 def with_added(op: Op, ruled: OpUnderRule) -> Op:
