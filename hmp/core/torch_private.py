@@ -5,7 +5,7 @@ one, `import hmp` raises an HmpError that names it; an optional one has a fallba
 
 Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
 which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
-read where they are needed.
+read where they are needed; the end of this file checks that torch has them.
 """
 
 from __future__ import annotations
@@ -246,7 +246,9 @@ can_be_disabled = "fail_if_non_empty" in (getattr(*DISABLE_HOOKS).__doc__ or "")
 
 # Modules with a global variable that torch rebinds: it is read at each use.
 _forward_ad: Any = torch.autograd.forward_ad
+_required("torch.autograd.forward_ad._current_level")
 _profiler: Any = torch.autograd.profiler
+_required("torch.autograd.profiler._is_profiler_enabled")
 
 # A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
 unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
@@ -294,6 +296,7 @@ def is_in_trace() -> bool:
 _builtins: Any = _required("torch.jit._builtins")
 # Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
+_required("torch.jit._builtins._builtin_table")
 
 
 def builtin_table() -> dict[int, str]:
@@ -439,3 +442,16 @@ _IS_SAFE = TORCH >= (2, 11)
 
 # Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
 WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
+
+
+# --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
+
+for _name in (
+    "torch.Tensor._base",
+    "torch.Tensor._cdata",
+    "torch.Tensor._version",
+    "torch.UntypedStorage._cdata",
+    "torch.nn.Module._call_impl",
+    "torch.nn.Module._compiled_call_impl",
+):
+    _required(_name)

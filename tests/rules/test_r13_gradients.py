@@ -49,8 +49,8 @@ TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor]], Any]] = {
 
 
 def test_r13_transforms_put_their_results_together_without_casts() -> None:
-    """Every view on the BF16 list: the user's function is cast, what torch splits and reshapes is not."""
-    views = ["split", "reshape", "view", "movedim", "unbind", "diagonal", "unsqueeze", "squeeze", "expand"]
+    """Every op and view on the BF16 list: the user's function is cast, what torch stacks, splits and reshapes is not."""
+    views = ["stack", "cat", "split", "reshape", "view", "movedim", "unbind", "diagonal", "unsqueeze", "squeeze", "expand"]
     uncast = {"func.jvp", "func.vjp"}  # their first result is the function's own
 
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

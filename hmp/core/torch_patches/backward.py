@@ -32,6 +32,18 @@ def install() -> None:
 
         return push
 
+    def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda func, *args, **kwargs: call_without_casts(original, UnderCapturedState(func), *args, **kwargs)
+
+    def transform(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            # made anew at each call: the user's function runs under what is active there
+            return functools.wraps(func)(
+                lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
+            )
+
+        return make
+
     def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
         """Attach a callback that runs under the state active now, in whatever thread: DDP's communication hooks run as in backward."""
 
@@ -48,6 +60,11 @@ def install() -> None:
     own: Any = torch.Tensor.register_hook
     patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    # casts are off in these themselves: they join their results by ops that may be listed
+    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
+        patches.wrap_by_name("torch.autograd.functional", name, of_users_function)
+    for name in ("jacrev", "jacfwd"):
+        patches.wrap_by_name("torch.func", name, transform)
     _install_checkpoint()
 
 

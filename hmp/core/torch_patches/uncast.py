@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import casting, copies, torch_private
@@ -27,7 +28,6 @@ from . import imports
 _ALWAYS: dict[str, tuple[str, ...]] = {
     "torch.amp.grad_scaler": ("GradScaler.scale", "GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
     "torch.nn.utils.clip_grad": ("get_total_norm", "clip_grads_with_norm_"),  # clip_grad_norm_ calls these, or AROUND_A_MODEL's
-    "torch.nn.utils.parametrize": ("ParametrizationList.right_inverse",),  # of a value that is assigned
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.utils.data.dataloader": ("DataLoader.__iter__",),
     # these load, save or compute the state of modules
@@ -145,10 +145,24 @@ def _late(base_init: Callable[..., None]) -> Callable[..., None]:
 
     def init(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if state.casts_enabled():
-            UntilReturn(sys._getframe(2)).begin()  # past the wrapper around this
+            frame = _constructing_frame(self)
+            if frame is not None:
+                UntilReturn(frame).begin()
         base_init(self, *args, **kwargs)
 
     return init
+
+
+def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
+    """Return the outermost frame on the stack whose first argument is `module`: the `__init__` that is being run."""
+    found = None
+    frame: types.FrameType | None = sys._getframe(3)  # past _late's function and the base class's own frame
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if names and frame.f_locals.get(names[0]) is module:
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 class UntilReturn(EnteredRegion):
@@ -309,6 +323,7 @@ def _install_assignments() -> None:
     """Patch `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
     patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
+    patches.wrap(ParametrizationList, "right_inverse", _keeping_dtype)
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
 
@@ -333,6 +348,19 @@ def _set_grad(self: torch.Tensor, value: Any) -> None:
         if not _narrowing(value, self.dtype) or getattr(self, "grad_dtype", self.dtype) is not self.dtype:
             raise
         _grad.__set__(self, casting.cast(value, self.dtype))
+
+
+def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
+    """Return the method that computes what a parametrized parameter holds from a value that is assigned to it: in the dtype that it has."""
+    uncast = without_casts(right_inverse)
+
+    def assign(self: Any, value: Any) -> None:
+        held = next(self.parameters(recurse=False), None)
+        if held is not None and _narrowing(value, held.dtype):
+            value = casting.cast(value, held.dtype)
+        uncast(self, value)
+
+    return assign
 
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
