@@ -176,23 +176,26 @@ def low_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return (low if type(tensor) is _Parameter else cast)(tensor, dtype)
 
 
-def low_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return what `low_weight` returns for each of the weights of a call.
+def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tensor | None] | None:
+    """Return the copies that are there for all the weights of a call; None where one has none.
 
     Where the call is, is asked once for all of them: a cell has four, and its op takes as long as a few casts.
     """
     copies = None if _compiling() else _here()
+    if copies is None:
+        return None
     grad, inference = _grad_enabled(), 2 * _inference_mode()
-    lows = []
+    lows: list[Tensor | None] = []
     for weight in weights:
-        if copies is not None and type(weight) is _Parameter:
-            found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
-            if found is not None and found.is_of(weight):
-                found.uses += 1
-                copies.saved += 1
-                lows.append(found.low)
-                continue
-        lows.append(low_weight(weight, dtype))
+        if weight is None:  # a cell without biases
+            lows.append(None)
+            continue
+        found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
+        if found is None or not found.is_of(weight):
+            return None
+        found.uses += 1
+        copies.saved += 1
+        lows.append(found.low)
     return lows
 
 

@@ -290,24 +290,21 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
         return enabled(device, cached and name not in table.RECURRENT, args, kwargs, args, kwargs)
 
     def cell(*args: Any, **kwargs: Any) -> Any:
-        device = None if kwargs else _device_of_plain(args)
-        if device is None or not is_autocast_available(device) or autocast.is_enabled(device):
+        lows = None if kwargs or len(args) < 3 else copies.found_for(args[2:], low_dtype)
+        device = None if lows is None else _device_of_plain(args[0], *(args[1] if type(args[1]) is tuple else args[1:2]))
+        if lows is None or device is None or not is_autocast_available(device) or autocast.is_enabled(device):
             return any_call(*args, **kwargs)
-        return enabled(device, False, (*args[:2], *copies.low_weights(args[2:], low_dtype)), {}, args, kwargs)
+        return enabled(device, False, (*args[:2], *lows), {}, args, kwargs)
 
     return cell if is_cell and caster is copies.low_weight else any_call
 
 
-def _device_of_plain(args: tuple[Any, ...]) -> str | None:
-    """Return the device of a usual call of a cell, of an input, a state or a pair of states, and weights; None for another call."""
-    state = args[1] if len(args) > 2 else None
-    for each in (args[0], *state, *args[2:]) if type(state) is tuple else args:
-        kind = type(each)
-        if kind is not Tensor and kind is not torch.nn.Parameter:
+def _device_of_plain(*tensors: Any) -> str | None:
+    """Return the device of an input and a state, or a pair of states, that are plain castable tensors; None for others."""
+    for each in tensors:
+        if type(each) is not Tensor or each.dtype not in casting.CASTABLE or each.layout is not torch.strided:
             return None
-        if each.dtype not in casting.CASTABLE or each.layout is not torch.strided:
-            return None
-    return args[0].device.type if args else None
+    return tensors[0].device.type  # type: ignore[no-any-return]
 
 
 def weights_at(op: str, args: Sequence[Any]) -> Sequence[int]:
