@@ -68,7 +68,8 @@ def norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
                     tensors.append(other)
             if args[weight_at] is not None or args[bias_at] is None:
                 dtype, given = x.dtype if is_unlisted else choose(tensors), tensors[-1].dtype
-                if x.dtype is dtype and given is dtype:
+                takes_given = given is dtype or (given is torch.float32 and x.is_cpu and not x.is_nested and not is_functorchs(x))
+                if x.dtype is dtype and takes_given:
                     return op(*args)
                 if len(tensors) == 1 or given is dtype or (given is torch.float32 and _takes_float32(ruled.op, x)):
                     return call(dtype, caster(x, dtype), *args[1:])
