@@ -33,7 +33,7 @@ def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> 
     try:
         for thread in threads:
             thread.start()
-        found = [names._instances(torch.nn.Module) for _ in range(5)]
+        found = [names.instances(torch.nn.Module) for _ in range(5)]
     finally:
         done.set()
         for thread in threads:
