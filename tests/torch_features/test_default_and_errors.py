@@ -133,14 +133,23 @@ def test_the_log_tells_once_of_trainable_low_weights(caplog: pytest.LogCaptureFi
         hmp.apply(model, "torch-cpu")
         return [each.getMessage() for each in caplog.records if "small updates" in each.getMessage()]
 
+    class Layer(torch.nn.Linear):  # classes of this test's own: of others an earlier test may have been told
+        pass
+
+    class Tower(torch.nn.Sequential):
+        pass
+
+    class Other(torch.nn.Bilinear):
+        pass
+
     def tower() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        return Tower(Layer(4, 4), Layer(4, 4))
 
     model = tower().bfloat16()
     first = told(model)
-    assert len(first) == 1 and "4 trainable weights of Sequential are in bfloat16" in first[0] and "model.float()" in first[0]
+    assert len(first) == 1 and "4 trainable weights of Tower are in bfloat16" in first[0] and "model.float()" in first[0]
     assert told(model) == told(model[0]) == []
     assert [told(layer) for layer in tower().half()] == [[], []]
-    other = torch.nn.Bilinear(4, 4, 4)
+    other = Other(4, 4, 4)
     assert told(other) == told(other.bfloat16().requires_grad_(False)) == []
-    assert told(other.requires_grad_())[0].startswith("2 trainable weights of Bilinear")
+    assert told(other.requires_grad_())[0].startswith("2 trainable weights of Other")
