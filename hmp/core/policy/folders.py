@@ -68,8 +68,9 @@ def _nearly(name: str) -> str | None:
     stem, _, suffix = name.casefold().partition(".")
     if not stem or suffix.rpartition(".")[2] not in ("", "txt", "text"):
         return None
+    stem = re.sub(r"( \(\d+\)|_list|_old|txt)$", "", stem)
     stems = {right.removesuffix(".txt"): right for right in file_names()}
-    near = difflib.get_close_matches(stem, stems, 1, 0.75)
+    near = difflib.get_close_matches(stem, stems, 1, 0.75 if len(stem) > 3 else 0.66)  # one letter of "fp8" is a third of it
     shown = near or [kind.name for kind in lists.kinds() if kind.name in lists_named(name)]
     return stems[shown[0]] if shown else None
 
