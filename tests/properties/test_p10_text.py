@@ -96,7 +96,7 @@ def test_p10_what_is_recorded_is_what_ran(lists: dict[str, str]) -> None:
 
 
 STEMS = ("bf16", "fp32", "promote", "fp8", "saved", "base", "dtype", "recipe", "kernel", "saved_recipe")
-FAR = ("README.md", "fp32.txt.bak", ".gitignore", "notes.txt", "base.py", "bf16.txt~", ".fp32.txt.swp", "vocab.txt")
+FAR = ("README.md", ".gitignore", "notes.txt", "base.py", "bf16.txt~", ".fp32.txt.swp", "vocab.txt")
 
 
 @st.composite
@@ -106,10 +106,10 @@ def misspelt(draw: st.DrawFn) -> str:
     at, letter = draw(st.integers(0, len(stem) - 1)), draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz0123456789"))
     before, here, after = stem[:at], stem[at], stem[at + 1 :]
     letters = (f"{before}{letter}{after}", f"{before}{after}", f"{before}{letter}{here}{after}", f"{before}{after[:1]}{here}{after[1:]}")
-    ends = ("", ".text", ".TXT", ".txt.txt", "txt", "_list.txt", " (1).txt", "_old.txt")
-    return draw(
-        st.sampled_from((*(f"{each}.txt" for each in letters), f"{before}{here.upper()}{after}.txt", *(stem + end for end in ends)))
-    )
+    ends = ("", ".text", ".TXT", ".txt.txt", "txt", "_list.txt", " (1).txt", "_old.txt", ".txt.bak")
+    parted = f"{before}{draw(st.sampled_from('_- .'))}{here}{after}.txt".lstrip(".")
+    names = (*(f"{each}.txt" for each in letters), parted, f"{before}{here.upper()}{after}.txt", *(stem + end for end in ends))
+    return draw(st.sampled_from(names))
 
 
 @settings(max_examples=2 * settings.default.max_examples)

@@ -53,6 +53,10 @@ def file_names() -> tuple[str, ...]:
     return (*(kind.file for kind in lists.kinds()), BASE_FILE, *(word.file for word in words().values()))
 
 
+# Words that say nothing about which file it is.
+_FILLERS = frozenset("txt text list lists lst op ops file copy old new orig bak my preset policy".split())
+
+
 def lists_named(name: str) -> set[ListName]:
     """Return the lists that a file's name shows: one for "ops_bf16_bert.txt"."""
     plain = re.sub(r"[\W_]", "", name.casefold())
@@ -65,14 +69,21 @@ def _nearly(name: str) -> str | None:
 
     Files of other kinds (README.md, base.py), hidden ones and editors' copies (bf16.txt~) aren't nearly one.
     """
-    stem, _, suffix = name.casefold().partition(".")
-    if not stem or suffix.rpartition(".")[2] not in ("", "txt", "text"):
+    kind = name.rpartition(".")[2].casefold() if "." in name else "txt"
+    is_text = kind in _FILLERS or kind.isdigit() or difflib.SequenceMatcher(None, kind, "txt").ratio() > 0.6
+    if not is_text or name.startswith((".", "#")) or name.endswith("~"):
         return None
-    stem = re.sub(r"( \(\d+\)|_list|_old|txt)$", "", stem)
-    stems = {right.removesuffix(".txt"): right for right in file_names()}
-    near = difflib.get_close_matches(stem, stems, 1, 0.75 if len(stem) > 3 else 0.66)  # one letter of "fp8" is a third of it
-    shown = near or [kind.name for kind in lists.kinds() if kind.name in lists_named(name)]
-    return stems[shown[0]] if shown else None
+    best, nearest = 0.0, None
+    for part in (name, name.partition(".")[0]):
+        words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
+        plain = "".join(words).removesuffix("txt")
+        for right in file_names():
+            stem = right.removesuffix(".txt").replace("_", "")
+            near = difflib.SequenceMatcher(None, plain, stem).ratio()
+            # one letter wrong, missing, more or swapped with the next
+            if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
+                best, nearest = near, right
+    return nearest or next((f"{each}.txt" for each in lists.names() if each in lists_named(name)), None)
 
 
 def files_in(folder: Path) -> dict[str, Path]:
