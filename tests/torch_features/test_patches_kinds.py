@@ -29,13 +29,19 @@ def steps(x, *, log):
         log.append("ended")
 
 
+@types.coroutine
+def awaited_by_old_hands(x):
+    got = yield x.dtype
+    return x.dtype, got
+
+
 async def coroutine(x):
     await asyncio.sleep(0)
     return x.dtype
 
 
 # so long as they are nobody's ops
-PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, coroutine)}
+PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, awaited_by_old_hands, coroutine)}
 
 
 def drive(generator):
@@ -77,3 +83,9 @@ def test_register_a_coroutine_is_awaited(registered):
     with hmp.convert():
         assert inspect.iscoroutinefunction(registered.coroutine)
         assert asyncio.run(registered.coroutine(torch.ones(1))) is LOW
+        old = registered.awaited_by_old_hands(torch.ones(1))
+        assert inspect.isawaitable(old)
+        assert old.send(None) is LOW
+        with pytest.raises(StopIteration) as end:
+            old.send("sent")
+        assert end.value.value == (LOW, "sent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -92,7 +93,9 @@ def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callab
         return (yield from function(*args, **kwargs))
 
     # its code runs inside the block, and the code that consumes it outside
-    return torch_private.context_decorator(region._once, generator)
+    wrapped = torch_private.context_decorator(region._once, generator)
+    is_awaitable = _called(function).__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
+    return types.coroutine(wrapped) if is_awaitable else wrapped
 
 
 def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
