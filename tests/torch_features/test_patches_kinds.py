@@ -89,3 +89,18 @@ def test_register_a_coroutine_is_awaited(registered):
         with pytest.raises(StopIteration) as end:
             old.send("sent")
         assert end.value.value == (LOW, "sent")
+
+
+def test_an_asynchronous_generator_is_refused():
+    """In its steps lists would apply, though it is one op."""
+
+    @hmp.fp32_function
+    async def products(x):
+        yield (x @ x).dtype
+
+    async def first():
+        with hmp.casts("habana"):
+            return [each async for each in products(torch.ones(2, 2))]
+
+    with pytest.raises(hmp.HmpError, match="async generator"):
+        asyncio.run(first())

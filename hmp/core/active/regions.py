@@ -164,8 +164,12 @@ def enable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that calls `function` with casts off, in all steps of a coroutine or generator."""
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    """Return a function that calls `function` with casts off, in all steps of a coroutine or generator.
+
+    Raises:
+        HmpError: It is an async generator: lists would apply in its steps.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
