@@ -179,7 +179,6 @@ def _replacements(decisions: Mapping[Any, Decision], listeners: Sequence[Listene
 lock = locks.RLock()
 when_patched: list[Callable[[], None]] = []  # called once torch's ops are patched
 when_decided_anew: list[Callable[[], None]] = []  # called when what was made of decisions is to be made again
-_was_used = False
 
 # How many policy tables are kept, also where nothing uses them: those of contexts that are entered in a loop.
 MOST = 32
@@ -217,11 +216,6 @@ def scoped_table(user_policy: Policy, policy: Policy, scope_id: int, is_verbose:
 def _tracked(table: PolicyTable, is_verbose: bool) -> PolicyTable:
     _alive[table] = is_verbose
     return table
-
-
-def any_policy_used() -> bool:
-    """Return True if a policy has been active in this process, or was about to be."""
-    return _was_used
 
 
 def patch_around_calls() -> None:
@@ -285,9 +279,7 @@ def gc_paused() -> Iterator[None]:
 
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     """Return a new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
-    global _was_used
     low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
-    _was_used = True
     is_first = not patches.installed()
     if is_first:
         sites.forget()  # other code may have patched torch

@@ -190,8 +190,10 @@ def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
     if op in table.DTYPE_OPS:
         return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
     if owner.policy is None and call.by_user:
-        return "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in the backward of an "
-        "autograd.Function"
+        return (
+            "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in the backward of an "
+            "autograd.Function"
+        )
     if owner.policy is None:
         return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
     if _in_place(owner):
