@@ -185,18 +185,22 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
     if copies is None:
         return None
     grad, inference = _grad_enabled(), 2 * _inference_mode()
-    lows: list[Tensor | None] = []
+    used: list[_Copy | None] = []
     for weight in weights:
-        if weight is None:  # a cell without biases
-            lows.append(None)
+        if weight is None:  # as in a cell without biases
+            used.append(None)
             continue
+        if type(weight) is not _Parameter:
+            return None
         found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
         if found is None or not found.is_of(weight):
             return None
-        found.uses += 1
-        copies.saved += 1
-        lows.append(found.low)
-    return lows
+        used.append(found)
+    for each in used:  # none is used where another one is missing
+        if each is not None:
+            each.uses += 1
+            copies.saved += 1
+    return [None if each is None else each.low for each in used]
 
 
 def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:
