@@ -14,7 +14,7 @@ import torch
 from ..errors import HmpError
 from . import lists, low_kernels, tables
 from .active import PROCESS, PolicyTable, Region, autocast, state
-from .compile import traced_functions
+from .compile import dynamo_patches, traced_functions
 from .compiler_stance import untraced
 from .ops import sites
 from .patching import patches
@@ -297,6 +297,8 @@ def casts(
 
 
 traced_functions.entering.append(casts)
+tables.when_patched.append(dynamo_patches.install)
+tables.when_decided_anew.append(dynamo_patches.forget_wrappers)
 
 
 def _scoped_table(policy: Policy, model: torch.nn.Module) -> Callable[[], PolicyTable]:

@@ -18,6 +18,33 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
 
 
+@BRIDGED
+def test_where_nobody_but_the_program_imports_hmp_the_casts_are_in_the_graph_and_follow_the_policy(tmp_path):
+    """The fixtures of these tests import modules of hmp that a program does not."""
+    alone(
+        tmp_path,
+        """
+        import torch, hmp
+
+        graphs, x = [], torch.ones(3, 3)
+
+        def backend(graph, inputs):
+            graphs.append(graph.code)
+            return graph
+
+        compiled = torch.compile(lambda x: x @ x, backend=backend, fullgraph=True)
+        low, wide = hmp.Policy("low", bf16={"matmul"}), hmp.Policy("wide", fp32={"matmul"})
+        for policy, dtype in ((low, torch.bfloat16), (wide, torch.float32), (low, torch.bfloat16)):
+            with hmp.casts(policy):
+                assert compiled(x).dtype is dtype
+            assert compiled(x).dtype is torch.float32
+        assert "bfloat16()" in graphs[0] and "bfloat16()" not in "".join(graphs[1:]), graphs
+        model = hmp.apply(torch.nn.Linear(3, 3), low.replace(bf16={"linear"}))
+        assert torch.compile(model, backend=backend)(x).dtype is torch.bfloat16 and "bfloat16()" in graphs[-1], graphs[-1]
+        """,
+    )
+
+
 @pytest.mark.slow
 @BRIDGED
 def test_dynamo_is_not_imported_for_hmp_and_is_patched_when_it_is_imported(tmp_path):

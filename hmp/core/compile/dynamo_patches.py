@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from .. import dispatching_ops, tables
+from .. import dispatching_ops
 from ..active import Region, state, without_casts
 from ..compiler_stance import running_uncompiled
 from ..patching import PatchedOp, patches
@@ -40,10 +40,6 @@ def forget_wrappers() -> None:
 def install() -> None:
     """Patch torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
     imports.after({"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export})
-
-
-tables.when_decided_anew.append(forget_wrappers)
-tables.when_patched.append(install)
 
 
 def _reach_dynamo() -> None:
