@@ -238,9 +238,10 @@ def sum_wrapper(op: Op, ruled: OpUnderRule, any_call: Op) -> Op:
     """Return the wrapper of sums: those of two plain tensors that aren't masks are left to torch here, others to `any_call`."""
     dtypes = _CASTABLE if ruled.dtype is None else {ruled.dtype}
     in_place, most = ruled.facts.in_place, overflow.HARMLESS
+    left = casting.INTEGERS | {_float32}  # in place nothing is cast into integers, as where a batch norm counts its batches
 
     def finite(*args: Any, **kwargs: Any) -> Any:
-        if in_place and type(args[0]) in _PLAIN and args[0].dtype is _float32:
+        if in_place and type(args[0]) in _PLAIN and args[0].dtype in left:
             return op(*args, **kwargs)
         if kwargs or len(args) != 2 or type(args[0]) is not Tensor:
             return any_call(*args, **kwargs)
