@@ -424,6 +424,11 @@ def is_traced(tensor: Tensor) -> bool:
     return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
 
 
+def is_exporting_to_onnx() -> bool:
+    """Return True inside torch.onnx.export(), unless it was given a program of torch.export."""
+    return "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export()
+
+
 def stream_of(tensor: torch.Tensor) -> int | None:
     """Return the stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
     if tensor.is_cuda:

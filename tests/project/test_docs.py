@@ -23,7 +23,7 @@ from torch_has import release
 
 README = FILES[0].read_text(encoding="utf-8")
 # What takes more than a few seconds: it imports transformers or Lightning, starts a search, times, compares, or exports.
-SLOW = ("transformers", "lightning", "optimum", "accelerate", "hmp.tune(", "hmp.benchmark(", "hmp.compare(", "torch.export.")
+SLOW = ("transformers", "lightning", "optimum", "accelerate", "hmp.tune(", "hmp.benchmark(", "hmp.compare(", "torch.export.", "torch.onnx.")
 ALL = {
     f"{page.relative_to(PAGES).with_suffix('')}-{number}".replace("/", "."): block
     for page in FILES[1:]

@@ -22,6 +22,7 @@ from ..torch_private import (
     flatten_cudnn_weights,
     in_plain_autograd,
     is_autocast_available,
+    is_exporting_to_onnx,
     is_functorchs,
     is_traced,
     storage_of,
@@ -110,7 +111,13 @@ def _any_norm(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
             copies = {n: caster(t, wanted) for n, t in others.items()}
             if "bias" in copies and "weight" not in copies and "weight" in values:
                 copies["weight"] = _ones_like(copies["bias"])  # torch has no kernel for a bias alone in another dtype than the input
-        result = _call_with(functools.partial(call, dtype), names, args, kwargs, {**values, **copies, "input": caster(x, dtype)})
+        x = caster(x, dtype)
+        in_float32 = any(t.dtype is not dtype for t in copies.values()) and is_traced(x) and is_exporting_to_onnx()
+        if in_float32:  # a norm of ONNX takes one dtype
+            x = casting.cast(x, torch.float32)
+        result = _call_with(functools.partial(call, dtype), names, args, kwargs, {**values, **copies, "input": x})
+        if in_float32:  # and rounded once, as by torch's kernels of two dtypes
+            result = casting.cast(result, dtype) if isinstance(result, Tensor) else (casting.cast(result[0], dtype), *result[1:])
         if _updates_statistics(names, values):
             _write_back(copies, others)
         return result if out is None else write_out(result, out)
