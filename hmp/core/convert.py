@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,20 @@ def is_converted() -> bool:
 def is_in_place() -> bool:
     """Return True if torch is patched: from the first policy on until `revert()`, also while no policy is active."""
     return patches.installed()
+
+
+@contextlib.contextmanager
+def patched_inside() -> Iterator[None]:
+    """Make a context after which torch is unpatched if it was before it, unless code in it called `convert()` or `apply()`."""
+    global _regions_entered
+    was_patched = is_in_place()
+    try:
+        yield
+    finally:
+        if not was_patched:
+            with _lock:
+                _regions_entered = False
+                revert_if_unused()
 
 
 def casts(

@@ -1,55 +1,59 @@
-"""A model is called, and buffers, gradients and random numbers are then as before."""
+"""What a tool changes while it runs a model is put back: torch, the model, gradients and random numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..core.active import disable_casts, without_casts
 from ..core.casting import has_values
+from ..core.convert import patched_inside
 from ..core.torch_private import without_dispatch_modes, without_torch_function
 from ..errors import HmpError
+from .aten import local
 
 Tensor = torch.Tensor
 States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
 
 
-@contextlib.contextmanager
+@contextmanager
 def preserve_state(
     model: torch.nn.Module, leaves: Iterable[Tensor] = (), written: Iterable[tuple[Tensor, Tensor]] | None = None
 ) -> Iterator[None]:
-    """Make a context after which the model's buffers, the gradients of `leaves`, which have none in it, and the random state are as before.
+    """Make a context after which torch, the model and the random state are as before, and the gradients of `leaves`, which have none in it.
 
-    What was `written`, each tensor with its values before, has them again; without it that is done for buffers.
+    What was `written`, each tensor with its values before, has them again; without it that is done for parameters and buffers.
     """
-    leaves = list(leaves)
+    leaves, tensors = list(leaves), [*model.parameters(), *model.buffers()]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
-    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    written = changed_since(model.buffers()) if written is None else written
-    states = random_state((*model.parameters(), *model.buffers(), *leaves))
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        put_back(states)
-        for table, found in tables:
-            table.clear()
-            table.update(found)
-        with untracked():
-            for tensor, values in written:
-                tensor.copy_(values)
-        for leaf, gradient in gradients:
-            leaf.grad = gradient
+    if any(map(is_lazy, tensors)):
+        raise HmpError(
+            f"expected a model whose weights have shapes, got {type(model).__name__} with lazy modules; call it with a batch first"
+        )
+    written = changed_since(map(local, tensors)) if written is None else written
+    modules = _Modules(model.modules())
+    with patched_inside(), _random_state_kept((*tensors, *leaves)):
+        for leaf in leaves:
+            leaf.grad = None
+        try:
+            yield
+        finally:
+            with untracked():
+                modules.put_back()
+                for tensor, values in written:
+                    _write(tensor, values)
+            for leaf, gradient in gradients:
+                leaf.grad = gradient
 
 
 def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -60,10 +64,12 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """
     with untracked():
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    return ((tensor, values) for tensor, values in before if not _comparable(tensor) or not _equal(tensor, values))
+    return ((tensor, values) for tensor, values in before if not _equal(tensor, values))
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided or one.is_nested or not has_values(one):
+        return False
     try:
         return torch.equal(one, other)
     except RuntimeError:  # complex32, float4: torch has no kernel that compares them
@@ -75,15 +81,21 @@ def same_bytes(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
-def _comparable(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and has_values(tensor)
+def _write(tensor: Tensor, values: Tensor) -> None:
+    if tensor.shape == values.shape:
+        tensor.copy_(values)
+    else:
+        tensor.data = values.clone()
 
 
-@contextlib.contextmanager
+@contextmanager
 def untracked() -> Iterator[None]:
     """Make a context whose ops do not count as the model's: no policy rounds their results, no recording and no mode sees them."""
     with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
         yield
+
+
+# --- random numbers ---
 
 
 def random_state(tensors: Iterable[Tensor]) -> States:
@@ -98,8 +110,8 @@ def random_state(tensors: Iterable[Tensor]) -> States:
         module: Any = sys.modules.get("torch_xla.core.xla_model") if device.type == "xla" else getattr(torch, device.type, None)
         if not hasattr(module, "get_rng_state"):  # as of "meta"
             continue
-        where = () if device.type == "mps" else (device,)  # of which there is only one
-        found.append((functools.partial(_set, module, where), module.get_rng_state(*where)))
+        where = {} if device.type == "mps" else {"device": device}  # of which there is only one
+        found.append((partial(module.set_rng_state, **where), module.get_rng_state(**where)))
     return found
 
 
@@ -109,9 +121,30 @@ def put_back(states: States) -> None:
         put(state)
 
 
-def _set(module: Any, where: tuple[torch.device, ...], state: Any) -> None:
-    module.set_rng_state(state, *where)
+@contextmanager
+def _random_state_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    states = random_state(tensors)
+    try:
+        yield
+    finally:
+        put_back(states)
 
+
+def random_state_kept(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Make a context after which every random number generator is as it was."""
+    return _random_state_kept([torch.empty(0, device=device)])
+
+
+def seed_all(seed: int) -> None:
+    """Seeds torch on every device, `random`, and numpy where it is in use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+
+
+# --- modules and what trains them ---
 
 _PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, tuple, type(None))
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
@@ -137,44 +170,25 @@ class Snapshot:
                 )
         holders = [*([] if model is None else [model]), *(each for _, each in others)]
         modules = [each for each in holders if isinstance(each, torch.nn.Module)]
+        parameters = [parameter for module in modules for parameter in module.parameters()]
         self.given = bool(holders or reset)
-        self.tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        self.tensors = [*parameters, *(buffer for module in modules for buffer in module.buffers())]
         self._reset = reset
+        self._modules = _Modules(owner for module in modules for owner in module.modules())
         self._states = [(each, copy.deepcopy(each.state_dict())) for each in holders]
-        owners = [owner for module in modules for owner in module.modules()]
-        self._training = [(owner, owner.training) for owner in owners]  # scripted modules do not have it among their attributes
-        # forward() may put another tensor in a buffer's place, of another shape, or one where there was none; and hooks
-        self._places = [(table, dict(table)) for owner in owners for table in (owner._buffers, *_hooks(owner))]
-        self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
-        # a length that a buffer was made for, an average that isn't a buffer
-        seen: set[int] = set()
-        self._attributes = [(owner, {name: _kept(value, seen) for name, value in _plain(owner).items()}) for owner in owners]
-        self._trained = [(parameter, parameter.requires_grad) for module in modules for parameter in module.parameters()]
-        self._gradients = [
-            (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
-            for module in modules
-            for parameter in module.parameters()
-        ]
+        self._buffers = [(each, each.detach().clone()) for module in modules for each in module.buffers()]  # those without a state, too
+        self._gradients = [(each, None if each.grad is None else each.grad.detach().clone()) for each in parameters]
 
+    @without_casts
     def restore(self) -> None:
         """Put everything back, and call the user's `reset`."""
-        for owner, training in self._training:
-            owner.training = training
-        for table, places in self._places:
-            table.clear()
-            table.update(places)
-        for holder, values in self._states:
-            holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
-        with torch.no_grad(), disable_casts():
-            for owner, name, buffer, values in self._buffers:
-                try:
-                    buffer.copy_(values)
-                except RuntimeError:  # it was given another shape, or is an expanded one
-                    owner._buffers[name] = values.clone()
-            for owner, attributes in self._attributes:
-                _put_back(owner, attributes)
-            for parameter, requires_grad in self._trained:
-                parameter.requires_grad_(requires_grad)
+        with torch.no_grad():
+            self._modules.put_back()
+            for holder, values in self._states:
+                holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
+            for buffer, kept in self._buffers:
+                if not _equal(buffer, kept):
+                    _write(buffer, kept)
             for parameter, gradient in self._gradients:
                 if gradient is None or parameter.grad is None:
                     parameter.grad = None if gradient is None else gradient.clone()
@@ -188,24 +202,47 @@ def _has_state(candidate: Any) -> bool:
     return all(callable(getattr(candidate, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]:
-    """Owner, name, tensor and its copy, of each buffer that state_dict() leaves out."""
-    for owner in module.modules():
-        for name in owner._non_persistent_buffers_set:
-            buffer = owner._buffers.get(name)
-            if buffer is not None:
-                yield owner, name, buffer, buffer.detach().clone()
+class _Modules:
+    """What modules hold but for the values of their parameters and buffers.
+
+    forward() may put another tensor in a buffer's place, register hooks, and count in attributes that aren't buffers.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        seen: set[int] = set()
+        owners = list(modules)
+        # a scripted module has `training` in no attribute
+        self._training = [(owner, owner.training) for owner in owners]
+        hooks = ("_buffers", "_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+        tables = (table for owner in owners for name, table in vars(owner).items() if name.endswith(hooks) and isinstance(table, dict))
+        self._tables = [(table, dict(table)) for table in tables]
+        self._attributes = [(owner, {name: _kept(value, seen) for name, value in _plain(owner).items()}) for owner in owners]
+        self._trained = [(each, each.requires_grad) for owner in owners for each in owner.parameters(recurse=False)]
+
+    def put_back(self) -> None:
+        """Put it back, under no_grad()."""
+        for owner, training in self._training:
+            owner.training = training
+        for table, found in self._tables:
+            table.clear()
+            table.update(found)
+        for owner, attributes in self._attributes:
+            for name in _plain(owner).keys() - attributes.keys():
+                del vars(owner)[name]
+            for name, kept in attributes.items():
+                vars(owner)[name] = kept.put_back()
+        for parameter, requires_grad in self._trained:
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
 
 
 def _plain(owner: torch.nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that hold values, or lists and dicts of them; not what torch or hmp put there to be called."""
-    found = {name: value for name, value in vars(owner).items() if isinstance(value, _PLAIN)}
-    return found | {name: value for name, value in vars(owner).items() if type(value) in _CONTAINERS and name not in _TABLES}
-
-
-def _hooks(owner: torch.nn.Module) -> list[dict[Any, Any]]:
-    names = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
-    return [value for name, value in vars(owner).items() if name.endswith(names) and isinstance(value, dict)]
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if isinstance(value, _PLAIN) or (type(value) in _CONTAINERS and name not in _TABLES)
+    }
 
 
 class _Attribute(NamedTuple):
@@ -242,29 +279,3 @@ def _kept(value: Any, seen: set[int]) -> _Attribute:
     if isinstance(value, dict):
         return _Attribute(value, holds={key: _kept(each, seen) for key, each in value.items()})
     return _Attribute(value, holds=[_kept(each, seen) for each in value])
-
-
-def _put_back(owner: torch.nn.Module, attributes: Mapping[str, _Attribute]) -> None:
-    for name in _plain(owner).keys() - attributes.keys():
-        del vars(owner)[name]
-    for name, kept in attributes.items():
-        vars(owner)[name] = kept.put_back()
-
-
-@contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Make a context after which every random number generator is as it was."""
-    states = random_state([torch.empty(0, device=device)])
-    try:
-        yield
-    finally:
-        put_back(states)
-
-
-def seed_all(seed: int) -> None:
-    """Seeds torch on every device, `random`, and numpy where it is in use."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy:
-        numpy.random.seed(seed % 2**32)

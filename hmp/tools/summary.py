@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ class Layer:
     """A module of a model, and what one forward pass did in it.
 
     `path` in the model ("" for the model itself), its class, its depth, its own parameters without those of modules inside it, and of the
-    forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and the bytes that they save
-    for backward: each storage once, at the first layer that keeps it, and parameters left out.
+    forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and the bytes that they keep
+    for backward: each storage once, at the first layer that keeps it, and parameters left out. `weight_bytes` of these are copies of
+    weights in another dtype, the others are activations.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Layer:
     shapes: tuple[tuple[int, ...], ...] = ()
     computes: tuple[str, ...] = ()
     saved_bytes: int = 0
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +53,7 @@ class Summary(Result):
 
     layers: tuple[Layer, ...]
     policy: str = ""
-    _totals = ("parameters", "saved_bytes")
+    _totals = ("parameters", "saved_bytes", "weight_bytes")
 
     def __getitem__(self, path: str) -> Layer:
         for layer in self.layers:
@@ -66,8 +68,13 @@ class Summary(Result):
 
     @property
     def saved_bytes(self) -> int:
-        """Return what the forward pass saves for backward."""
+        """Return what the forward pass keeps for backward: activations and copies of weights."""
         return sum(layer.saved_bytes for layer in self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return what copies of weights are of that."""
+        return sum(layer.weight_bytes for layer in self.layers)
 
     def _page(self) -> Page:
         rows = []
@@ -76,13 +83,19 @@ class Summary(Result):
             called = f"{name} ({layer.kind})" if layer.path else layer.kind
             shapes = ", ".join(str(list(shape)) for shape in layer.shapes)
             parameters = number(layer.parameters, f"{layer.parameters:,}" if layer.parameters else NOTHING)
-            rows.append([Cell(called), Cell(shapes), parameters, Cell(", ".join(layer.computes)), nbytes(layer.saved_bytes)])
-        under = f"under policy {self.policy!r}" if self.policy else "without a batch, dtypes and what is saved are not known"
-        table = Table(("layer", "output", ">parameters", "computes in", ">saves"), rows, most=len(rows))
+            kept = nbytes(layer.saved_bytes - layer.weight_bytes), nbytes(layer.weight_bytes)
+            rows.append([Cell(called), Cell(shapes), parameters, Cell(", ".join(layer.computes)), *kept])
+        activations, weights = (size(each, none="0 B") for each in (self.saved_bytes - self.weight_bytes, self.weight_bytes))
+        under = (
+            f"kept for backward under policy {self.policy!r}: {activations} of activations, {weights} of copies of weights"
+            if self.policy
+            else "without a batch, dtypes and what is kept for backward are not known"
+        )
+        columns = ("layer", "output", ">parameters", "computes in", ">activations kept", ">weight copies kept")
         return Page(
             title="hmp summary",
-            verdict=f"{self.parameters:,} parameters, {size(self.saved_bytes, none='0 B')} saved for backward, {under}",
-            sections=[Section("layers", "Layers", "", [table])],
+            verdict=f"{self.parameters:,} parameters; {under}",
+            sections=[Section("layers", "Layers", "", [Table(columns, rows, most=len(rows))])],
         )
 
 
@@ -109,7 +122,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
     """
     if batch is None:
         check_module(model, "summary()")
-        return Summary(tuple(_layers(model, {}, {}, {})))
+        return Summary(tuple(_layers(model)))
     return of_call(model, functools.partial(call, model, batch), policy)
 
 
@@ -121,42 +134,45 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
     with preserve_state(model, model.parameters()), policy_context(model, chosen, model), record() as report, listen(seen):
         output = call()  # holds the graph: what is to be packed is packed at the end
     del output
-    computes: dict[str, Counter[str]] = {}
+    computes: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
     for row in report.rows:
-        path = seen.path_of(row.module)
-        if path is not None and row.compute:
-            computes.setdefault(path, Counter())[row.compute] += row.calls
-    saved: Counter[str] = Counter()
-    for place, kept in seen.by_module.items():
-        path = seen.path_of(place)
-        if path is not None:
-            saved[path] += kept
-    return Summary(tuple(_layers(model, seen.shapes, computes, saved)), chosen.name)
+        if row.compute:
+            computes[seen.path_of(row.module)][row.compute] += row.calls
+    kept, weights = seen.by_path(seen.by_module), seen.by_path(seen.weights_by_module)
+    layers = (
+        replace(
+            layer,
+            shapes=seen.shapes.get(layer.path, ()),
+            computes=tuple(dtype for dtype, _ in computes[layer.path].most_common()),
+            saved_bytes=kept[layer.path],
+            weight_bytes=weights[layer.path],
+        )
+        for layer in _layers(model)
+    )
+    return Summary(tuple(layers), chosen.name)
 
 
 class _Seen(SavedActivations):
-    """What a forward pass shows of the model's modules: the shapes that they return, and what they save."""
+    """What a forward pass shows of the model's modules: the shapes that they return, and what they keep."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__([*model.parameters(), *model.buffers()])
         self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self._model = model
         self._paths = {id(module): path for path, module in model.named_modules()}
+        self._known = {type(model).__name__: "", **{path: path for path in self._paths.values() if path}}
 
     def path_of(self, place: str) -> str | None:
-        """Return the path in the model of a place as recordings say it.
-
-        Of the nearest module that the model holds, None outside the model.
-        """
-        name = type(self._model).__name__
-        known = set(self._paths.values())
-        while place:
-            if place == name:
-                return ""
-            if place in known:
-                return place
+        """Return the path of the nearest module that the model holds, for a place as recordings say it; None outside the model."""
+        while place and place not in self._known:
             place = place.rpartition(".")[0]
-        return None
+        return self._known.get(place)
+
+    def by_path(self, nbytes: Counter[str]) -> Counter[str | None]:
+        """Return the bytes of each of the model's modules."""
+        found: Counter[str | None] = Counter()
+        for place, each in nbytes.items():
+            found[self.path_of(place)] += each
+        return found
 
     def left(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         """Note what a module returned."""
@@ -165,19 +181,7 @@ class _Seen(SavedActivations):
             self.shapes[path] = tuple(tuple(tensor.shape) for tensor in each_tensor((output,)))
 
 
-def _layers(
-    model: torch.nn.Module,
-    shapes: Mapping[str, tuple[tuple[int, ...], ...]],
-    computes: Mapping[str, Counter[str]],
-    saved: Mapping[str, int],
-) -> Iterator[Layer]:
+def _layers(model: torch.nn.Module) -> Iterator[Layer]:
     for path, module in model.named_modules():
-        yield Layer(
-            path=path,
-            kind=type(module).__name__,
-            depth=path.count(".") + 1 if path else 0,
-            parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
-            shapes=shapes.get(path, ()),
-            computes=tuple(dtype for dtype, _ in computes.get(path, Counter()).most_common()),
-            saved_bytes=saved.get(path, 0),
-        )
+        parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        yield Layer(path, type(module).__name__, path.count(".") + 1 if path else 0, parameters)

@@ -30,8 +30,8 @@ def verify(
 ) -> Report:
     """Run one step of a model, forward and backward, and verify that every call follows its list.
 
-    This is `record()`, one step, and `Report.verify()`. Gradients, buffers and the random state are as before when it returns. Compiled
-    code runs uncompiled.
+    This is `record()`, one step, and `Report.verify()`. Torch, the model, gradients and the random state are as before when it returns.
+    Compiled code runs uncompiled.
 
     Args:
         model: The module.
@@ -54,7 +54,7 @@ def verify(
     model_call.check_module(model, "verify()")
     check_allowed(allow)
     region: Any = nullcontext() if policy is None else model_call.policy_context(model, model_call.chosen_policy(model, policy), model)
-    with record() as report, preserve_state(model, model.parameters()):
+    with preserve_state(model, model.parameters()), record() as report:
         with region:
             output = model_call.call(model, batch)
             value = _loss_of(output, loss) if torch.is_grad_enabled() else None

@@ -181,10 +181,12 @@ class Fails(nn.Linear):
 
 
 class Counts(nn.Linear):
+    """Counts where nobody puts the count back."""
+
     calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
+        Counts.calls += 1
         return super().forward(x) + self.calls
 
 

@@ -130,3 +130,24 @@ def test_the_table_has_each_layer_and_the_sum(net: Net) -> None:
     assert "policy 'mine'" in text and "1,120 parameters" in text
     (up,) = (line for line in text.splitlines() if "up (Linear)" in line)
     assert "[2, 5, 32]" in up and "544" in up and "bfloat16" in up
+
+
+@pytest.mark.native_kernels  # computed in float32, products save float32
+@pytest.mark.parametrize(
+    ("policy", "frozen", "expected"),
+    [
+        # x in bfloat16, nothing of a weight that no gradient goes through; linear's result and the statistics; x and the weight
+        ("torch-cpu", False, [(3 * 8 * 2, 0), (3 * 16 * 2 + 2 * 3 * 4, 0), (3 * 16 * 2, 16 * 4 * 2)]),
+        ("torch-cpu", True, [(0, 8 * 16 * 2), (3 * 16 * 2 + 2 * 3 * 4, 0), (0, 16 * 4 * 2)]),
+        (hmp.Policy(fp32_result={"linear"}), True, [(0, 8 * 16 * 2), (3 * 16 * 4 + 2 * 3 * 4, 0), (0, 16 * 4 * 2)]),
+        # without a list the batch and the weights themselves are kept, and the latter are not counted
+        (hmp.Policy("none"), False, [(3 * 8 * 4, 0), (3 * 16 * 4 + 2 * 3 * 4, 0), (3 * 16 * 4, 0)]),
+    ],
+)
+def test_copies_of_weights_are_told_from_activations(policy: hmp.Policy | str, frozen: bool, expected: list[tuple[int, int]]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.LayerNorm(16), nn.Linear(16, 4, bias=False)).requires_grad_(not frozen)
+    x = torch.randn(3, 8, requires_grad=frozen)
+    found = hmp.summary(model, x, policy)
+    assert [(layer.saved_bytes - layer.weight_bytes, layer.weight_bytes) for layer in found.layers[1:]] == expected
+    assert found.weight_bytes == sum(weights for _, weights in expected)
+    assert f"{found.weight_bytes} B of copies of weights" in str(found)
