@@ -24,6 +24,7 @@ from .ops.python_ops import name_of
 from .patching import unpatched_op
 from .torch_private import (
     TorchDispatchMode,
+    devices_in_autocast,
     function_mode_stack,
     hooks_with_keywords,
 )
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 4096  # which a mode remembers
 _compiling = torch.compiler.is_compiling
+_autocast_dtype = torch.get_autocast_dtype
 
 
 class Call:
     """The call of an op: the same object where it begins and where it ends.
 
     `ruled` is the op under its rule, None for a torch function that hmp leaves as it is; then `decided` says whether hmp decided an op
-    inside of it. `here` is the active state as the call began. `result` is None while it runs, `error` what it raised.
+    inside of it. `here` is the active state as the call began, `autocast` torch.autocast's dtype by device, where it was enabled. `result`
+    is None while it runs, `error` what it raised.
 
     The others are noted for listeners that measure: the dtypes that torch's op `computed` in, seconds in the op and in casts, how many
     `casts` were made, of how many bytes, and how many a cache saved; `cast_dtypes` has the two dtypes of each, where a listener asks.
@@ -62,6 +65,7 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.here: PolicyTable | Off = state.current_state()
+        self.autocast = {device: _autocast_dtype(device) for device in devices_in_autocast()}  # an op's kernel runs outside of it
 
     @property
     def rule(self) -> CastRule | None:

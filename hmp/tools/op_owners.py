@@ -56,14 +56,15 @@ def place_here() -> Place:
 class Owner(NamedTuple):
     """What an ATen op belongs to.
 
-    The op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or None, the active policy, and the
-    place.
+    The op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or None, the active policy, the
+    place, and the devices that torch.autocast was enabled for, with its dtypes.
     """
 
     op: str
     ruled: OpUnderRule | None
     policy: Policy | None
     place: Place
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
 
 class AtenCall(NamedTuple):
@@ -119,7 +120,7 @@ class OpOwners(Listener):
         if call is None:
             owner = Owner(aten, None, current_state().policy, place_here())
         else:
-            owner = Owner(call.op, call.ruled, call.here.policy, place_here())
+            owner = Owner(call.op, call.ruled, call.here.policy, place_here(), tuple(call.autocast.items()))
         return self._owners.setdefault(owner, owner)
 
 

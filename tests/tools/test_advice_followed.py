@@ -103,6 +103,88 @@ def test_an_entry_for_some_modules_leaves_the_list_with_its_scope(entry: str) ->
     assert result(policy).tolist() == [[12_000_000.0] * 2]
 
 
+ROW = torch.full((8,), -3e38, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("policy", "call"),
+    [
+        ("torch-cpu", lambda: ROW + ROW),
+        ("torch-cpu", lambda: torch.zeros(8, dtype=torch.bfloat16) / 0),
+        ("habana", lambda: torch.sum(ROW)),
+        (hmp.Policy(bf16={"exp"}, dtype="float16"), lambda: torch.exp(HALF)),  # exp(300)
+        ("torch-cpu", lambda: torch.matmul(torch.full((2, 2), 1e30), torch.full((2, 2), 1e30))),
+    ],
+)
+def test_no_move_is_advised_where_float32_overflows_too(policy: hmp.Policy | str, call: Callable[[], Any]) -> None:
+    moved = hmp.Policy(fp32={"add", "div", "sum", "exp", "matmul"})
+    for each in (policy, moved):
+        with pytest.raises(hmp.NonFiniteError) as caught, hmp.casts(each), hmp.detect_nonfinite():
+            call()
+        assert "move(" not in caught.value.finding.remedy and "keep its inputs in range" in caught.value.finding.remedy
+
+
+class Products(nn.Module):
+    """A product that overflows float16 in its second block alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Product(0.01), Product(1.0)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](self.blocks[0](x).float() * 0 + x)
+
+
+class Product(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.matmul(x * self.scale, x)
+        self.computed = product.dtype
+        return product
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_move_is_offered_for_the_module_alone_and_mends_it(inside: bool) -> None:
+    """The policy may be applied to an inner network, which scoped entries are relative to."""
+    policy = hmp.Policy("half", bf16={"matmul"}, dtype="float16")
+    net = hmp.apply(Products(), policy)
+    outer = nn.ModuleDict({"net": net})
+    outer.forward = lambda x: net(x)  # type: ignore[method-assign]
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        (outer if inside else net)(LARGE)
+    finding = caught.value.finding
+    assert finding.module == ("net.blocks.1" if inside else "blocks.1")
+    assert '.move("matmul @ blocks.1", "fp32")' in finding.remedy
+    hmp.apply(net, policy.move("matmul @ blocks.1", "fp32"))
+    with hmp.detect_nonfinite():
+        assert torch.equal(net(LARGE), torch.full((8, 8), 8 * 300.0 * 300.0))
+    assert [block.computed for block in net.blocks] == [torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_under_torch_autocast_its_dtype_is_named_and_the_advice_mends_it(dtype: torch.dtype) -> None:
+    a, b = (torch.full((2, 2), 300.0), torch.full((2, 2), 3000.0)) if dtype is torch.float16 else (torch.full((2, 2), 2e19),) * 2
+
+    def call() -> torch.Tensor:
+        return torch.mm(a, b)
+
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite(), torch.autocast("cpu", dtype):
+        call()
+    finding = caught.value.finding
+    assert finding.rule == f'no policy was active here, but torch.autocast("cpu") with {str(dtype)[6:]}'
+    if dtype is torch.bfloat16:  # 8e38 is beyond float32, too
+        assert "in float32 it makes Inf, too" in finding.remedy
+        return
+    policy = pasted(finding.remedy[finding.remedy.index("policy = ") :])
+    with hmp.detect_nonfinite(), torch.autocast("cpu", dtype), hmp.casts(policy):
+        assert torch.equal(call(), torch.full((2, 2), 1_800_000.0))
+    with hmp.detect_nonfinite(), torch.autocast("cpu", dtype), torch.autocast("cpu", enabled=False):
+        assert torch.equal(call(), torch.full((2, 2), 1_800_000.0))
+
+
 # Forms that write into their first input (R5), and what asks for a dtype itself.
 BEYOND_LISTS: list[tuple[hmp.Policy | None, Callable[[], Any]]] = [
     (POLICY, lambda: HALF.clone().__imul__(HALF)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,7 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen(fresh_compiler: None) -> N
     assert {row.op for row in rows} == {"linear", "mul", "ones_like", "sqrt", "sum"}
 
 
+@pytest.mark.native_kernels  # computed in float32, the product overflows where it is rounded
 def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: Path):
     (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
     (tmp_path / "fp32.txt").write_text("softmax\n")
@@ -125,7 +128,7 @@ def test_the_message_says_where_what_under_which_rule_and_what_to_try(tmp_path: 
         listed = str(found(lambda: Block()(OVERFLOWS)))
     for told in ("`bmm` made Inf", f"in attention, {HERE}:{line_of('scores')}", f"{tmp_path / 'bf16.txt'}:2", "fp32.txt"):
         assert told in listed
-    for told in ("float16[1, 2, 2] in [300, 300]; float16[1, 2, 2] in [3000, 3000]", "4 Inf", "low-precision dtype float16"):
+    for told in ("float16[1, 2, 2] in [300, 300]; float16[1, 2, 2] in [3000, 3000]", "all 4 values are Inf", "low-precision dtype float16"):
         assert told in listed
     plain = str(found(lambda: Root()(torch.ones(1, 2)).sum().backward()))
     for told in ("`sqrt` (div) made Inf", "SqrtBackward0", f"in Root, {HERE}:{line_of('root')}", "no policy was active", "op lists don't"):
@@ -167,3 +170,16 @@ def test_it_is_a_decorator_nests_and_leaves_nothing_behind():
     assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
     with pytest.raises(hmp.HmpError, match="'stop'"):
         hmp.detect_nonfinite(on_find="stop")
+
+
+def test_the_message_ends_at_the_users_line_and_says_how_many_values_there_are() -> None:
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.casts(LISTS), hmp.detect_nonfinite():
+        Block()(OVERFLOWS)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[-1].lineno == line_of("scores") and frames[-1].filename == str(HERE)
+    if sys.version_info >= (3, 11):
+        assert not [frame for frame in frames if Path(frame.filename).is_relative_to(Path(hmp.__file__).parent)]
+    assert "float16[1, 2, 2], all 4 values are Inf" in str(caught.value)
+    mixed = str(found(lambda: torch.tensor([0.0, 1.0, 2.0]) / torch.zeros(3)))
+    assert "float32[3], no value is finite, 1 NaN, 2 Inf" in mixed
+    assert "\n  no policy was active here\n" in mixed and "none" not in mixed

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Collection, Iterator
+import types
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from ...core.log import log
+from ...core.log import PACKAGES, log
 from ...core.observe import listen
 from ...errors import HmpError, NonFiniteError
 from .finding import Finding
@@ -65,30 +66,56 @@ def detect_nonfinite(
         raise HmpError(f'on_find= expected "raise" (stop at the first finding) or "log" (log each and continue), got {on_find!r}')
     if isinstance(ignore, str) or not isinstance(ignore, Collection) or not all(isinstance(each, str) for each in ignore):
         raise HmpError(f'ignore= expected a list of op names and globs over module paths, such as ["*.mask", "exp"], got {ignore!r}')
-    return _region(on_find, _meant(ignore))
+    return _Detection(on_find, _meant(ignore))
 
 
-@contextlib.contextmanager
-def _region(on_find: str, meant: Callable[[Finding], bool]) -> Iterator[Findings]:
-    findings = Findings()
-    said: set[Any] = set()
+class _Detection(contextlib.ContextDecorator, contextlib.AbstractContextManager[Findings]):
+    """The context. Each call of a function that it decorates has one of its own."""
 
-    def report(finding: Finding) -> None:
+    def __init__(self, on_find: str, meant: Callable[[Finding], bool]) -> None:
+        self._on_find, self._meant = on_find, meant
+
+    def _recreate_cm(self) -> _Detection:
+        return _Detection(self._on_find, self._meant)
+
+    def __enter__(self) -> Findings:
+        self._findings = Findings()
+        self._said: set[Any] = set()
+        self._finder = NonfiniteFinder(self._report, self._meant)
+        self._listening = listen(self._finder)
+        self._listening.__enter__()
+        return self._findings
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+        self._listening.__exit__(kind, error, trace)
+        if error is None:
+            self._finder.close()
+        elif isinstance(error, NonFiniteError):
+            error.__traceback__ = _to_users_line(trace)
+
+    def _report(self, finding: Finding) -> None:
         key = (finding.kind, finding.op, finding.aten, finding.direction, finding.module, finding.file, finding.line, finding.source)
-        if key in said:
+        if key in self._said:
             return
-        said.add(key)
+        self._said.add(key)
         finding = replace(finding, rank=_rank_of_several())
-        findings.append(finding)
-        if on_find == "raise":
+        self._findings.append(finding)
+        if self._on_find == "raise":
             raise NonFiniteError(str(finding), finding)
         log.error("%s", finding)
 
-    watcher = NonfiniteFinder(report, meant)
-    with listen(watcher):
-        yield findings
-    # only where nothing was raised
-    watcher.close()
+
+def _to_users_line(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the traceback without hmp's frames, up to the user's last one. Python 3.10 shows all of them nevertheless."""
+    frames: list[types.TracebackType] = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    shown = None
+    for each in reversed(frames):
+        if not each.tb_frame.f_code.co_filename.startswith(PACKAGES if shown is None else PACKAGES[0]):
+            shown = types.TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown
 
 
 def _meant(names: Collection[str]) -> Callable[[Finding], bool]:

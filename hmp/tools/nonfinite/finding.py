@@ -45,9 +45,11 @@ class Values(NamedTuple):
 
     def __str__(self) -> str:
         found = f"{self.dtype}{list(self.shape)}"
-        found += " without a finite value" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
-        odd = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
-        return found + (f", {' and '.join(odd)}" if odd else "")
+        odd = [(count, name) for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
+        if self.low is None and len(odd) == 1:
+            return f"{found}, all {odd[0][0]} values are {odd[0][1]}"
+        found += ", no value is finite" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
+        return ", ".join([found, *(f"{count} {name}" for count, name in odd)])
 
 
 def values(tensor: torch.Tensor) -> Values:
@@ -105,7 +107,7 @@ class Finding:
             *(["the tensor that it wrote to in place, whose earlier values are lost"] if self.overwritten else []),
         ]
         lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
-        return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
+        return "\n".join([*lines, f"  {self.rule}", f"  try: {self.remedy}"])
 
 
 def find(
@@ -114,64 +116,81 @@ def find(
     inputs: list[torch.Tensor],
     outputs: list[torch.Tensor],
     kind: FindingKind = FindingKind.OP,
+    *,
     source: str = "",
+    scope: str = "",
+    in_float32: str | None = None,
 ) -> Finding:
-    """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
+    """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten.
+
+    `scope` is the module as scoped entries name it, `in_float32` what the op makes of its inputs in float32: None where that isn't known.
+    """
     owner, place = call.owner, call.owner.place
-    op = owner.op
     written = {id(t) for t in outputs}
     given = [values(t) for t in inputs if id(t) not in written]
-    out = [values(t) for t in outputs]
-    names = [name for name, count in (("NaN", sum(v.nan for v in out)), ("Inf", sum(v.inf for v in out))) if count]
-    explained = _explained(op, owner)
+    explained = _explained(owner)
+    advice = _Advice(call, explained, scope, in_float32)
     return Finding(
         kind=kind,
-        op=op,
+        op=owner.op,
         aten=known.name,
         direction=call.direction,
         node="" if call.node is None else str(call.node.name()),
         module=place.module,
         file=place.file,
         line=place.line,
-        made=" and ".join(names),
+        made=made(outputs),
         inputs=tuple(given),
-        outputs=tuple(out),
-        rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
-        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
+        outputs=tuple(map(values, outputs)),
+        rule=_rule(call, explained),
+        remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
         source=source,
         overwritten=len(inputs) - len(given),
     )
 
 
-_OF_USER = "none: lists don't apply to your own code in backward (R13)"
+def made(tensors: Iterable[torch.Tensor]) -> str:
+    """Return "NaN", "Inf", "NaN and Inf", or "" where all values are finite."""
+    found = [values(t) for t in tensors]
+    return " and ".join(name for name, count in (("NaN", sum(v.nan for v in found)), ("Inf", sum(v.inf for v in found))) if count)
+
+
 _DATA = {
     FindingKind.DATA: "check the batch: op lists don't affect this",
     FindingKind.PARAMETER: "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
 }
+_IN_RANGE = "so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
 
 
-def _explained(op: str, owner: Owner) -> Rule | None:
+def _explained(owner: Owner) -> Rule | None:
     """Return what explain() says, None for an unlisted op."""
     if owner.policy is None:
         return None
-    for name in (op, op.strip("_")):
+    for name in (owner.op, owner.op.strip("_")):
         with contextlib.suppress(OpListError):
             return explain(name, owner.policy)
     return None
 
 
-def _rule(explained: Rule | None, owner: Owner) -> str:
+def _rule(call: AtenCall, explained: Rule | None) -> str:
+    owner = call.owner
+    around = _autocast(owner)
     if owner.policy is None:
-        return "none: no policy was active here"
+        if call.by_user:
+            return "lists don't apply to your own code in backward (R13)"
+        return f"no policy was active here, but {around}" if around else "no policy was active here"
     if _in_place(owner):
         return registry.IN_PLACE.sentence
+    around = f"; {around} overrides it for the ops on torch's lists" if around else ""
     if explained is None or explained.cast is None:
-        return f"on no list of policy {owner.policy.name!r}: computed in the dtype of its inputs"
+        return f"on no list of policy {owner.policy.name!r}: computed in the dtype of its inputs{around}"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
-    low = dtype_name(owner.policy.dtype)
-    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
-        f", low-precision dtype {low}" if explained.cast in lists.low() else ""
-    )
+    low = f", low-precision dtype {dtype_name(owner.policy.dtype)}" if explained.cast in lists.low() else ""
+    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}{low}{around}"
+
+
+def _autocast(owner: Owner) -> str:
+    return " and ".join(f'torch.autocast("{device}") with {dtype_name(dtype)}' for device, dtype in owner.autocast)
 
 
 def _in_place(owner: Owner) -> bool:
@@ -183,44 +202,67 @@ def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     return (owner.ruled is not None and owner.ruled.rule.hides_dtypes) or any(t.dtype in LOW for t in tensors)
 
 
-def _remedy(call: AtenCall, explained: Rule | None, is_low: bool) -> str:
-    owner, op = call.owner, call.owner.op
-    if not is_low:
-        return "it ran in float32 or wider, so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
-    if op in table.DTYPE_OPS:
-        return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
-    if owner.policy is None and call.by_user:
-        return (
-            "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in the backward of an "
-            "autograd.Function"
-        )
-    if owner.policy is None:
-        return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
-    if _in_place(owner):
-        name = sites.base_of(op)
-        out_of_place = f"call `{name}` instead and put it on the FP32 list, or " if can_be_listed(name) else ""
-        return f"op lists don't change the dtype of an in-place op; {out_of_place}write into a float32 tensor"
-    if explained is None:
-        return "run the line in float32, inside hmp.disable_casts()"
-    wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
-    if explained.cast == "fp32":
-        said = f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
-        return "; ".join(filter(None, (said, wider)))
-    return _moved(explained, owner.policy, wider)
+class _Advice(NamedTuple):
+    """What to try about an op that made NaN or Inf."""
 
+    call: AtenCall
+    explained: Rule | None
+    scope: str
+    in_float32: str | None
 
-def _moved(explained: Rule, policy: Policy, wider: str) -> str:
-    """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
-    entry, at, scope = (explained.listed_as or "").partition(" @ ")
-    listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
-    # there is no einsum.autocast on an FP32 list
-    name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
-    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
-        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
-        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
-    before = "policy"
-    if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
-        before = f'hmp.Policy.load("{policy.name}")'
-        if as_policy(policy.name).dtype is not policy.dtype:
-            before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
-    return f'policy = {before}.move("{name}", "fp32")' + (f"  # {wider}" if wider else "")
+    def remedy(self, is_low: bool) -> str:
+        """Return it in one line; `is_low`: the op had low-precision inputs or results."""
+        owner, op, explained = self.call.owner, self.call.owner.op, self.explained
+        dtypes = [dtype for _, dtype in owner.autocast] if owner.policy is None else [owner.policy.dtype]
+        if not is_low or self.in_float32:
+            ran = f"in float32 it makes {self.in_float32}, too" if is_low else "it ran in float32 or wider"
+            return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
+        if op in table.DTYPE_OPS:
+            return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
+        if owner.policy is None and self.call.by_user:
+            return (
+                "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in an autograd.Function's backward"
+            )
+        if owner.policy is None and owner.autocast:
+            device, dtype = owner.autocast[0]
+            policy = Policy.load("autocast").replace(dtype=dtype)
+            instead = self._moved(explain(op, policy), policy, "") if can_be_listed(op) else ""
+            disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
+            return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
+        if owner.policy is None:
+            return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
+        if _in_place(owner):
+            name = sites.base_of(op)
+            out_of_place = f"call `{name}` instead and put it on the FP32 list, or " if can_be_listed(name) else ""
+            written = "write into a float32 tensor; if float32 doesn't hold the result either, keep the inputs in range"
+            return f"op lists don't change the dtype of an in-place op; {out_of_place}{written}"
+        if explained is None:
+            return "run the line in float32, inside hmp.disable_casts()"
+        wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+        if explained.cast == "fp32":
+            said = (
+                f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
+            )
+            return "; ".join(filter(None, (said, wider)))
+        inside = f"enter the policy inside {_autocast(owner)}, which overrides it" if owner.autocast else ""
+        return self._moved(explained, owner.policy, "; ".join(filter(None, (inside, wider))))
+
+    def _moved(self, explained: Rule, policy: Policy, note: str) -> str:
+        """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+        entry, at, scope = (explained.listed_as or "").partition(" @ ")
+        listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
+        # there is no einsum.autocast on an FP32 list
+        name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
+        scoped = "" if at or not self.scope else f"{name} @ {self.scope}"
+        if explained.path is not None and not Path(explained.path).is_relative_to(home()):
+            off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+            alone = f"or write `{scoped}` for this module alone" if scoped else ""
+            return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
+        before = "policy"
+        if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
+            before = f'hmp.Policy.load("{policy.name}")'
+            if as_policy(policy.name).dtype is not policy.dtype:
+                before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
+        alone = f'or for this module alone, with hmp.apply(): .move("{scoped}", "fp32")' if scoped else ""
+        notes = "; ".join(filter(None, (alone, note)))
+        return f'policy = {before}.move("{name}", "fp32")' + (f"  # {notes}" if notes else "")

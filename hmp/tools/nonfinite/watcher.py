@@ -7,21 +7,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, has_values
 from ...core.log import log
 from ...core.observe import Call, here, modules
 from ...core.rules import takes_masks
+from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import memory_of, storage_of, tree_leaves
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
 from ..formatting import Word
+from ..model_state import random_state_kept
 from ..op_owners import AtenCall, Direction, OpOwners
-from .finding import Finding, FindingKind, find
+from .finding import LOW, Finding, FindingKind, find, made
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -91,13 +95,17 @@ class NonfiniteFinder(OpOwners):
         self._held: list[Held] = []
         self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
         self._warned: set[Any] = set()
-        # the last result of an op that may yet be rounded, what made it, and of what
-        self._unrounded: tuple[Tensor, Facts, list[Tensor]] | None = None
+        self._models: WeakSet[torch.nn.Module] = WeakSet()  # the outermost modules that have run
 
     def close(self) -> None:
         """Handle the end of the context: what waited for a GradScaler that did not come is a finding."""
         self._unit_ended()
         self._settle(skipped=False)
+
+    def entered(self, module: torch.nn.Module) -> None:
+        """Note an outermost module."""
+        if len(modules.running) == 1:
+            self._models.add(module)
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the op's own result, which was looked at."""
@@ -133,20 +141,12 @@ class NonfiniteFinder(OpOwners):
             self._scaled = True
         results = list(each_tensor((out,))) or written
         odd = [t for t in results if not _is_finite(t)]
-        self._note_unrounded(call, known, leaves, results)
         if self._held and not odd:
             self._went_away(known, leaves, written, results)
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
-            self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
+            self._look(call, func, args, kwargs, leaves, unread, odd_before, odd)
         return out
-
-    def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
-        ruled = call.owner.ruled
-        if ruled is None or not ruled.facts.needs_instructions:
-            self._unrounded = None
-        elif results and not known.moves:
-            self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
 
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
@@ -161,7 +161,7 @@ class NonfiniteFinder(OpOwners):
     def _look(
         self,
         call: AtenCall,
-        known: Facts,
+        func: Any,
         args: Any,
         kwargs: Any,
         leaves: list[Any],
@@ -170,7 +170,7 @@ class NonfiniteFinder(OpOwners):
         odd: list[Tensor],
     ) -> None:
         """Results are not finite: why."""
-        ignored = set(unread)
+        known, ignored = facts(func), set(unread)
         if known.name in ("addmm", "baddbmm", "addbmm", "addmv", "addr") and kwargs.get("beta", 1) == 0:
             ignored.add(id(args[0]))  # torch reads nothing of it
         made_here = {id(t) for t in odd}
@@ -182,17 +182,15 @@ class NonfiniteFinder(OpOwners):
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin(OriginKind.WRITTEN))
         elif not bad:
-            self._made(call, known, inputs, odd, has_nan)
+            is_low = any(t.dtype in LOW for t in (*inputs, *odd))
+            in_float32 = _made_in_float32(func, args, kwargs) if is_low and not known.writes else None
+            self._made(call, known, inputs, odd, has_nan, in_float32)
         else:
             nan_came = any(before[id(t)] if id(t) in made_here else _has_nan(t) for t in bad)
             self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
 
-    def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
-        rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
-        if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
-            # the product overflows where it is rounded: it is reported with the inputs that it was given, which lose nothing by this
-            known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
-        finding = find(call, known, inputs, odd)
+    def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool, in_float32: str | None) -> None:
+        finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
         if not has_nan and self._meant(finding):
             self._mark_all(odd, Origin(OriginKind.WRITTEN))
             return
@@ -282,7 +280,7 @@ class NonfiniteFinder(OpOwners):
         elif origin.kind == OriginKind.OUTSIDE:
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
             came = FindingKind.PARAMETER if source.startswith(("parameter", "buffer")) else FindingKind.DATA
-            finding = find(call, known, inputs, odd, came, source)
+            finding = find(call, known, inputs, odd, came, source=source)
             self._mark_all(odd, Origin(OriginKind.REPORTED, finding))
             self._report(finding)
         elif origin.kind == OriginKind.PENDING and (nan_of_inf or nan_came) and origin.finding is not None:
@@ -350,6 +348,16 @@ class NonfiniteFinder(OpOwners):
                 if tensor.dtype in FLOATS and not known.draws:
                     self._of_integers[tensor] = True
 
+    def _scope(self, path: str) -> str:
+        """Return the path of a module in the model that has a policy of its own, or in the outermost one; "" for that model itself."""
+        for model in self._models:
+            inside = dict(model.named_modules())
+            if path in inside:
+                parts = path.split(".")
+                applied = [at for at in range(1, len(parts) + 1) if applied_policy(inside[".".join(parts[:at])]) is not None]
+                return ".".join(parts[max(applied, default=0) :])
+        return ""
+
     def _name(self, tensor: Tensor) -> str:
         """Return what a tensor is that no op has made: a parameter or buffer of the running model, or nothing of it."""
         address = storage_address(tensor)
@@ -360,6 +368,25 @@ class NonfiniteFinder(OpOwners):
                     if storage_address(each) == address:
                         return f"{what} `{name}` of {type(root).__name__}"
         return _OUTSIDE
+
+
+def _made_in_float32(func: Any, args: Any, kwargs: Any) -> str | None:
+    """Return what the op makes of its inputs in float32, as `made()` says it; None where it can't be run again."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in LOW:
+            return value.float()
+        return torch.float32 if isinstance(value, torch.dtype) and value in LOW else value
+
+    args, kwargs = tree_map(wide, (args, kwargs))
+    tensors = list(each_tensor((args, kwargs)))
+    if not tensors:
+        return None
+    try:
+        with random_state_kept(tensors[0].device):
+            return made(each_tensor((func(*args, **kwargs),)))
+    except Exception:  # no kernel, no memory
+        return None
 
 
 def _is_finite(tensor: Tensor) -> bool:
