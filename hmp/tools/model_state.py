@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -70,10 +70,10 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.layout is not torch.strided or one.is_nested or not has_values(one):
         return False
-    try:
-        return torch.equal(one, other)
-    except RuntimeError:  # complex32, float4: torch has no kernel that compares them
-        return same_bytes(one, other)
+    with contextlib.suppress(RuntimeError):  # complex32, float4: torch has no kernel that compares them
+        if torch.equal(one, other):
+            return True
+    return same_bytes(one, other)  # NaN is not equal to itself
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
@@ -209,31 +209,47 @@ class _Modules:
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        seen: set[int] = set()
         owners = list(modules)
-        # a scripted module has `training` in no attribute
-        self._training = [(owner, owner.training) for owner in owners]
         hooks = ("_buffers", "_hooks", "_hooks_with_kwargs", "_hooks_always_called")
-        tables = (table for owner in owners for name, table in vars(owner).items() if name.endswith(hooks) and isinstance(table, dict))
-        self._tables = [(table, dict(table)) for table in tables]
-        self._attributes = [(owner, {name: _kept(value, seen) for name, value in _plain(owner).items()}) for owner in owners]
+        self._training = [(owner, owner.training) for owner in owners]  # a scripted module has it in no attribute
         self._trained = [(each, each.requires_grad) for owner in owners for each in owner.parameters(recurse=False)]
+        self._attributes = [(owner, _plain(owner)) for owner in owners]
+        self._containers = {
+            id(table): (table, dict(table))
+            for owner in owners
+            for name, table in vars(owner).items()
+            if name.endswith(hooks) and isinstance(table, dict)
+        }
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        for value in (value for _, attributes in self._attributes for value in attributes.values()):
+            self._keep(value)
+
+    def _keep(self, value: Any) -> None:
+        if isinstance(value, Tensor) and not value.is_inference():
+            self._tensors[id(value)] = value, value.detach().clone()
+        elif (type(value) in _CONTAINERS and id(value) not in self._containers) or type(value) is tuple:
+            if type(value) is not tuple:
+                self._containers[id(value)] = value, copy.copy(value)
+            for each in value.values() if isinstance(value, dict) else value:
+                self._keep(each)
 
     def put_back(self) -> None:
         """Put it back, under no_grad()."""
         for owner, training in self._training:
             owner.training = training
-        for table, found in self._tables:
-            table.clear()
-            table.update(found)
-        for owner, attributes in self._attributes:
-            for name in _plain(owner).keys() - attributes.keys():
-                del vars(owner)[name]
-            for name, kept in attributes.items():
-                vars(owner)[name] = kept.put_back()
         for parameter, requires_grad in self._trained:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
+        for owner, attributes in self._attributes:
+            for name in _plain(owner).keys() - attributes.keys():
+                del vars(owner)[name]
+            vars(owner).update(attributes)
+        for container, found in self._containers.values():
+            container.clear()
+            (container.update if isinstance(container, (dict, set)) else container.extend)(found)
+        for tensor, values in self._tensors.values():
+            if not _equal(tensor, values):
+                _write(tensor, values)
 
 
 def _plain(owner: torch.nn.Module) -> dict[str, Any]:
@@ -243,39 +259,3 @@ def _plain(owner: torch.nn.Module) -> dict[str, Any]:
         for name, value in vars(owner).items()
         if isinstance(value, _PLAIN) or (type(value) in _CONTAINERS and name not in _TABLES)
     }
-
-
-class _Attribute(NamedTuple):
-    """A value; of a tensor that can be written to its version and a copy, of a container what it holds."""
-
-    value: Any
-    version: int = 0
-    copy: torch.Tensor | None = None
-    holds: Any = None
-
-    def put_back(self) -> Any:
-        """Return the value, as it was."""
-        value, holds = self.value, self.holds
-        if self.copy is not None and value._version != self.version:
-            value.copy_(self.copy)
-        if isinstance(holds, dict):
-            items = {key: each.put_back() for key, each in holds.items()}
-            value.clear()
-            value.update(items)
-        elif isinstance(holds, list):
-            elements = [each.put_back() for each in holds]
-            if not isinstance(value, tuple):
-                value.clear()
-                (value.update if isinstance(value, set) else value.extend)(elements)
-        return value
-
-
-def _kept(value: Any, seen: set[int]) -> _Attribute:
-    if isinstance(value, torch.Tensor) and not value.is_inference():
-        return _Attribute(value, value._version, value.detach().clone())
-    if type(value) not in (*_CONTAINERS, tuple) or id(value) in seen:
-        return _Attribute(value)
-    seen.add(id(value))
-    if isinstance(value, dict):
-        return _Attribute(value, holds={key: _kept(each, seen) for key, each in value.items()})
-    return _Attribute(value, holds=[_kept(each, seen) for each in value])

@@ -63,62 +63,42 @@ def unreachable() -> list[Unreachable]:
     if not originals:
         return []
     gc.collect()  # garbage makes no calls: it is not to be listed
-    objects = gc.get_objects()
     known: dict[tuple[int, int], frozenset[str]] = {}
     found: set[Unreachable] = set()
-    line_of_global = functools.cache(_line_of_global)  # slow: it parses the module's source
-    lines: dict[int, int | None] = {}
-
-    def line_of_class(cls: type) -> int | None:
-        if id(cls) not in lines:  # a user's class may have no hash
-            lines[id(cls)] = _line_of_class(cls)
-        return lines[id(cls)]
-
-    for references in (_in_modules(), _in_functions(objects), _in_objects(objects)):
-        for owner, name, value in references:
-            for op in _held_in(value, originals, known):
-                found.add(_reference(owner, name, op, line_of_global, line_of_class))
+    for module, name, value, line in _references():
+        ops = _held_in(value, originals, known)
+        if ops:
+            number = line()
+            found.update(Unreachable(module, name, number, op) for op in ops)
     return sorted(found, key=lambda each: (each.module, each.line or 0, each.name, each.op))
 
 
-# A module's name, a function or a class, the name of a reference in it, and what that refers to.
-_Reference = tuple[Any, str, Any]
-
-
-def _in_modules() -> Iterator[_Reference]:
-    for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # a module with two names once
-        if isinstance(module, types.ModuleType) and name.partition(".")[0] not in SKIPPED:
-            for key, value in list(vars(module).items()):
-                yield name, key, value
-
-
-def _in_functions(objects: list[Any]) -> Iterator[_Reference]:
+def _references() -> Iterator[tuple[str, str, Any, Callable[[], int | None]]]:
+    """Yield what users' modules, functions, classes and objects refer to: module, name, value, and what finds the line."""
+    for module, found in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # a module with two names once
+        if isinstance(found, types.ModuleType) and module.partition(".")[0] not in SKIPPED:
+            for name, value in list(vars(found).items()):
+                yield module, name, value, functools.partial(_line_of_global, module, name)
+    objects = gc.get_objects()
+    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
     for each in objects:
         if type(each) is types.FunctionType:
             held = (each.__defaults__, each.__kwdefaults__, each.__closure__)
-            if held != _NOTHING and _is_users(each):
+            if held != (None, None, None) and _is_users(each):
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
-                    yield each, what, value
+                    yield (
+                        each.__module__,
+                        f"{each.__qualname__}, {what}",
+                        value,
+                        functools.partial(getattr, each.__code__, "co_firstlineno"),
+                    )
+            continue
+        owner = each if issubclass(type(each), type) else type(each)  # isinstance() would run the object's code
+        if id(owner) in users or (owner is each and _is_users(owner)):
+            for name, value in _attributes(each):
+                yield owner.__module__, f"{owner.__qualname__}.{name}", value, functools.partial(_line_of_class, owner)
 
 
-def _in_objects(objects: list[Any]) -> Iterator[_Reference]:
-    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
-    for each in objects:
-        is_class = issubclass(type(each), type)  # isinstance() would run the object's code
-        if type(each) is not types.FunctionType and (id(type(each)) in users or (is_class and _is_users(each))):
-            for key, value in _attributes(each):
-                yield each if is_class else type(each), key, value
-
-
-def _reference(owner: Any, name: str, op: str, line_of_global: Callable[..., Any], line_of_class: Callable[..., Any]) -> Unreachable:
-    if type(owner) is str:
-        return Unreachable(owner, name, line_of_global(owner, name), op)
-    if type(owner) is types.FunctionType:
-        return Unreachable(owner.__module__, f"{owner.__qualname__}, {name}", owner.__code__.co_firstlineno, op)
-    return Unreachable(owner.__module__, f"{owner.__qualname__}.{name}", line_of_class(owner), op)
-
-
-_NOTHING = (None, None, None)
 _LEVELS = 3  # of nested containers that are looked into
 
 

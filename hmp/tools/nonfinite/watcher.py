@@ -95,6 +95,8 @@ class NonfiniteFinder(OpOwners):
         self._held: list[Held] = []
         self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
         self._warned: set[Any] = set()
+        # the last result of an op that may yet be rounded, what made it, and of what
+        self._unrounded: tuple[Tensor, Facts, list[Tensor]] | None = None
         self._models: WeakSet[torch.nn.Module] = WeakSet()  # the outermost modules that have run
 
     def close(self) -> None:
@@ -141,12 +143,20 @@ class NonfiniteFinder(OpOwners):
             self._scaled = True
         results = list(each_tensor((out,))) or written
         odd = [t for t in results if not _is_finite(t)]
+        self._note_unrounded(call, known, leaves, results)
         if self._held and not odd:
             self._went_away(known, leaves, written, results)
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
             self._look(call, func, args, kwargs, leaves, unread, odd_before, odd)
         return out
+
+    def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
+        ruled = call.owner.ruled
+        if ruled is None or not ruled.facts.needs_instructions:
+            self._unrounded = None
+        elif results and not known.moves:
+            self._unrounded = results[0], known, [t for t in leaves if isinstance(t, Tensor)]
 
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
@@ -190,6 +200,10 @@ class NonfiniteFinder(OpOwners):
             self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
 
     def _made(self, call: AtenCall, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool, in_float32: str | None) -> None:
+        rounded, of_product, of_inputs = self._unrounded or (None, known, inputs)
+        if known.name == "_to_copy" and rounded is not None and storage_address(inputs[0]) == storage_address(rounded):
+            # the product overflows where it is rounded: it is reported with the inputs that it was given, which lose nothing by this
+            known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
         if not has_nan and self._meant(finding):
             self._mark_all(odd, Origin(OriginKind.WRITTEN))
