@@ -165,6 +165,7 @@ context_decorator: Callable[[Callable[[], Any], Any], Callable[..., Any]] = _req
 
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+tree_map: Callable[..., Any] = _required("torch.utils._pytree.tree_map")
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 

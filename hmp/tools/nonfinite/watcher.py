@@ -11,7 +11,6 @@ from weakref import WeakSet
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, has_values
@@ -19,7 +18,7 @@ from ...core.log import log
 from ...core.observe import Call, here, modules
 from ...core.rules import takes_masks
 from ...core.torch_patches.module_calls import applied_policy
-from ...core.torch_private import memory_of, storage_of, tree_leaves
+from ...core.torch_private import memory_of, storage_of, tree_leaves, tree_map
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
 from ..formatting import Word
