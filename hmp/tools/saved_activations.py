@@ -105,10 +105,12 @@ def _is_of_weight(tensor: torch.Tensor) -> bool:
 def _is_cast_of(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Return True if the tensor has a weight's values, rounded: autograd doesn't know where the cast of a frozen weight comes from.
 
-    In FP8 it has a scale, and only the signs can be compared.
+    In FP8 it has a scale, and only the signs can be compared; on the meta device only the shapes.
     """
     if weight.numel() != tensor.numel() or not tensor.is_floating_point() or weight.device != tensor.device:
         return False
+    if tensor.is_meta:
+        return tensor.shape in (weight.shape, weight.mT.shape if weight.dim() > 1 else weight.shape)
     with disable_casts(), without_dispatch_modes(), torch.no_grad():
         wide = tensor.float()
         for given in (weight.float(), weight.float().mT) if weight.dim() > 1 else (weight.float(),):

@@ -102,7 +102,7 @@ class Summary(Result):
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
     """Summarise the modules of a model: the dtype that each computes in and what it saves for backward, as a table to print.
 
-    Model and random state are as before.
+    Torch, the model and the random state are as before; meanwhile the weights take their memory twice.
 
     Args:
         model: The module.
@@ -114,7 +114,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
         The summary.
 
     Raises:
-        HmpError: `model` isn't a module.
+        HmpError: `model` isn't a module, or has lazy modules that were never called.
 
     Example:
         >>> hmp.summary(torch.nn.Linear(4, 2), torch.randn(3, 4), "autocast")[""].computes
@@ -130,9 +130,10 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
     """Return the summary of `model` with what `call`, which calls it, does in it."""
     check_module(model, "summary()")
     chosen = chosen_policy(model, policy)
-    seen = _Seen(model)
-    with preserve_state(model, model.parameters()), policy_context(model, chosen, model), record() as report, listen(seen):
-        output = call()  # holds the graph: what is to be packed is packed at the end
+    with preserve_state(model, model.parameters()):
+        seen = _Seen(model)
+        with policy_context(model, chosen, model), record() as report, listen(seen):
+            output = call()  # holds the graph: what is to be packed is packed at the end
     del output
     computes: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
     for row in report.rows:

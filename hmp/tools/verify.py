@@ -30,8 +30,8 @@ def verify(
 ) -> Report:
     """Run one step of a model, forward and backward, and verify that every call follows its list.
 
-    This is `record()`, one step, and `Report.verify()`. Torch, the model, gradients and the random state are as before when it returns.
-    Compiled code runs uncompiled.
+    This is `record()`, one step, and `Report.verify()`. Torch, the model, gradients and the random state are as before when it returns;
+    meanwhile the weights take their memory twice. Compiled code runs uncompiled.
 
     Args:
         model: The module.
@@ -46,7 +46,7 @@ def verify(
 
     Raises:
         ViolationError: Calls did not follow their lists.
-        HmpError: No op on a list was called, so nothing was verified.
+        HmpError: No op on a list was called, so nothing was verified, or the model has lazy modules that were never called.
 
     Example:
         >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")

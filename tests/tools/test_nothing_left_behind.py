@@ -119,3 +119,13 @@ def test_torch_stays_patched_for_a_policy_that_is_used() -> None:
     with hmp.casts("torch-cpu"):
         hmp.verify(nn.Linear(8, 4), torch.randn(2, 8))
         assert nn.Linear(8, 4)(torch.randn(2, 8)).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("tool", [hmp.summary, hmp.verify])
+def test_weights_without_a_shape_cannot_be_put_back_and_are_refused(tool: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(hmp.HmpError, match="lazy modules; call it with a batch first"):
+        tool(model, torch.randn(2, 3), "torch-cpu")
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+    model(torch.randn(2, 3))
+    tool(model, torch.randn(2, 3), "torch-cpu")

@@ -151,3 +151,9 @@ def test_copies_of_weights_are_told_from_activations(policy: hmp.Policy | str, f
     assert [(layer.saved_bytes - layer.weight_bytes, layer.weight_bytes) for layer in found.layers[1:]] == expected
     assert found.weight_bytes == sum(weights for _, weights in expected)
     assert f"{found.weight_bytes} B of copies of weights" in str(found)
+
+
+def test_on_the_meta_device_copies_of_frozen_weights_are_known_by_their_shape() -> None:
+    model = nn.Linear(8, 16, bias=False, device="meta").requires_grad_(False)
+    found = hmp.summary(model, torch.randn(3, 8, device="meta", requires_grad=True), hmp.Policy(bf16={"linear"}))
+    assert (found.saved_bytes, found.weight_bytes) == (8 * 16 * 2, 8 * 16 * 2)

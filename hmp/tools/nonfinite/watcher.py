@@ -393,8 +393,8 @@ def _made_in_float32(func: Any, args: Any, kwargs: Any) -> str | None:
 
     args, kwargs = tree_map(wide, (args, kwargs))
     tensors = list(each_tensor((args, kwargs)))
-    if not tensors:
-        return None
+    if not tensors or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors):
+        return None  # an op of DTensors would wait for the other ranks
     try:
         with random_state_kept(tensors[0].device):
             return made(each_tensor((func(*args, **kwargs),)))
