@@ -42,12 +42,14 @@ def preserve_state(
         )
     written = changed_since(map(local, tensors)) if written is None else written
     modules = _Modules(model.modules())
-    with patched_inside(), _random_state_kept((*tensors, *leaves)):
-        for leaf in leaves:
-            leaf.grad = None
+    states = random_state((*tensors, *leaves))
+    for leaf in leaves:
+        leaf.grad = None
+    with patched_inside():
         try:
             yield
         finally:
+            put_back(states)
             with untracked():
                 modules.put_back()
                 for tensor, values in written:
@@ -122,17 +124,13 @@ def put_back(states: States) -> None:
 
 
 @contextmanager
-def _random_state_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    states = random_state(tensors)
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Make a context after which every random number generator is as it was."""
+    states = random_state([torch.empty(0, device=device)])
     try:
         yield
     finally:
         put_back(states)
-
-
-def random_state_kept(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Make a context after which every random number generator is as it was."""
-    return _random_state_kept([torch.empty(0, device=device)])
 
 
 def seed_all(seed: int) -> None:

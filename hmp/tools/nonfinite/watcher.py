@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmath
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -135,8 +135,7 @@ class NonfiniteFinder(OpOwners):
             self._scaler_ran(known.name, args)
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
-            for tensor in each_tensor((out,)):
-                self._mark(tensor, Origin(OriginKind.UNWRITTEN))
+            self._mark(each_tensor((out,)), Origin(OriginKind.UNWRITTEN))
             return out
         if not self._scaled and known.name == "mul" and _inside_scaler():
             self._scaled = True
@@ -162,7 +161,7 @@ class NonfiniteFinder(OpOwners):
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
         origin = next((each for each in sent if each is not None and each.finding is not None), Origin(OriginKind.UNWRITTEN))
         out = run_collective(func, args, kwargs, run)
-        self._mark_all([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
+        self._mark([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
             each.in_place |= each.finding is origin.finding
         return out
@@ -189,7 +188,7 @@ class NonfiniteFinder(OpOwners):
         ruled = call.owner.ruled
         quantises = ruled is not None and ruled.rule.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
-            self._mark_all(odd, Origin(OriginKind.WRITTEN))
+            self._mark(odd, Origin(OriginKind.WRITTEN))
         elif not bad:
             is_low = any(t.dtype in LOW for t in (*inputs, *odd))
             in_float32 = _made_in_float32(func, args, kwargs) if is_low and not known.writes else None
@@ -205,13 +204,13 @@ class NonfiniteFinder(OpOwners):
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
         if not has_nan and self._meant(finding):
-            self._mark_all(odd, Origin(OriginKind.WRITTEN))
+            self._mark(odd, Origin(OriginKind.WRITTEN))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):
-            self._mark_all(odd, Origin(OriginKind.PENDING, finding))
+            self._mark(odd, Origin(OriginKind.PENDING, finding))
             return
         waits = not has_nan and self._scaled and (call.direction == Direction.BACKWARD or _inside_scaler()) and not _at_pole(known, inputs)
-        self._mark_all(odd, Origin(OriginKind.INSIDE, finding))
+        self._mark(odd, Origin(OriginKind.INSIDE, finding))
         self._held.append(Held(finding, waits, bool(known.writes)))
         if self._unit is None:
             self._unit_ended()
@@ -285,24 +284,24 @@ class NonfiniteFinder(OpOwners):
         if origin is None:
             return  # Inf came in, and went on: a mask
         if origin.kind == OriginKind.INSIDE:
-            self._mark_all(odd, origin)
+            self._mark(odd, origin)
             for each in self._held:
                 each.in_place |= each.finding is origin.finding and bool(known.writes)
         elif known.moves and not nan_of_inf:
-            self._mark_all(odd, origin)
+            self._mark(odd, origin)
         elif origin.kind == OriginKind.OUTSIDE:
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
             came = FindingKind.PARAMETER if source.startswith(("parameter", "buffer")) else FindingKind.DATA
             finding = find(call, known, inputs, odd, came, source=source)
-            self._mark_all(odd, Origin(OriginKind.REPORTED, finding))
+            self._mark(odd, Origin(OriginKind.REPORTED, finding))
             self._report(finding)
         elif origin.kind == OriginKind.PENDING and (nan_of_inf or nan_came) and origin.finding is not None:
-            self._mark_all(odd, Origin(OriginKind.REPORTED, origin.finding))
+            self._mark(odd, Origin(OriginKind.REPORTED, origin.finding))
             self._report(origin.finding)
         else:
             if nan_of_inf:
                 self._warn(call, origin)
-            self._mark_all(odd, origin)
+            self._mark(odd, origin)
 
     def _warn(self, call: AtenCall, origin: Origin) -> None:
         """NaN was made of Inf: no finding of its own, and said once for each place."""
@@ -332,17 +331,13 @@ class NonfiniteFinder(OpOwners):
 
     # Where the values of some memory come from
 
-    def _mark_all(self, tensors: list[Tensor], origin: Origin) -> None:
-        for tensor in tensors:
-            self._mark(tensor, origin)
-
-    def _mark(self, tensor: Tensor, origin: Origin) -> None:
-        if not storage_address(tensor):
-            return
+    def _mark(self, tensors: Iterable[Tensor], origin: Origin) -> None:
         if len(self._origins) > 1000:
             self._origins = {key: value for key, value in self._origins.items() if not value[0].expired()}
-        weak = StorageWeakRef(storage_of(tensor))
-        self._origins[weak.cdata] = (weak, origin)
+        for tensor in tensors:
+            if storage_address(tensor):
+                weak = StorageWeakRef(storage_of(tensor))
+                self._origins[weak.cdata] = (weak, origin)
 
     def _origin(self, tensor: Tensor) -> Origin | None:
         if not storage_address(tensor):
