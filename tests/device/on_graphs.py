@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import DEVICE, F16, F32, all_same, allocated, on_cuda, policy, same, synchronize, tensor
+from hmp.compat import habana
 from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
 
 GRAPHS = "kernels are captured as graphs there alone"
@@ -185,3 +186,25 @@ def test_masks_beyond_float16_are_captured_without_asking_the_device() -> None:
             assert bool(out.isfinite().all()), number
             assert bool((out.sum(-1) - 2).abs().max() < 0.05), number
             assert not bool(out.masked_select(mask.expand_as(out) < 0).any()), number
+
+
+@on_cuda(GRAPHS)
+def test_an_hpu_graph_runs_its_step_once_at_the_capture_and_once_a_replay() -> None:
+    x, total = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+    with habana.install("cuda"):
+        graph = torch.hpu.HPUGraph()
+        with torch.hpu.graph(graph):
+            total.add_(x)
+        assert total.tolist() == [1] * 4
+        x.fill_(2)
+        graph.replay()
+        assert total.tolist() == [3] * 4
+        synchronize()
+        with torch.hpu.stream(torch.hpu.Stream()):
+            graph = torch.hpu.HPUGraph()
+            graph.capture_begin()
+            total.mul_(x)
+            graph.capture_end()
+            graph.replay()
+        synchronize()
+        assert total.tolist() == [12] * 4

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpu.graphs`: HPUGraph captures a step and replays it; functions that capture a model return it as it is."""
+"""`habana_frameworks.torch.hpu.graphs`: HPUGraph is torch's CUDA graph; functions that capture a model return it as it is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ... import HmpError
-from . import streams
-from .graph_capture import GraphCapture
-from .graph_replay import Captured
+from .device_map import actual_device
 from .no_ops import DOES_NOTHING, no_op
 
 __all__ = ["HPUGraph", "ModuleCacher", "graph", "make_graphed_callables", "wrap_in_hpu_graph"]
@@ -43,106 +43,80 @@ class ModuleCacher:
 
 
 class HPUGraph:
-    """A step that runs once while it is captured, and again at each `replay()`, on the current values of its tensors.
+    """A step that runs once while it is captured, and again at each `replay()`: torch.cuda.CUDAGraph. Other devices have no graphs.
 
-    The calls of torch's kernels are captured: forward, backward, casts, the optimizer. A replay draws new random numbers and makes the
-    gradients again. It does not run the step's Python; if that would change the result, the capture or the replay raises HmpError.
+    Raises:
+        HmpError: "hpu" is not mapped to CUDA.
 
     Example:
-        >>> with hmp.compat.habana.install("cpu"):
-        ...     x, graph = torch.ones(2), torch.hpu.HPUGraph()
-        ...     graph.capture_begin()
-        ...     y = x * 2
-        ...     graph.capture_end()
-        ...     _ = x.fill_(3)
-        ...     graph.replay()
+        >>> def repeat(step, times):
+        ...     graph = torch.hpu.HPUGraph()
+        ...     with torch.hpu.stream(torch.hpu.Stream()):
+        ...         graph.capture_begin()
+        ...         step()
+        ...         graph.capture_end()
+        ...     for _ in range(times):
+        ...         graph.replay()
         ...     graph.reset()
-        >>> y
-        tensor([6., 6.])
+        >>> with hmp.compat.habana.install("cpu"):
+        ...     repeat(lambda: None, times=2)
+        Traceback (most recent call last):
+        hmp.errors.HmpError: HPUGraph: expected "hpu" to be mapped to CUDA, got cpu, which has no graphs; run the step itself instead
     """
 
     def __init__(self) -> None:
-        self._capture: GraphCapture | None = None
-        self._captured: Captured | None = None
+        here = actual_device()
+        if here.type != "cuda":
+            raise HmpError(f'HPUGraph: expected "hpu" to be mapped to CUDA, got {here}, which has no graphs; run the step itself instead')
+        self.of_torch = torch.cuda.CUDAGraph()
+        self._is_dry = False
 
     def capture_begin(self, dry_run: bool = False) -> None:
-        """Begin the capture of what this thread runs.
+        """Begin the capture of what runs in the current stream, which must not be the default one.
 
         Args:
-            dry_run: Must be False: the step runs while it is captured.
-
-        Raises:
-            HmpError: `dry_run` is True, or a capture has begun already.
+            dry_run: Whether `capture_end()` leaves the step to the first `replay()`.
         """
-        if dry_run:
-            raise HmpError(
-                "HPUGraph.capture_begin(): dry_run= expected False, got True: a step runs while it is captured; leave dry_run out"
-            )
-        if self._capture is not None:
-            raise HmpError("HPUGraph.capture_begin(): the capture of this graph has already begun; call capture_end() first")
-        capture = GraphCapture()
-        capture.open()
-        self._capture, self._captured = capture, None
+        self._is_dry = dry_run
+        self.of_torch.capture_begin()
 
     def capture_end(self) -> None:
-        """End the capture.
-
-        Raises:
-            HmpError: No capture has begun, or a replay could not repeat the step.
-        """
-        capture = self._abandon()
-        if capture is None:
-            raise HmpError("HPUGraph.capture_end(): no capture has begun; call capture_begin() first")
-        self._captured = capture.captured()
+        """End the capture, and run the step."""
+        self.of_torch.capture_end()
+        if not self._is_dry:  # CUDA runs nothing in a capture: the results have no values yet
+            self.replay()
 
     def replay(self, asynchronous: bool = False) -> None:
-        """Run the step again, into the tensors of the capture.
+        """Run the captured kernels again, on the current values of their tensors.
 
         Args:
-            asynchronous: Has no effect: kernels run in the current stream, on the CPU until this returns.
-
-        Raises:
-            HmpError: Nothing was captured, or a tensor, gradient or setting of an optimizer is no longer that of the capture.
+            asynchronous: Has no effect: kernels run in the current stream.
         """
-        if self._captured is None:
-            raise HmpError("HPUGraph.replay(): expected a captured step, got none; run one between capture_begin() and capture_end()")
-        self._captured.replay()
+        self.of_torch.replay()
 
     def reset(self) -> None:
         """Delete the captured step."""
-        self._captured = None
-
-    def _abandon(self) -> GraphCapture | None:
-        capture, self._capture = self._capture, None
-        if capture is not None:
-            capture.close()
-        return capture
+        self.of_torch.reset()
 
 
 @contextlib.contextmanager
-def graph(hpu_graph: HPUGraph, stream: Any = None, **options: Any) -> Iterator[None]:
-    """Capture a step: `with torch.hpu.graph(g): ...`. After an exception nothing is captured.
+def graph(hpu_graph: HPUGraph, stream: Any = None, *, dry_run: bool = False, **options: Any) -> Iterator[None]:
+    """Capture a step: `with torch.hpu.graph(g): ...`.
 
     Args:
         hpu_graph: The graph to capture into.
-        stream: A stream to run the step in; None is the current one.
-        **options: Habana's. `dry_run` must be False; others have no effect.
+        stream: The stream to run the step in; None is one of torch's own.
+        dry_run: Whether the step is left to the first `replay()`.
+        **options: Habana's; have no effect.
 
     Example:
-        >>> with hmp.compat.habana.install("cpu"):
-        ...     x, g = torch.ones(2), torch.hpu.HPUGraph()
+        >>> def captured(step):
+        ...     g = torch.hpu.HPUGraph()
         ...     with torch.hpu.graph(g):
-        ...         y = x + 1
-        ...     _ = x.fill_(3)
-        ...     g.replay()
-        >>> y
-        tensor([4., 4.])
+        ...         step()
+        ...     return g
     """
-    with contextlib.nullcontext() if stream is None else streams.stream(stream):
-        hpu_graph.capture_begin(dry_run=bool(options.get("dry_run")))
-        try:
-            yield
-        except BaseException:
-            hpu_graph._abandon()
-            raise
-        hpu_graph.capture_end()
+    with torch.cuda.graph(hpu_graph.of_torch, stream=stream):
+        yield
+    if not dry_run:
+        hpu_graph.replay()
