@@ -285,25 +285,9 @@ def _at_least_float32(tensors: Any) -> Tensors:
     return [each if each.dtype in (torch.float32, torch.float64) else each.float() for each in tensors]
 
 
-_SHARED = ("defaults", "state", "param_groups")
-
-
-def _shared(name: str) -> Any:
-    def read(self: FusedLars) -> Any:
-        return getattr(self.optim, name)
-
-    def write(self: FusedLars, value: Any) -> None:
-        setattr(self.optim, name, value)
-
-    return property(read, write, doc="The wrapped optimizer's.")
-
-
-def _registering(name: str) -> Any:
-    def register(self: FusedLars, hook: Callable[..., Any], prepend: bool = False) -> Any:
-        return getattr(self.optim, name)(lambda _, *rest: hook(self, *rest), prepend)
-
-    register.__doc__ = "Register the hook with the wrapped optimizer. It is called with the wrapper."
-    return register
+def _wrapped(name: str) -> Any:
+    """Return a property that reads and sets the attribute of the wrapped optimizer."""
+    return property(lambda self: getattr(self.optim, name), lambda self, value: setattr(self.optim, name, value))
 
 
 class FusedLars(torch.optim.Optimizer):
@@ -332,13 +316,9 @@ class FusedLars(torch.optim.Optimizer):
     """
 
     optim: torch.optim.Optimizer
-    defaults = _shared("defaults")
-    state = _shared("state")
-    param_groups = _shared("param_groups")
-    register_state_dict_pre_hook = _registering("register_state_dict_pre_hook")
-    register_state_dict_post_hook = _registering("register_state_dict_post_hook")
-    register_load_state_dict_pre_hook = _registering("register_load_state_dict_pre_hook")
-    register_load_state_dict_post_hook = _registering("register_load_state_dict_post_hook")
+    defaults = _wrapped("defaults")
+    state = _wrapped("state")
+    param_groups = _wrapped("param_groups")
 
     def __init__(self, optimizer: torch.optim.Optimizer, skip_mask: Sequence[Any], eeta: float = 0.001, eps: float = 1e-8) -> None:
         _check("FusedLars", eeta=eeta, eps=eps)
@@ -348,26 +328,13 @@ class FusedLars(torch.optim.Optimizer):
         self._check_mask()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*_SHARED, "optim", "eeta", "eps", "skip_mask")}
+        return {name: getattr(self, name) for name in ("optim", "eeta", "eps", "skip_mask")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
-        shared = {name: value for name, value in state.items() if name in _SHARED}
-        if shared:
-            self.optim.__setstate__(shared)
-
-    def __copy__(self) -> FusedLars:
-        copied = type(self).__new__(type(self))
-        copied.__setstate__({**self.__getstate__(), "optim": copy.copy(self.optim)})
-        return copied
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
-        return self.optim.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state into the wrapped optimizer."""
-        self.optim.load_state_dict(state_dict)
+        if "optim" in state:
+            super().__setstate__(state)
+        else:  # load_state_dict() gives the state and the groups
+            self.optim.__setstate__(state)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Call the wrapped optimizer's, which has defaults of its own."""
