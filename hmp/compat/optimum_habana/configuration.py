@@ -34,28 +34,11 @@ class GaudiConfig(SimpleNamespace):
         True
     """
 
-    use_habana_mixed_precision: bool
-    hmp_opt_level: str
-    hmp_bf16_ops: list[str]
-    hmp_fp32_ops: list[str]
-    hmp_is_verbose: bool
-    use_fused_adam: bool
-    use_fused_clip_norm: bool
-    use_torch_autocast: bool
-
     def __init__(self, **values: Any) -> None:
         bert = Policy.load("bert")
-        given = {
-            "use_habana_mixed_precision": False,
-            "hmp_opt_level": "O1",
-            "hmp_bf16_ops": bert.entries("bf16"),
-            "hmp_fp32_ops": bert.entries("fp32"),
-            "hmp_is_verbose": False,
-            "use_fused_adam": False,
-            "use_fused_clip_norm": False,
-            "use_torch_autocast": False,
-        }
-        super().__init__(**(given | values))
+        switches = ("use_habana_mixed_precision", "hmp_is_verbose", "use_fused_adam", "use_fused_clip_norm", "use_torch_autocast")
+        lists = {"hmp_opt_level": "O1", "hmp_bf16_ops": bert.entries("bf16"), "hmp_fp32_ops": bert.entries("fp32")}
+        super().__init__(**{**dict.fromkeys(switches, False), **lists, **values})
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **values: Any) -> GaudiConfig:

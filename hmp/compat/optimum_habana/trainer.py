@@ -68,12 +68,8 @@ class GaudiTrainer(Trainer):
         train_dataset: Trainer's.
         eval_dataset: Trainer's.
         tokenizer: Trainer's `processing_class`.
-        model_init: Trainer's.
-        compute_metrics: Trainer's.
         callbacks: Trainer's.
-        optimizers: Trainer's.
-        preprocess_logits_for_metrics: Trainer's.
-        **others: Other arguments of Trainer's.
+        **others: Other arguments of Trainer's, by keyword.
 
     Raises:
         HmpError: `args` are not GaudiTrainingArguments, or `use_habana` is set without a configuration.
@@ -81,7 +77,7 @@ class GaudiTrainer(Trainer):
 
     args: GaudiTrainingArguments
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: Any = None,
         gaudi_config: GaudiConfig | None = None,
@@ -90,11 +86,8 @@ class GaudiTrainer(Trainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         tokenizer: Any = None,
-        model_init: Any = None,
-        compute_metrics: Any = None,
+        *,
         callbacks: Any = None,
-        optimizers: Any = (None, None),
-        preprocess_logits_for_metrics: Any = None,
         **others: Any,
     ) -> None:
         if args is None:
@@ -111,19 +104,7 @@ class GaudiTrainer(Trainer):
             added.append(HMPCallback(self._policy, verbose=self.gaudi_config.hmp_is_verbose))
         if tokenizer is not None:
             others["processing_class"] = tokenizer
-        super().__init__(
-            model=model,
-            args=args,
-            data_collator=data_collator,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            model_init=model_init,
-            compute_metrics=compute_metrics,
-            callbacks=[*(callbacks or []), *added],
-            optimizers=optimizers,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-            **others,
-        )
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, callbacks=[*(callbacks or []), *added], **others)
 
     @contextlib.contextmanager
     def compute_loss_context_manager(self) -> Iterator[None]:  # type: ignore[override]
