@@ -42,9 +42,9 @@ def all_names() -> Iterator[tuple[str, str, str]]:
             state, words = _of(found.get(name))
             if words:  # else it is what torch calls, and no program
                 yield f"{module}.{name}", state, words
-        if "*" in (why := entry.no_ops()):
+        if "*" in (why := names.by_name(entry.nothing)):
             yield f"{module}.*", "does nothing", why["*"]
-        for name, words in entry.alternatives().items():
+        for name, words in names.by_name(entry.errors).items():
             yield f"{module}.{name}", ERROR, words
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -28,11 +28,9 @@ class ImportShim(MetaPathFinder):
         self._parents = [self.root[:at] for at, letter in enumerate(self.root) if letter == "."]
         self._tree = tree
         self._remedy = remedy
-        self._then: Callable[[], None] = lambda: None
 
-    def install(self, then: Callable[[], None] = lambda: None) -> None:
-        """Make the names importable; `then()` is called when a program has imported the shim."""
-        self._then = then
+    def install(self) -> None:
+        """Make the names importable."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # before the finders of a package that does not import
 
@@ -55,8 +53,8 @@ class ImportShim(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec of a module of the package, None for all others."""
         if fullname == self.root:
-            real = self._real(fullname, path, target)
-            if real is None:
+            real = found_by_others(self, fullname, path, target)
+            if real is None or real.origin is None:  # no origin: a folder of that name
                 return Made(self.fill).spec(fullname)
             assert real.loader is not None
             real.loader = _Trying(self, real.loader)
@@ -92,8 +90,6 @@ class ImportShim(MetaPathFinder):
         for child in self._tree:
             if child.rpartition(".")[0] == name:
                 importlib.import_module(child)
-        if name == self.root:
-            self._then()
 
     def _refusal(self, module: str, asked: str) -> str:
         """Return the message for a missing name or submodule."""
@@ -118,11 +114,6 @@ class ImportShim(MetaPathFinder):
         module.__spec__.loader = module.__loader__ = Made(self.fill)
         module.__spec__.submodule_search_locations = []
         self.fill(module)
-
-    def _real(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
-        """Return the spec of the package itself, or None if it is not installed."""
-        found = found_by_others(self, fullname, path, target)
-        return None if found is None or found.origin is None else found  # None for a folder of that name
 
     def _serves(self) -> bool:
         return is_made_by(self.fill, self.root)

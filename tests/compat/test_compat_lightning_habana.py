@@ -85,7 +85,7 @@ def test_the_guides_lines(home: str):
 @both_homes
 def test_lightnings_registries_know_the_names_until_the_shim_is_taken_away(home: str):
     connector = importlib.import_module(f"{home}.trainer.connectors.accelerator_connector")
-    its()
+    trainer(home)
     assert connector.AcceleratorRegistry["hpu"]["accelerator"] is its().HPUAccelerator
     for name, kind in {"hpu_single": "SingleDeviceStrategy", "hpu_parallel": "DDPStrategy", "hpu_ddp": "DDPStrategy"}.items():
         assert issubclass(connector.StrategyRegistry[name]["strategy"], getattr(HOMES[home].strategies, kind))

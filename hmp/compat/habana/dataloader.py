@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
@@ -37,16 +36,10 @@ class HabanaDataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(*args, **kwargs)
 
 
-@functools.cache
-def _image_folder() -> type:
-    try:
-        ImageFolder = importlib.import_module("torchvision.datasets").ImageFolder
+def __getattr__(name: str) -> Any:
+    if name != "ImageFolderWithManifest":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:  # here: torchvision need not be installed
+        return importlib.import_module("torchvision.datasets").ImageFolder
     except ImportError as error:
         raise ImportError(f"ImageFolderWithManifest needs torchvision, which does not import ({error}); pip install torchvision") from error
-    return type("ImageFolderWithManifest", (ImageFolder,), {"__doc__": ImageFolder.__doc__, "__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ImageFolderWithManifest":  # imports torchvision when a program asks for it
-        return _image_folder()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,7 +41,7 @@ def install(replaced: AttributeReplacements) -> None:
     replaced.put(torch, "Generator", scripted_as(torch.Generator, _mapping_type(torch.Generator), replaced))
     replaced.put(autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__))
     for name in ("custom_fwd", "custom_bwd"):
-        decorator = _for_device_type(getattr(autocast_mode, name))
+        decorator = _mapping(getattr(autocast_mode, name), None, "device_type", to=_mapped_type)
         replaced.put(autocast_mode, name, decorator)
         replaced.put(torch.amp, name, decorator)
     _install_loading(replaced)
@@ -113,13 +113,13 @@ def scripted_as(original: Any, patch: Any, replaced: AttributeReplacements) -> A
     return patch
 
 
-def _mapping(original: _Function, position: int | None) -> _Function:
+def _mapping(original: _Function, position: int | None, name: str = "device", to: _Function = mapped) -> _Function:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = mapped(kwargs["device"])
+        if name in kwargs:
+            kwargs[name] = to(kwargs[name])
         elif position is not None and len(args) > position:
-            args = (*args[:position], mapped(args[position]), *args[position + 1 :])
+            args = (*args[:position], to(args[position]), *args[position + 1 :])
         return original(*args, **kwargs)
 
     return call
@@ -190,21 +190,15 @@ def _autocast(original: _Function) -> _Function:
 def _scaler(original: _Function) -> _Function:
     @functools.wraps(original)
     def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        here = mapped(device)
-        original(self, here.type if isinstance(here, torch.device) else device, *args, **kwargs)
+        original(self, _mapped_type(device), *args, **kwargs)
 
     return init
 
 
-def _for_device_type(original: _Function) -> _Function:
-    @functools.wraps(original)
-    def decorator(*args: Any, **kwargs: Any) -> Any:
-        device = mapped(kwargs.get("device_type"))
-        if isinstance(device, torch.device):
-            kwargs["device_type"] = device.type
-        return original(*args, **kwargs)
-
-    return decorator
+def _mapped_type(kind: Any) -> Any:
+    """Return the type of the device that "hpu" is mapped to, and any other value as it is."""
+    device = mapped(kind)
+    return device.type if isinstance(device, torch.device) else kind
 
 
 def _install_loading(replaced: AttributeReplacements) -> None:

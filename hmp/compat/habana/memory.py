@@ -8,8 +8,7 @@ from typing import Any
 
 import hmp
 
-from ..memory_statistics import of_allocator
-from .device_map import actual_device, device_module, of_device
+from .device_map import actual_device, of_device
 
 __all__ = [
     "max_memory_allocated",
@@ -27,12 +26,7 @@ __all__ = [
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return Limit, InUse and MaxInUse in bytes, and counts of allocations, which are 0 if the device does not count them (the CPU)."""
-    here = actual_device(device)
-    if here.type == "cpu":
-        reported = hmp.memory_stats(here)
-    else:
-        reported = of_allocator(device_module().memory_stats(here), device_module().mem_get_info(here)[1])
-    stats = {name: value or 0 for name, value in reported.items()}
+    stats = {name: value or 0 for name, value in hmp.memory_stats(actual_device(device)).items()}
     stats["MaxInUse"] = max(stats["InUse"], stats["MaxInUse"])  # the system updates a process's peak with a delay
     return stats
 

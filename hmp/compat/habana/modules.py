@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from ..import_finders import Made, forget, is_an_import, is_made_by
-from .names import TREE
+from .names import TREE, by_name
 from .no_ops import no_op
 
 _HERE = __package__
@@ -53,15 +53,15 @@ def public_names(module: str) -> dict[str, Any]:
     """Return the names of one of Habana's modules, without those that wait for another package to be imported (torchvision)."""
     entry = TREE[module]
     found: dict[str, Any] = {}
-    for source in map(_source, entry.source.split()):
-        names = [name for name in entry.names.split() if name in vars(source)] if entry.names else source.__all__
-        found |= {name: getattr(source, name) for name in names}
-    return found | {name: no_op(name, why) for name, why in entry.no_ops().items() if name != "*"}
+    if entry.source:
+        source = _source(entry.source)
+        found = {name: vars(source)[name] for name in entry.names.split() or source.__all__ if name in vars(source)}
+    return found | {name: no_op(name, why) for name, why in by_name(entry.nothing).items() if name != "*"}
 
 
 def refusal(module: str, name: str) -> str:
     """Return the message for a name that a module of Habana's does not have here."""
-    instead = TREE[module].alternatives().get(name)
+    instead = by_name(TREE[module].errors).get(name)
     if instead:
         return f"{module}.{name} needs a Gaudi, which this machine lacks; {instead}"
     has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
@@ -96,11 +96,10 @@ def _fill(module: types.ModuleType) -> None:
     """Fill a module with its names and submodules."""
     name = module.__name__
     entry = TREE[name]
-    sources = [_source(each) for each in entry.source.split()]
-    if len(sources) == 1:
-        module.__doc__ = sources[0].__doc__
+    if entry.source:
+        module.__doc__ = _source(entry.source).__doc__
     vars(module).update(public_names(name))
-    vars(module)["__getattr__"] = _missing_name(name, sources)
+    vars(module)["__getattr__"] = _missing_name(name)
     if entry.on_import:
         source, _, function = entry.on_import.partition(".")
         getattr(_source(source), function)()
@@ -109,13 +108,13 @@ def _fill(module: types.ModuleType) -> None:
             setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
-def _missing_name(module: str, sources: list[types.ModuleType]) -> Any:
+def _missing_name(module: str) -> Any:
     entry = TREE[module]
-    why = entry.no_ops().get("*")
+    why = by_name(entry.nothing).get("*")
 
     def __getattr__(name: str) -> Any:
         if name in entry.names.split():  # waits for another package
-            return getattr(sources[0], name)
+            return getattr(_source(entry.source), name)
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         if why is not None:

@@ -28,13 +28,10 @@ class Module:
     itself: tuple[str, str] | None = None
     on_import: str = ""
 
-    def no_ops(self) -> dict[str, str]:
-        """Return each name that does nothing, with the reason."""
-        return {name: why for why, names in self.nothing.items() for name in names.split()}
 
-    def alternatives(self) -> dict[str, str]:
-        """Return each name that is an ImportError, with what to use."""
-        return {name: words for words, names in self.errors.items() for name in names.split()}
+def by_name(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the words for each name, of a table of names by their words."""
+    return {name: said for said, names in words.items() for name in names.split()}
 
 
 _NO_GAUDI = "there is no Gaudi here"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 import types
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..habana.replacements import AttributeReplacements
 from ..import_finders import after_import
 from ..import_shim import ImportShim
 from ..lightning_packages import PACKAGES, SHIM, has_gaudi, installed, preferred
-from .trainer_patches import accept_hpu, patch_old_releases, register
+from .trainer_patches import accept_hpu, patch_broadcast
 
 _ACCELERATOR = {"HPUAccelerator": __name__}
 _PRECISION = {"HPUPrecisionPlugin": __name__}
@@ -34,27 +33,20 @@ _TREE = {
     "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": __name__},
     "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": __name__},
 }
-_REMEDY = "Use Lightning's own"
 
-_CONNECTOR = "trainer.connectors.accelerator_connector"
-
-_shim = ImportShim(_TREE, _REMEDY)
+_shim = ImportShim(_TREE, "Use Lightning's own")
 
 
 def install(replaced: AttributeReplacements) -> None:
     """Make `lightning_habana` importable and "hpu" an accelerator of Lightning's Trainer, until `replaced.undo()`."""
-    _shim.install(functools.partial(_register, replaced))
+    _shim.install()
     replaced.on_undo(_shim.uninstall)
     for package in PACKAGES:
-        replaced.on_undo(after_import(f"{package}.{_CONNECTOR}", functools.partial(_accept_hpu, replaced, package)))
-    patch_old_releases(replaced)
-
-
-def _register(replaced: AttributeReplacements) -> None:
-    for package in PACKAGES:
-        connector = sys.modules.get(f"{package}.{_CONNECTOR}")
-        if connector is not None and not has_gaudi(package):
-            register(connector, replaced)
+        for name, then in (
+            ("trainer.connectors.accelerator_connector", functools.partial(_accept_hpu, replaced, package)),
+            ("strategies.hpu_parallel", functools.partial(patch_broadcast, replaced)),  # of releases 1.8 to 2.0
+        ):
+            replaced.on_undo(after_import(f"{package}.{name}", then))
 
 
 def _accept_hpu(replaced: AttributeReplacements, package: str, connector: types.ModuleType) -> None:

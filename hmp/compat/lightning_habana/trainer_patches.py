@@ -13,8 +13,6 @@ import torch.distributed
 from ... import HmpError
 from ..habana import hpu
 from ..habana.replacements import AttributeReplacements
-from ..import_finders import after_import
-from ..lightning_packages import PACKAGES
 
 _STRATEGIES = ("hpu_single", "hpu_parallel", "hpu_ddp")
 
@@ -35,7 +33,7 @@ def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: 
             return
         from .trainer_classes import HPUAccelerator, strategies_of  # here: these import Lightning, which is importing this module's caller
 
-        register(module, replaced)
+        _register(module, replaced)
         call = signature.bind(self, *args, **kwargs)
         call.apply_defaults()
         _translate(module, call.arguments)
@@ -48,7 +46,7 @@ def accept_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: 
     replaced.put(connector, "__init__", init)
 
 
-def register(module: types.ModuleType, replaced: AttributeReplacements) -> None:
+def _register(module: types.ModuleType, replaced: AttributeReplacements) -> None:
     """Register "hpu" and its strategies in the package of that module, until `replaced.undo()`."""
     from .trainer_classes import HPUAccelerator, strategies_of
 
@@ -100,13 +98,7 @@ def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
         given["plugins"], given["precision"] = [*plugins, HPUPrecisionPlugin(precision)], None
 
 
-def patch_old_releases(replaced: AttributeReplacements) -> None:
-    """Patch Lightning 1.8 to 2.0 as soon as a program has imported it, until `replaced.undo()`."""
-    for package in PACKAGES:
-        replaced.on_undo(after_import(f"{package}.strategies.hpu_parallel", functools.partial(_patch_broadcast, replaced)))
-
-
-def _patch_broadcast(replaced: AttributeReplacements, strategies: types.ModuleType) -> None:
+def patch_broadcast(replaced: AttributeReplacements, strategies: types.ModuleType) -> None:
     """Replace the copy of torch's function in 1.9 and 2.0, which calls private functions that have another argument now."""
     if hasattr(strategies, "_hpu_broadcast_object_list"):
         replaced.put(strategies, "_hpu_broadcast_object_list", torch.distributed.broadcast_object_list)

@@ -28,9 +28,8 @@ _TREE = {
     "optimum.habana.transformers.training_args_seq2seq": _ARGUMENTS,
     "optimum.habana.utils": dict.fromkeys(("get_hpu_memory_stats", "set_seed"), f"{__name__}.trainer"),
 }
-_REMEDY = "Use transformers' own, or install optimum-habana and the transformers that it was made for"
 
-_shim = ImportShim(_TREE, _REMEDY)
+_shim = ImportShim(_TREE, "Use transformers' own, or install optimum-habana and the transformers that it was made for")
 
 
 def install(replaced: AttributeReplacements) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Optional
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
@@ -10,15 +10,12 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from ..habana.device_map import actual_device
 from ..habana.no_ops import warn_once
 
-# Fields that have an effect on Gaudi only, and what happens here.
-_NO_EFFECT = {
-    "use_lazy_mode": "ops run when they are called",
-    "use_hpu_graphs": "the model runs op by op",
-    "use_hpu_graphs_for_inference": "the model runs op by op",
-    "use_hpu_graphs_for_training": "the model runs op by op",
-    "pipelining_fwd_bwd": "ops run when they are called",
-    "non_blocking_data_copy": "Trainer copies the data",
-}
+_OF_GAUDI = "what happens here"  # in the metadata of fields that have an effect on Gaudi only
+
+
+def _of_gaudi(happens: str) -> bool:
+    made: bool = field(default=False, metadata={"help": f"No effect: {happens}.", _OF_GAUDI: happens})
+    return made
 
 
 @dataclass
@@ -31,12 +28,12 @@ class GaudiTrainingArguments(TrainingArguments):
 
     use_habana: bool = field(default=False, metadata={"help": "Train on the device that 'hpu' is mapped to."})
     gaudi_config_name: Optional[str] = field(default=None, metadata={"help": "A gaudi_config.json, or the folder that holds one."})
-    use_lazy_mode: bool = field(default=False, metadata={"help": "No effect: ops run when they are called."})
-    use_hpu_graphs: bool = field(default=False, metadata={"help": "No effect: the model runs op by op."})
-    use_hpu_graphs_for_inference: bool = field(default=False, metadata={"help": "No effect: the model runs op by op."})
-    use_hpu_graphs_for_training: bool = field(default=False, metadata={"help": "No effect: the model runs op by op."})
-    pipelining_fwd_bwd: bool = field(default=False, metadata={"help": "No effect: ops run when they are called."})
-    non_blocking_data_copy: bool = field(default=False, metadata={"help": "No effect: Trainer copies the data."})
+    use_lazy_mode: bool = _of_gaudi("ops run when they are called")
+    use_hpu_graphs: bool = _of_gaudi("the model runs op by op")
+    use_hpu_graphs_for_inference: bool = _of_gaudi("the model runs op by op")
+    use_hpu_graphs_for_training: bool = _of_gaudi("the model runs op by op")
+    pipelining_fwd_bwd: bool = _of_gaudi("ops run when they are called")
+    non_blocking_data_copy: bool = _of_gaudi("Trainer copies the data")
     throughput_warmup_steps: int = field(default=0, metadata={"help": "Leave these first steps out of train_samples_per_second."})
     # Optimum's defaults that differ from Trainer's
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
@@ -48,7 +45,8 @@ class GaudiTrainingArguments(TrainingArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Read by scripts: the output folder may contain files."})
 
     def __post_init__(self) -> None:
-        asked = [name for name in (*_NO_EFFECT, "gaudi_config_name") if getattr(self, name)]
+        without_effect = {each.name: each.metadata[_OF_GAUDI] for each in fields(self) if _OF_GAUDI in each.metadata}
+        asked = [name for name in (*without_effect, "gaudi_config_name") if getattr(self, name)]
         if not self.use_habana and asked:
             raise ValueError(
                 f"{', '.join(asked)}: expected use_habana=True with it, got use_habana=False; set use_habana=True, or leave it out"
@@ -63,9 +61,8 @@ class GaudiTrainingArguments(TrainingArguments):
         if self.evaluation_strategy is not None:
             self.eval_strategy, self.evaluation_strategy = self.evaluation_strategy, None
         if self.use_habana:
-            for name in asked:
-                if name in _NO_EFFECT:
-                    warn_once(name, f"{name} does nothing without Habana's software: {_NO_EFFECT[name]}. This is logged once")
+            for name in [each for each in asked if each in without_effect]:
+                warn_once(name, f"{name} does nothing without Habana's software: {without_effect[name]}. This is logged once")
             self._place()
         super().__post_init__()  # type: ignore[no-untyped-call]
 
