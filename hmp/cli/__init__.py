@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _used(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     """Return what the command returns; 2, and the error on stderr, for wrong use."""
     try:
-        check_folder(getattr(options, "json", None), "--json ")
+        check_folder(getattr(options, "json", None), "--json")
         return command(options)
     except hmp.HmpError as error:
         print(f"{options.parser.prog}: {error}", file=sys.stderr)

@@ -44,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 2 if file, model or policy cannot be used."""
-    check_folder(options.output, "-o ")
+    check_folder(options.output, "-o")
     if Path(options.output).exists() and Path(options.output).samefile(options.file):
         raise hmp.HmpError(f"-o {options.output}: expected another file than the one that is read; give another name")
     if lacks := lacking("weights"):

@@ -34,10 +34,5 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise HmpError(f"{file}: cannot be written ({error.strerror or error}); give a file in a folder that exists") from None
     print(f"{file}: a recipe. It runs as it is; put your own code below each comment CHANGE. Then:")
-    for command, what in (
-        ("benchmark", "time, memory and loss, in several precisions"),
-        ("compare", "the error of each op against float32"),
-        ("tune", "op lists for your model"),
-    ):
-        print(f"  {f'hmp {command} {file}':{16 + len(file)}}{what}")
+    print(*(f"  hmp {command} {file}" for command in ("benchmark", "compare", "tune")), sep="\n")
     return 0

@@ -33,24 +33,24 @@ def is_closed_pipe(error: BaseException) -> bool:
     return True
 
 
-def check_folder(file: str | Path | None, option: str) -> None:
-    """HmpError, which begins with `option`, where `file` could not be written: better now than when the work is done."""
+def check_folder(file: str | None, option: str) -> None:
+    """Raise HmpError if the file that the option names could not be written: better now than when the work is done."""
     if file is None or file == "-":
         return
     path = Path(file).absolute()
     if not path.parent.is_dir():
-        raise hmp.HmpError(f"{option}{file}: the folder does not exist; create it first")
+        raise hmp.HmpError(f"{option} {file}: the folder does not exist; create it first")
     if path.is_dir():
-        raise hmp.HmpError(f"{option}{file}: expected a file to write, got a folder; give a file in it")
+        raise hmp.HmpError(f"{option} {file}: expected a file to write, got a folder; give a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise hmp.HmpError(f"{option}{file}: it may not be written; give a file in a folder that can be written to")
+        raise hmp.HmpError(f"{option} {file}: it may not be written; give a file in a folder that can be written to")
 
 
-def check_page(file: str | None) -> None:
-    """Raise HmpError where the page that --html asks for could not be made: better now than when the work is done."""
-    check_folder(file, "--html ")
+def check_page(file: str | None, option: str = "--html") -> None:
+    """Raise HmpError if the page that the option asks for could not be made."""
+    check_folder(file, option)
     if file is not None and (lacks := lacking("report")):
-        raise hmp.HmpError(f"--html needs {lacks}: {to_install('report')}")
+        raise hmp.HmpError(f"{option} needs {lacks}: {to_install('report')}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,9 @@ from typing import Any
 import hmp
 
 from ..compat.import_finders import after_import
-from .output import check_folder
+from ..errors import to_install
+from ..tools.extras import lacking
+from .output import check_folder, check_page
 from .parser import Parser
 
 # The environment variable that passes the parent's options to a spawned process.
@@ -99,22 +101,25 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 where the script ended without one of its own, 2 if the options or the script cannot be used."""
     script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
     try:
-        _check(script, options.is_module)
-        _check_capture(options)
-        from_environment(options)
-        called = prepare(options)
-        pass_on(options)
-    except hmp.HmpError as error:
-        print(f"hmp run: {error}", file=sys.stderr)
-        return 2
-    try:
-        with _captured(options.capture, options.capture_calls), _recorded(options.report):
-            with contextlib.ExitStack() as watching:
-                if options.verify:
-                    watching.enter_context(verified_steps())
-                if options.detect_nonfinite is not None:
-                    watching.enter_context(hmp.detect_nonfinite(options.detect_nonfinite))
-                _launch(script, arguments, options.is_module)
+        with contextlib.ExitStack() as watching:
+            try:
+                if not (options.is_module or os.path.exists(script)):
+                    raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
+                if options.capture is not None and (lacks := lacking("capture")):
+                    raise hmp.HmpError(f"--capture needs {lacks}: {to_install('capture')}")
+                from_environment(options)
+                called = prepare(options)
+                pass_on(options)
+                watching.enter_context(_captured(options.capture, options.capture_calls))
+            except hmp.HmpError as error:
+                print(f"hmp run: {error}", file=sys.stderr)
+                return 2
+            watching.enter_context(_recorded(options.report))
+            if options.verify:
+                watching.enter_context(verified_steps())
+            if options.detect_nonfinite is not None:
+                watching.enter_context(hmp.detect_nonfinite(options.detect_nonfinite))
+            _launch(script, arguments, options.is_module)
     except SystemExit as end:
         say_what_matched_nothing(called)
         if end.code in (None, 0, _WRONG_USE):
@@ -149,17 +154,6 @@ def pass_on(options: argparse.Namespace) -> None:
     spawn.get_preparation_data = get_preparation_data
 
 
-def _check(script: str, is_module: bool) -> None:
-    """Raise HmpError where there is nothing to run."""
-    if not is_module:
-        if not os.path.exists(script):
-            raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
-        return
-    root = script.partition(".")[0]
-    if importlib.util.find_spec(root) is None and importlib.machinery.PathFinder.find_spec(root, [os.getcwd()]) is None:
-        raise hmp.HmpError(f"-m {script}: no such module; give a module's name, or a file without -m")
-
-
 def prepare(options: argparse.Namespace) -> Any:
     """Install the shim and convert, as far as the options ask for it.
 
@@ -171,20 +165,16 @@ def prepare(options: argparse.Namespace) -> Any:
         raise hmp.HmpError(f"expected --policy or {others}, got both; leave one out")
     if options.verbose and not converts:
         raise hmp.HmpError("--verbose logs what a policy casts, but no policy was given; add one, such as --policy autocast")
-    if options.report is not None:
-        _check_report(Path(options.report))
-    called = None
-    with contextlib.ExitStack() as undo:
-        if options.habana or options.device_map is not None:
-            from ..compat import habana  # here: other runs do without
+    (check_page if str(options.report).endswith(".html") else check_folder)(options.report, "--report")
+    if options.habana or options.device_map is not None:
+        from ..compat import habana  # here: other runs do without
 
-            undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
-        if converts:
-            from ..core.convert import convert_script
+        habana.install("auto" if options.device_map is None else options.device_map)
+    if not converts:
+        return None
+    from ..core.convert import convert_script
 
-            called = convert_script(options.opt_level or "O1", options.policy, _list_files(options), options.verbose)
-        undo.pop_all()  # all of it stays
-    return called
+    return convert_script(options.opt_level or "O1", options.policy, _list_files(options), options.verbose)
 
 
 def _list_files(options: argparse.Namespace) -> dict[str, str]:
@@ -198,17 +188,6 @@ def _list_files(options: argparse.Namespace) -> dict[str, str]:
             raise hmp.HmpError(f"--list: expected KIND=FILE, such as fp8=my_lists/fp8.txt, got {given!r}")
         found[lists.kind_of(kind).name] = file
     return found
-
-
-def _check_report(target: Path) -> None:
-    """Raise HmpError if the report cannot be written: better now than when the script has run."""
-    check_folder(target, "--report ")
-    if target.suffix != ".html":
-        return
-    try:
-        from ..tools.pages import html  # noqa: F401  # it imports what it needs
-    except ImportError as error:
-        raise hmp.HmpError(f"--report {target}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -230,20 +209,6 @@ def _recorded(name: str | None) -> Iterator[None]:
                 report.to_json(target)
             else:
                 target.write_text(f"{report}\n", encoding="utf-8")
-
-
-def _check_capture(options: argparse.Namespace) -> None:
-    """Raise HmpError where the capture that is asked for could not be written: better now than when the script has run."""
-    if options.capture is None:
-        return
-    if options.capture_calls < 1:
-        raise hmp.HmpError(f"--capture-calls {options.capture_calls}: expected a number >= 1")
-    from ..tools.traces import file
-
-    try:
-        file.check(Path(options.capture))
-    except (hmp.HmpError, ImportError) as error:
-        raise hmp.HmpError(f"--capture: {error}") from None
 
 
 @contextlib.contextmanager
@@ -415,14 +380,8 @@ CASTING = (*NAMING_FILES, "list", "opt_level")
 
 def from_environment(options: argparse.Namespace) -> None:
     """Take the policy that HMP_POLICY names, where no option says what is cast. Raise HmpError where it names none."""
-    named = os.environ.get(POLICY, "")
-    if not named or any(getattr(options, name) is not None for name in CASTING):
-        return
-    try:
-        hmp.Policy.load(named)
-    except hmp.HmpError as error:
-        raise hmp.HmpError(f"{error} (from the environment variable {POLICY})") from None
-    options.policy = named
+    if not any(getattr(options, name) is not None for name in CASTING):
+        options.policy = os.environ.get(POLICY) or None
 
 
 def say_what_matched_nothing(called: Any) -> None:

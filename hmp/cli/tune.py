@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
 
 
-class _Loss:
-    """The recipe's loss, and whether it was called: errors from then on are not the command's wrong use."""
-
-    def __init__(self, loss: Any) -> None:
-        self.__wrapped__ = loss
-        self.was_called = False
-
-    def __call__(self, model: Any, batch: Any) -> Any:
-        self.was_called = True
-        return self.__wrapped__(model, batch)
+# Options that are arguments of hmp.tune().
+_ARGUMENTS = ("tolerance", "seconds", "max_trials", "start", "per_module", "ops", "levels", "objective", "steps", "seed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -91,44 +82,19 @@ def run(options: argparse.Namespace) -> int:
     from . import recipe
 
     folder = Path(options.out)
-    loss = _Loss(None)
+    check_page(options.html)
+    if folder.exists() and not folder.is_dir():
+        raise hmp.HmpError(f"{folder}: expected a folder for the lists, got a file; give another --out")
+    torch.manual_seed(options.seed)
+    found = recipe.load(options.recipe, "tune")
     try:
-        _check(options, folder)
-        torch.manual_seed(options.seed)
-        found = recipe.load(options.recipe, "tune")
         model, batches = found.make_model_and_batches(max(options.steps or 0, recipe.MOST_BATCHES))
-        loss = _Loss(found.loss)
-        result = hmp.tune(
-            model,
-            batches,
-            loss=loss,
-            tolerance=options.tolerance,
-            metric=found.metric,
-            optimizer=found.optimizer,
-            seconds=options.seconds,
-            max_trials=options.max_trials,
-            start=options.start,
-            per_module=options.per_module,
-            ops=options.ops,
-            levels=options.levels,
-            objective=options.objective,
-            steps=options.steps,
-            seed=options.seed,
-            folder=folder,
-            progress=True,
-        )
+        arguments = {name: getattr(options, name) for name in _ARGUMENTS}
+        given: dict[str, Any] = {"loss": found.loss, "metric": found.metric, "optimizer": found.optimizer}
+        result = hmp.tune(model, batches, **given, **arguments, folder=folder, progress=True)
     except KeyboardInterrupt:
         print(_interrupted(folder), file=sys.stderr)
         return _INTERRUPTED
-    except hmp.HmpError as error:
-        print(f"hmp tune: {error}", file=sys.stderr)
-        return 1 if loss.was_called else 2
-    except Exception as error:
-        if not loss.was_called:
-            raise
-        traceback.print_exc(file=sys.stderr)
-        print(f"hmp tune: the step failed with {type(error).__name__}: {error}; make it run in float32 first", file=sys.stderr)
-        return 1
     print(result)
     print()
     _say_how_to_use(result, folder)
@@ -137,15 +103,6 @@ def run(options: argparse.Namespace) -> int:
         print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
     return 0
-
-
-def _check(options: argparse.Namespace, folder: Path) -> None:
-    """Raise HmpError for what is better said now than when the search is done."""
-    check_page(options.html)
-    if folder.exists() and not folder.is_dir():
-        raise hmp.HmpError(f"{folder}: expected a folder for the lists, got a file; give another --out")
-    if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
-        raise hmp.HmpError(f"{folder}: has lists that hmp tune did not write; give another folder with --out")
 
 
 def _interrupted(folder: Path) -> str:

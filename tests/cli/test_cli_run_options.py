@@ -52,7 +52,6 @@ def test_the_environment_names_a_policy_and_an_option_wins(folder: Path) -> None
     wrong = run(folder, "train.py", HMP_POLICY="habanna")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("hmp run: unknown policy 'habanna'; did you mean 'habana'")
-    assert wrong.stderr.endswith(" (from the environment variable HMP_POLICY)\n")
 
 
 @pytest.mark.slow
