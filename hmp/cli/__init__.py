@@ -7,20 +7,16 @@ that leaves ``run`` is wrong use.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import hmp
 
 from ..errors import is_interrupt
 from . import benchmark, cast_weights, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
-from .output import check_folder, flush, is_closed_pipe
-from .parser import Parser, parse
+from .output import Parser, check_folder, is_closed_pipe
 
-__all__ = [
-    "main",
-]
+__all__ = ["main"]
 
 _SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune, summary, cast_weights, doctor)
 _WRONG_USE = 2
@@ -33,40 +29,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status of one command: 0 done, 1 the check failed, 2 wrong use, 130 after Ctrl-C, 141 into a pipe that is closed."""
     parser = _parser()
     try:
-        options = parse(parser, argv)
+        options, unknown = parser.parse_known_args(argv)
+        if unknown:  # an error of the command that was given
+            (parser if options.run is None else options.parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:  # argparse leaves this way for --help (0) and for wrong use (2)
-        status = stop.code if isinstance(stop.code, int) else _WRONG_USE
-        return _status_of(lambda: status, parser.prog)
+        return int(stop.code or 0)
     if options.run is None:
         parser.print_help(sys.stderr)
         return _WRONG_USE
-    command: Callable[[argparse.Namespace], int] = options.run
-    if command is run.run:
-        return command(options)  # a script under `hmp run` ends as python has it end
-    return _status_of(lambda: _used(command, options), options.parser.prog)
-
-
-def _used(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Return what the command returns; 2, and the error on stderr, for wrong use."""
+    if options.run == run.run:
+        return run.run(options)  # a script under `hmp run` ends as python has it end
     try:
         check_folder(getattr(options, "json", None), "--json")
-        return command(options)
+        status: int = options.run(options)
+        if sys.stdout is not None:  # as under pythonw
+            sys.stdout.flush()  # raises if nobody reads any more, as after `| head -1`
     except hmp.HmpError as error:
         print(f"{options.parser.prog}: {error}", file=sys.stderr)
         return _WRONG_USE
-
-
-def _status_of(command: Callable[[], int], prog: str) -> int:
-    """Return what the command returns, once its output is written; or how it was ended from outside."""
-    try:
-        status = command()
-        flush()
     except BaseException as error:
         if is_closed_pipe(error):
             return _NOBODY_READS
         if not is_interrupt(error):
             raise
-        print(f"{prog}: interrupted", file=sys.stderr)
+        print(f"{options.parser.prog}: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return status
 

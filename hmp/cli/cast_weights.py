@@ -12,8 +12,7 @@ import hmp
 
 from ..errors import to_install
 from ..tools.extras import lacking
-from .output import add_json, check_folder, give
-from .parser import Parser
+from .output import Parser, add_json, check_folder, give
 
 if TYPE_CHECKING:
     import torch

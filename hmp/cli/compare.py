@@ -7,8 +7,7 @@ import sys
 
 import hmp
 
-from .output import add_json, check_page, give
-from .parser import Parser
+from .output import Parser, add_json, check_page, give
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

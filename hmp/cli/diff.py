@@ -7,8 +7,7 @@ from pathlib import Path
 
 import hmp
 
-from .output import add_json, check_page, give, give_json
-from .parser import Parser
+from .output import Parser, add_json, check_page, give, give_json
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

@@ -17,8 +17,7 @@ import hmp
 
 from ..errors import to_install
 from ..tools.extras import EXTRAS, lacking
-from .output import add_json, give_json
-from .parser import Parser
+from .output import Parser, add_json, give_json
 
 # The flags of /proc/cpuinfo that say how fast a low-precision dtype is.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import HmpError
-from .parser import Parser
+from .output import Parser
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

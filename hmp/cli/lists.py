@@ -6,8 +6,7 @@ import argparse
 
 import hmp
 
-from .output import add_json, give_json
-from .parser import Parser
+from .output import Parser, add_json, give_json
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

@@ -1,10 +1,11 @@
-"""How subcommands print, and where they can write."""
+"""What subcommands share: their parser, what they print, and where they can write."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +17,23 @@ from ..errors import to_install
 from ..tools.extras import lacking
 
 
-def flush() -> None:
-    """Write what was printed. Raise BrokenPipeError where nobody reads it any more, as after `| head -1`."""
-    if sys.stdout is not None:  # as under pythonw
-        sys.stdout.flush()
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose help ends in an example."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        if example:
+            kwargs["epilog"] = "example:\n" + textwrap.indent(example, "  ")
+        kwargs.setdefault("formatter_class", _Formatter)
+        super().__init__(*args, **kwargs)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps the description, and leaves the lines of the example as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("example:\n"):
+            return textwrap.indent(text, indent)
+        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
 
 
 def is_closed_pipe(error: BaseException) -> bool:

@@ -24,8 +24,7 @@ import hmp
 from ..compat.import_finders import after_import
 from ..errors import to_install
 from ..tools.extras import lacking
-from .output import check_folder, check_page
-from .parser import Parser
+from .output import Parser, check_folder, check_page
 
 # The environment variable that passes the parent's options to a spawned process.
 OF_PARENT = "HMP_RUN"

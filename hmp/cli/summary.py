@@ -7,8 +7,7 @@ import sys
 
 import hmp
 
-from .output import add_json, give
-from .parser import Parser
+from .output import Parser, add_json, give
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

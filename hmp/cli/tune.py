@@ -11,8 +11,7 @@ import hmp
 
 from ..errors import to_install
 from ..tools.extras import lacking
-from .output import check_page
-from .parser import Parser
+from .output import Parser, check_page
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 

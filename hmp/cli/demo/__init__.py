@@ -7,7 +7,7 @@ import sys
 
 from ...errors import HmpError, to_install
 from ...tools.extras import lacking
-from ..parser import Parser
+from ..output import Parser
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:

@@ -55,7 +55,8 @@ def public_names(module: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if entry.source:
         source = _source(entry.source)
-        found = {name: vars(source)[name] for name in entry.names.split() or source.__all__ if name in vars(source)}
+        names = [name for name in entry.names.split() if name in vars(source)] if entry.names else source.__all__
+        found = {name: getattr(source, name) for name in names}
     return found | {name: no_op(name, why) for name, why in by_name(entry.nothing).items() if name != "*"}
 
 
