@@ -150,9 +150,9 @@ def scaled_sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tens
 
     As torch has it, a beta of 0 keeps NaN in `input` out.
     """
+    added = _expand(cast(input, result.dtype), result.shape)  # an error of torch's where it does not fit
     if beta == 0:
         return result if alpha == 1 else _mul(result, alpha)
-    added = _expand(cast(input, result.dtype), result.shape)
     return _add(added if beta == 1 else _mul(added, beta), result, alpha=alpha)
 
 

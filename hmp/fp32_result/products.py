@@ -14,12 +14,10 @@ import torch
 
 from ..core.casting import Tensor, cast, write_out
 from ..core.torch_private import in_plain_autograd, is_traced
-from ..plug_in_math import CALLS, ProductCall, fits, in_shape, multiplied, outside_autocast, scaled_sum
+from ..plug_in_math import CALLS, ProductCall, fits, multiplied, outside_autocast, scaled_sum
 from .autograd import product
-from .einsum import Contraction, contraction
 
 # torch's own, taken before anything is patched
-_permute, _reshape = torch.permute, torch.reshape
 _linear, _matmul, _mm, _bmm = torch.nn.functional.linear, torch.matmul, torch.mm, torch.bmm
 _addmm, _baddbmm, _einsum = torch.addmm, torch.baddbmm, torch.einsum
 _compiling, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
@@ -72,29 +70,17 @@ def _may_be_one_function(call: ProductCall) -> bool:
 
 def _as_one_product(op: str, call: ProductCall, low_dtype: torch.dtype) -> Tensor | None:
     """Return the call's result by one product of matrices or batches; None where it isn't one, or torch refuses its shapes."""
-    if len(call.operands) != 2:
+    if op == "einsum":
         return None
     left, right = call.operands
-    if left.numel() == 0 or right.numel() == 0:
-        return None
-    if op == "einsum":
-        return _contracted(left, right, contraction(call.equation, tuple(left.shape), tuple(right.shape)), low_dtype)
-    if not fits(op, left, right):
+    if left.numel() == 0 or right.numel() == 0 or not fits(op, left, right):
         return None
     multiply = functools.partial(product, low_dtype=low_dtype, right_is_transposed=op == "linear")
     result = multiplied(op, left, right, multiply)
     return result if call.added is None else scaled_sum(call.added, call.beta, result, call.alpha)
 
 
-def _contracted(left: Tensor, right: Tensor, how: Contraction | None, low_dtype: torch.dtype) -> Tensor | None:
-    if how is None:
-        return None
-    lefts = _reshape(_permute(left, how.left_order), how.left_shape)
-    rights = _reshape(_permute(right, how.right_order), how.right_shape)
-    return _permute(in_shape(product(lefts, rights, low_dtype, False), tuple(how.shape)), how.order)
-
-
-# --- torch's own ops in float32: for transforms, exported graphs, tensor subclasses, and calls that aren't one product -------------------
+# --- torch's own ops in float32: for transforms, exported graphs, tensor subclasses, einsum -------------------
 
 _IN_TORCH: dict[str, Callable[..., Tensor]] = {
     "matmul": _matmul, "linalg.matmul": _matmul, "rmatmul": _matmul, "mm": _mm, "bmm": _bmm, "addmm": _addmm, "baddbmm": _baddbmm,

@@ -57,31 +57,18 @@ def _of_tensors(tensors: tuple[Any, ...]) -> str:
 
 
 def _of_shapes(op: str, call: ProductCall, recipe: Recipe) -> str:
-    """Return why the operands' shapes do not do, those included that torch will refuse."""
+    """Return why the operands' shapes do not do."""
     left, right = call.operands
     if left.dim() < (1 if op == "linear" else 2) or right.dim() < 2:
         return "a vector"
     inner, outer = (right.shape[-1], right.shape[-2]) if op == "linear" else (right.shape[-2], right.shape[-1])
-    if not fits(op, left, right) or not _can_be_added(op, call, outer):
+    if not fits(op, left, right):
         return "shapes that torch refuses"
     if left.numel() == 0 or right.numel() == 0:
         return "an empty tensor"
     if op == "addbmm":
         inner = inner * left.shape[0]  # it is summed over the batch too
     return f"dimensions that aren't multiples of {recipe.multiple}" if inner % recipe.multiple or outer % recipe.multiple else ""
-
-
-def _can_be_added(op: str, call: ProductCall, outer: int) -> bool:
-    """Return True if what is added has a shape that broadcasts to the product's."""
-    if call.added is None:
-        return True
-    if op == "linear":
-        return call.added.dim() == 1 and bool(call.added.shape[0] == outer)
-    left = call.operands[0]
-    rows = left.shape[-2]
-    shape = (left.shape[0], rows, outer) if op == "baddbmm" else (rows, outer)
-    given = call.added.shape
-    return len(given) <= len(shape) and all(size in (1, needed) for size, needed in zip(reversed(given), reversed(shape), strict=False))
 
 
 def _of_gradient(call: ProductCall) -> str:
