@@ -18,7 +18,7 @@ from training_by_hand import assert_same_weights, batches, train_by_hand
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
-# The lines of the guide, each with what keeps it silent; test_compat_lightning_habana_real.py trains by them.
+# The lines of the guide, each with what keeps it silent.
 GUIDE = """\
 import torch
 from lightning import Trainer
