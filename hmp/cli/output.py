@@ -60,10 +60,10 @@ def check_folder(file: str | None, option: str) -> None:
         raise hmp.HmpError(f"{option} {file}: it may not be written; give a file in a folder that can be written to")
 
 
-def check_page(file: str | None, option: str = "--html") -> None:
-    """Raise HmpError if the page that the option asks for could not be made."""
+def check_page(file: str | None, option: str = "--html", *packages: str) -> None:
+    """Raise HmpError if the page that the option asks for could not be made: it needs these packages of the extra, by default all."""
     check_folder(file, option)
-    if file is not None and (lacks := lacking("report")):
+    if file is not None and (lacks := lacking("report", *packages)):
         raise hmp.HmpError(f"{option} needs {lacks}: {to_install('report')}")
 
 

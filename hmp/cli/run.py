@@ -164,7 +164,9 @@ def prepare(options: argparse.Namespace) -> Any:
         raise hmp.HmpError(f"expected --policy or {others}, got both; leave one out")
     if options.verbose and not converts:
         raise hmp.HmpError("--verbose logs what a policy casts, but no policy was given; add one, such as --policy autocast")
-    (check_page if str(options.report).endswith(".html") else check_folder)(options.report, "--report")
+    if options.report is not None and options.report.endswith(".html"):
+        check_page(options.report, "--report", "jinja2")
+    check_folder(options.report, "--report")
     if options.habana or options.device_map is not None:
         from ..compat import habana  # here: other runs do without
 

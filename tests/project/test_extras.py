@@ -35,9 +35,9 @@ COMMANDS = [
     *(("demo", package, "hmp demo needs", "demo") for package in ("sklearn", "numpy")),
     *((f"{name} r.py --html p.html", package, f"hmp {name}: --html needs", "report")
       for name, package in (("compare", "jinja2"), ("compare", "matplotlib"), ("tune", "jinja2"))),
-    ("run --report r.html r.py", "jinja2", "hmp run: --report r.html: a report's page needs", "report"),
+    ("run --report r.html r.py", "jinja2", "hmp run: --report needs", "report"),
     *(("cast-weights a --model r:model -o b", package, "hmp cast-weights: needs", "weights") for package in ("safetensors",)),
-    *(("run --capture a r.py", package, "hmp run: --capture: a capture needs", "capture") for package in ("safetensors", "numpy")),
+    *(("run --capture a r.py", package, "hmp run: --capture needs", "capture") for package in ("safetensors", "numpy")),
 ]  # fmt: skip
 TOO_OLD = {"sklearn": "1.2.2", "jinja2": "3.0.3"}
 

@@ -287,7 +287,9 @@ def _at_least_float32(tensors: Any) -> Tensors:
 
 def _wrapped(name: str) -> Any:
     """Return a property that reads and sets the attribute of the wrapped optimizer."""
-    return property(lambda self: getattr(self.optim, name), lambda self, value: setattr(self.optim, name, value))
+    return property(
+        lambda self: getattr(self.optim, name), lambda self, value: setattr(self.optim, name, value), doc="The wrapped optimizer's."
+    )
 
 
 class FusedLars(torch.optim.Optimizer):
