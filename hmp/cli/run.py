@@ -109,11 +109,13 @@ def run(options: argparse.Namespace) -> int:
                 from_environment(options)
                 called = prepare(options)
                 pass_on(options)
-                watching.enter_context(_captured(options.capture, options.capture_calls))
+                if options.capture is not None:
+                    watching.enter_context(_captured(options.capture, options.capture_calls))
             except hmp.HmpError as error:
                 print(f"hmp run: {error}", file=sys.stderr)
                 return 2
-            watching.enter_context(_recorded(options.report))
+            if options.report is not None:
+                watching.enter_context(_recorded(options.report))
             if options.verify:
                 watching.enter_context(verified_steps())
             if options.detect_nonfinite is not None:
@@ -192,11 +194,8 @@ def _list_files(options: argparse.Namespace) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _recorded(name: str | None) -> Iterator[None]:
+def _recorded(name: str) -> Iterator[None]:
     """Record while the script runs, and write the report however it ends."""
-    if name is None:
-        yield
-        return
     from ..tools.traces.file import of_rank  # here: other runs do without
 
     with hmp.record() as report:
@@ -213,11 +212,8 @@ def _recorded(name: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _captured(target: str | None, calls: int) -> Iterator[None]:
-    """Capture the first calls of every model while the script runs, where that is asked for; a line on stderr where none was called."""
-    if target is None:
-        yield
-        return
+def _captured(target: str, calls: int) -> Iterator[None]:
+    """Capture the first calls of every model while the script runs; a line on stderr where none was called."""
     from ..tools.traces.capture import NothingCalled
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -103,7 +102,7 @@ class ImportShim(MetaPathFinder):
         """Turn the module of the package, whose import raised the error, into hmp's."""
         warn_once(
             self.root,
-            f"{self.root} {_version(self.root)}is installed but does not import ({type(error).__name__}: {error}), so hmp replaces it; to "
+            f"{self.root} is installed but does not import ({type(error).__name__}: {error}), so hmp replaces it; to "
             "use the package, install what its import needs. This is logged once",
         )
         self._forget()
@@ -144,10 +143,3 @@ class _Trying(Loader):
 
 def _leave_empty(module: types.ModuleType) -> None:
     """Fill a parent package that is not installed either."""
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{importlib.metadata.version(package.replace('.', '-'))} "
-    except importlib.metadata.PackageNotFoundError:
-        return ""
