@@ -13,12 +13,16 @@ import torch
 
 from ..errors import HmpError
 from . import lists, low_kernels, tables
-from .active import PROCESS, PolicyTable, Region, autocast, state
+from .active import autocast, state
+from .active.regions import Region
+from .active.state import PROCESS, PolicyTable
 from .compile import dynamo_patches, traced_functions
 from .compiler_stance import untraced
 from .ops import sites
 from .patching import patches
-from .policy import DEFAULT, HABANA, ListEntry, Policy, as_policy, in_dtype, scopes
+from .policy import scopes
+from .policy.entries import ListEntry
+from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
 from .tables import announce
 from .tables import lock as _lock
 from .torch_patches import imports, module_calls

@@ -18,10 +18,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import locks, saved_tensors
-from .active import Off, PolicyTable, state
+from .active import state
+from .active.state import Off, PolicyTable
 from .casting import castable, dtype_name, each_castable
 from .ops.python_ops import name_of
-from .patching import unpatched_op
+from .patching.patched_op import unpatched_op
 from .torch_private import (
     TorchDispatchMode,
     function_mode_stack,
@@ -29,7 +30,7 @@ from .torch_private import (
 )
 
 if TYPE_CHECKING:
-    from .rules import CastRule, Op, OpUnderRule
+    from .rules.op import CastRule, Op, OpUnderRule
 
 _MOST_NAMES = 4096  # which a mode remembers
 _compiling = torch.compiler.is_compiling

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import copies, dispatching_ops, lists, locks, low_kernels, observe, user_ops
-from .active import PROCESS, PolicyTable, state
+from .active import state
+from .active.state import PROCESS, PolicyTable
 from .casting import dtype_name, each_tensor
 from .lists import ListKind
 from .log import caller, log, should_log
@@ -25,9 +26,13 @@ from .ops.python_ops import calling
 from .ops.sites import Site
 from .ops.table import DTYPE_OPS, FORWARDERS, STRUCTURE
 from .patching import names, patches
-from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
-from .policy.names import with_relatives
-from .rules import OpUnderRule, op_wrap, registry
+from .policy.entries import EVERY_OP, ListEntry
+from .policy.names import user_site, with_relatives
+from .policy.policy import Policy
+from .policy.precedence import Listed
+from .rules import registry
+from .rules.op import OpUnderRule
+from .rules.registry import op_wrap
 from .torch_patches import (
     backward,
     imports,

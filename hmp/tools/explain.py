@@ -14,8 +14,12 @@ from ..core.casting import dtype_name
 from ..core.compiler_stance import untraced
 from ..core.ops import sites, table
 from ..core.ops.sites import Site, op_of
-from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, ops_of
-from ..core.rules import CastRule, kernels, registry
+from ..core.policy.entries import EVERY_OP, ListEntry
+from ..core.policy.names import ops_of
+from ..core.policy.policy import DEFAULT, Policy, as_policy, in_notebook
+from ..core.policy.precedence import Listed
+from ..core.rules import kernels, registry
+from ..core.rules.op import CastRule
 from ..errors import HmpError
 
 _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics keep their dtypes if torch has a kernel for that (R9)"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ..core.active import disable_casts, without_casts
+from ..core.active.regions import disable_casts, without_casts
 from ..core.casting import has_values
 from ..core.torch_private import without_dispatch_modes, without_torch_function
 from ..errors import HmpError

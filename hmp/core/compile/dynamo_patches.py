@@ -20,9 +20,11 @@ import torch
 
 from ...errors import HmpError
 from .. import dispatching_ops
-from ..active import Region, state, without_casts
+from ..active import state
+from ..active.regions import Region, without_casts
 from ..compiler_stance import running_uncompiled
-from ..patching import PatchedOp, patches
+from ..patching import patches
+from ..patching.patched_op import PatchedOp
 from ..torch_patches import imports, module_calls
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from .. import dispatching_ops, lists, torch_private, user_ops
-from ..active import Region, autocast, regions, state, without_casts
+from ..active import autocast, regions, state
+from ..active.regions import Region, without_casts
 from ..lists import ListKind
 from ..ops import table
 from ..ops.sites import sites_of
-from ..patching import PatchedOp
-from ..rules import op_wrap
+from ..patching.patched_op import PatchedOp
+from ..rules.registry import op_wrap
 from ..torch_patches import module_calls, modules
 from . import traced_call
 from .dynamo_names import dynamo

@@ -13,7 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import user_ops
-from ..active import InBackward, Off, PolicyTable, autocast, state
+from ..active import autocast, state
+from ..active.state import InBackward, Off, PolicyTable
 from ..torch_patches import module_calls
 from ..torch_private import devices_in_autocast
 from .dynamo_names import dynamo

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .. import casting, copies, lists
-from ..active import without_casts
+from ..active.regions import without_casts
 from ..casting import Caster
 from ..lists import ListKind
 from ..observe import Listener, clock_of
 from ..ops import sites, table
 from ..ops.sites import Site
-from ..policy import ListEntry, ListName
+from ..policy.entries import ListEntry, ListName
 from . import emulation, fast, general, overflow, special
 from .kernels import known
 from .listeners import counted, observed, timed

@@ -14,8 +14,11 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from .. import torch_private
-from ..active import UnderCapturedState, autocast, call_without_casts, state, without_casts
-from ..patching import PatchedMethod, patches
+from ..active import autocast, state
+from ..active.regions import without_casts
+from ..active.state import UnderCapturedState, call_without_casts
+from ..patching import patches
+from ..patching.patched_op import PatchedMethod
 from . import imports
 
 

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import HmpError
-from ..active import Off, PolicyTable, autocast, state
+from ..active import autocast, state
+from ..active.state import Off, PolicyTable
 from ..casting import castable, dtype_name, map_tensors
 from ..log import log, should_log
-from ..patching import instances, patches
-from ..policy import unwrapped
-from ..policy.scopes import plain_path
+from ..patching import patches
+from ..patching.names import instances
+from ..policy.scopes import plain_path, unwrapped
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import imports
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from .. import casting, torch_dispatcher
-from ..active import UnderCapturedState, autocast, state
+from ..active import autocast, state
+from ..active.state import UnderCapturedState
 from ..compiler_stance import untraced
 from ..patching import patches
 from ..torch_dispatcher import OpOverload, OpOverloadPacket

@@ -15,8 +15,12 @@ from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.ops import sites
-from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
-from ...core.rules import CastRule, registry
+from ...core.policy.entries import EVERY_OP, ListEntry
+from ...core.policy.names import ops_of
+from ...core.policy.policy import Policy
+from ...core.policy.precedence import Listed
+from ...core.rules import registry
+from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
 from ..formatting import provenance
 from ..op_owners import place_here
