@@ -33,13 +33,7 @@ from .policy.precedence import Listed
 from .rules import registry
 from .rules.op import OpUnderRule
 from .rules.registry import op_wrap
-from .torch_patches import (
-    backward,
-    imports,
-    module_calls,
-    modules,
-    uncast,
-)
+from .torch_patches import backward, imports, module_calls, modules, uncast
 
 # --- what a policy does with each function --------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
 one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
-Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
-which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
+Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher
+in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
 read where they are needed; the end of this file checks that torch has them.
 """
 
@@ -314,14 +314,10 @@ _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_n
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 
 
-def devices_of_autocast() -> tuple[str, ...]:
-    """Return the device types that torch.autocast can be enabled for."""
-    return (*_DEVICE_TYPES, _privateuse1())
-
-
 def devices_in_autocast() -> list[str]:
     """Return the device types that torch.autocast is enabled for in this thread."""
-    return [device for device in devices_of_autocast() if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+    known = (*_DEVICE_TYPES, _privateuse1())
+    return [device for device in known if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
 def _code_inside(function: str, name: str) -> types.CodeType:
