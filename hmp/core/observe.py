@@ -23,11 +23,7 @@ from .active.state import Off, PolicyTable
 from .casting import castable, dtype_name, each_castable
 from .ops.python_ops import name_of
 from .patching.patched_op import unpatched_op
-from .torch_private import (
-    TorchDispatchMode,
-    function_mode_stack,
-    hooks_with_keywords,
-)
+from .torch_private import TorchDispatchMode, function_mode_stack, hooks_with_keywords
 
 if TYPE_CHECKING:
     from .rules.op import CastRule, Op, OpUnderRule

@@ -33,14 +33,7 @@ from torch.amp import autocast_mode
 from ..log import caller as opener
 from ..log import log, should_log
 from ..patching import patches
-from ..torch_private import (
-    AUTOCAST_INIT,
-    CUSTOM_BACKWARD,
-    CUSTOM_FORWARD,
-    devices_in_autocast,
-    dynamo_foldable,
-    is_any_autocast_enabled,
-)
+from ..torch_private import AUTOCAST_INIT, CUSTOM_BACKWARD, CUSTOM_FORWARD, devices_in_autocast, dynamo_foldable, is_any_autocast_enabled
 from .state import EnteredRegion, Off, PolicyTable, Running, call_under, current_state
 
 P = ParamSpec("P")

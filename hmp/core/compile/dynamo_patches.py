@@ -135,7 +135,7 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo skip hmp's own frames, which run as plain Python after a graph break, but for what hmp compiles itself."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
-        is_skipped = traced_functions.is_own(frame.f_code) and frame.f_code not in traced_functions.COMPILED_HERE
+        is_skipped = traced_functions.is_own(frame.f_globals) and frame.f_code not in traced_functions.COMPILED_HERE
         return dynamo.ConvertFrameReturn() if is_skipped else original(self, frame, *args)
 
     return __call__
@@ -179,11 +179,6 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
         with _backward_outside() if getattr(self, "hmp_backward_is_outside", False) else contextlib.nullcontext():
             compiled = original(self, gm, example_inputs)
-        lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
-        module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
-        if isinstance(module, lazy):  # as Dynamo does itself, but not for a graph inside a wrapper
-            lazy.force_recompile(module)
-            compiled = module.forward
         return functools.wraps(compiled)(without_casts(compiled))
 
     return call_user_compiler

@@ -11,10 +11,9 @@ import functools
 import inspect
 import itertools
 import operator
-import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ import torch
 from .. import dispatching_ops, lists, torch_private, user_ops
 from ..active import autocast, regions, state
 from ..active.regions import Region, without_casts
-from ..lists import ListKind
 from ..ops import table
 from ..ops.sites import sites_of
 from ..patching.patched_op import PatchedOp
@@ -76,9 +74,8 @@ def variables() -> types.SimpleNamespace:
             inside = self.value._choose(self.before)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
-            vars(tx.output).setdefault("hmp_regions", []).append(
-                self.value
-            )  # the policies of its modules must be there when guards are made
+            # the policies of its modules must be there when guards are made
+            vars(tx.output).setdefault("hmp_regions", []).append(self.value)
             trace_of(tx).enter(inside)
             update_tables()  # the first context of a policy may patch more functions
             return build(tx, None)
@@ -148,7 +145,7 @@ def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         current, function = trace_of(tx).current, self.value
-        is_users = isinstance(function, types.FunctionType) and not is_own(function.__code__)
+        is_users = isinstance(function, types.FunctionType) and not is_own(function.__globals__)
         if is_users and current.policy is not None and not autocast.is_torchs(function.__module__ or ""):
             self = self.clone(value=functools.wraps(function)(functools.partial(state.call_under, current, function)))
         return original(self, tx, args, kwargs)
@@ -171,25 +168,14 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
     return variables().Function(value, call_op, source=source)
 
 
-_CORE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_HMP = os.path.dirname(os.path.dirname(_CORE)) + os.sep
-_OWN_FILES = _CORE, os.path.join(_HMP, "plug_in_math.py")
-
-
 COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has compiled, kernels of a plug-in's
+_ON_TOP = tuple(f"hmp.{package}." for package in ("tools", "compat", "cli"))  # their code is compiled as the user's is
 
 
-def is_own(code: types.CodeType) -> bool:
-    """Return True if `code` belongs to hmp, or to a module that adds a kind of list."""
-    return code.co_filename.startswith((*_OWN_FILES, *_files_of(lists.kinds())))
-
-
-@functools.lru_cache(1)
-def _files_of(kinds: tuple[ListKind, ...]) -> tuple[str, ...]:
-    """Return the folders of hmp's own plug-ins, and the files of others: a model may be in the same folder as these."""
-    modules = [sys.modules[kind.module] for kind in kinds if kind.module in sys.modules]
-    files = [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
-    return tuple(os.path.dirname(file) + os.sep if file.startswith(_HMP) else file for file in files)
+def is_own(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals belongs to hmp, or to a module that adds a kind of list."""
+    module = str(namespace.get("__name__"))
+    return (module.startswith("hmp.") and not module.startswith(_ON_TOP)) or any(module == kind.module for kind in lists.kinds())
 
 
 # --- calls of hmp's functions -----------------------------------------------------------------------------------------------

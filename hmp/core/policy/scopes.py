@@ -17,7 +17,7 @@ from . import presets
 from .entries import AUTOCAST, ListEntry, error_at
 from .names import ops_of, with_relatives
 from .policy import Policy, as_policy
-from .precedence import rivals
+from .precedence import refuse_both
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
@@ -134,7 +134,8 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     kept: list[ListEntry] = []
     for rank in ranks:
         claims = [(entry, [op for op in ops_of(entry) if (entry.about, op) not in taken]) for entry in rank]
-        _refuse_tie(claims)
+        by_list = {each: {op: entry for entry, ops in claims if entry.list_name == each for op in ops} for each in lists.names()}
+        refuse_both(by_list, "both match a module equally well: remove one, or make one pattern longer")
         for entry, ops in claims:
             kept += _without_taken(entry, ops) if ops else ()
             for op in with_relatives(ops):
@@ -161,22 +162,6 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
         named = entry._replace(name=op + (AUTOCAST if entry.is_autocasts else ""))
         if set(ops_of(named)) <= set(ops):
             yield named
-
-
-def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
-    by_op: dict[str, ListEntry] = {}
-    for entry, ops in claims:
-        excluded = rivals(entry.list_name)
-        for op in ops if excluded else ():
-            other = by_op.setdefault(op, entry)
-            if other.list_name in excluded:
-                also = f" ({other.place})" if other.path else ""
-                one, another = (lists.kind_of(each.list_name).title for each in (entry, other))
-                raise error_at(
-                    entry,
-                    f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
-                    "same op in one module and are equally specific; remove one, or make one pattern longer",
-                )
 
 
 def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
