@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import HmpError
-from . import lists, low_kernels, tables
+from . import lists, tables
 from .active import autocast, state
 from .active.regions import Region
 from .active.state import PROCESS, PolicyTable
@@ -23,6 +23,7 @@ from .patching import patches
 from .policy import scopes
 from .policy.entries import ListEntry
 from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
+from .rules import emulation
 from .tables import announce
 from .tables import lock as _lock
 from .torch_patches import imports, module_calls
@@ -399,9 +400,9 @@ def set_low_kernels(choice: str) -> str:
         'native'
     """
     with _lock:
-        computed_before = low_kernels.computed_in_float32()
-        before = low_kernels.choose(choice)
-        if low_kernels.computed_in_float32() != computed_before:
+        computed_before = emulation.computed_in_float32()
+        before = emulation.choose(choice)
+        if emulation.computed_in_float32() != computed_before:
             tables.decide_anew()
         return before
 

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,7 +159,7 @@ def listen(*added: Listener) -> Iterator[None]:
                 undo.enter_context(saved_tensors.counting(each.saved))
         functions = [each for each in added if each.unlisted]
         if functions:
-            undo.enter_context(_functions(functions))
+            undo.enter_context(_in_mode("functions", _Functions, functions))
         for each in added:
             if _has(each, "aten"):
                 undo.enter_context(hear_aten(each))
@@ -364,7 +364,6 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.report_to(())
         self._name_of = functools.lru_cache(_MOST_NAMES)(name_of)  # "" for other functions than ops
-        self._thread = threading.get_ident()
 
     def report_to(self, listeners: Sequence[Listener]) -> None:
         """Report to these listeners from now on."""
@@ -397,12 +396,17 @@ class _Functions(TorchFunctionMode):
             end_all(listeners, call)
         return call.result
 
-    def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
-        listeners = [each for each in self.listeners if each.in_backward]
-        if not listeners or threading.get_ident() != self._thread or self in function_mode_stack():
-            return run
-        return functools.partial(_run_backward, self, listeners, run)
+
+def _around_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
+    mode = here.functions
+    listeners = () if mode is None else tuple(each for each in mode.listeners if each.in_backward)
+    if mode is None or not listeners or mode in function_mode_stack():
+        return run
+    return functools.partial(_run_backward, mode, listeners, run)
+
+
+state.around_backward = _around_backward
 
 
 def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -413,24 +417,6 @@ def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable
 
 
 RUNS_BACKWARD = _run_backward.__code__  # what calls backward passes
-
-
-@contextmanager
-def _functions(added: Sequence[Listener]) -> Iterator[None]:
-    mode = here.functions
-    if mode is None:
-        mode = here.functions = _Functions()
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        state.around_backward.append(mode.around_backward)
-    mode.report_to((*mode.listeners, *added))
-    try:
-        yield
-    finally:
-        mode.report_to([each for each in mode.listeners if each not in added])
-        if not mode.listeners:
-            here.functions = None
-            state.around_backward.remove(mode.around_backward)
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 # --- ATen's ops ---
@@ -444,7 +430,11 @@ class _Aten(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.listeners: tuple[Listener, ...] = ()
+        self.report_to(())
+
+    def report_to(self, listeners: Sequence[Listener]) -> None:
+        """Report to these listeners from now on."""
+        self.listeners = tuple(listeners)
 
     @property
     def allows_exchanged_memory(self) -> bool:
@@ -468,20 +458,24 @@ def _chained(listener: Listener, func: Any, run: Callable[..., Any], *args: Any,
     return listener.aten(func, run, args, kwargs)
 
 
+def hear_aten(listener: Listener) -> AbstractContextManager[None]:
+    """Return a context manager in which the listener gets this thread's ATen ops."""
+    return _in_mode("aten", _Aten, (listener,))
+
+
 @contextmanager
-def hear_aten(listener: Listener) -> Iterator[None]:
-    """Return a context manager in which the listener gets this thread's ATen ops, by the mode that is there, or by a new one."""
-    mode = here.aten
+def _in_mode(name: str, kind: Any, added: Sequence[Listener]) -> Iterator[None]:
+    """Return a context manager in which the thread's mode `here.NAME` reports to `added`, too; a new one, where there is none."""
+    mode = getattr(here, name)
     if mode is None:
-        mode = here.aten = _Aten()
-        mode.listeners = (listener,)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-    else:
-        mode.listeners = (*mode.listeners, listener)
+        mode = kind()
+        setattr(here, name, mode)
+        mode.__enter__()
+    mode.report_to((*mode.listeners, *added))
     try:
         yield
     finally:
-        mode.listeners = tuple(each for each in mode.listeners if each is not listener)
+        mode.report_to([each for each in mode.listeners if each not in added])
         if not mode.listeners:
-            here.aten = None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            setattr(here, name, None)
+            mode.__exit__(None, None, None)

@@ -439,10 +439,8 @@ def stream_of(tensor: torch.Tensor) -> int | None:
 
 # --- weak references to tensors, of a kind that the installed torch supports ------------------------------------------------
 
-_IS_SAFE = TORCH >= (2, 11)
-
 # Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
-WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
+WeakTensor: Any = weakref.ref if TORCH >= (2, 11) else TensorWeakRef
 
 
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
