@@ -238,12 +238,9 @@ def install(is_around_applied: Callable[[Any, types.FrameType], bool], is_of_wra
             asked.__module__ = "torch"
             answers[asked] = original
             patches.rebind(torch, name, asked)
-    for owner, name, make in (
-        (autocast_mode.autocast, "__enter__", _enter),
-        (autocast_mode.autocast, "__exit__", _exit),
-        (autocast_mode, "is_autocast_available", _noting_requests),
-    ):
-        patches.wrap(owner, name, make)
+    patches.wrap(autocast_mode.autocast, "__enter__", _enter)
+    patches.wrap(autocast_mode.autocast, "__exit__", _exit)
+    patches.wrap(autocast_mode, "is_autocast_available", _noting_requests)
 
 
 def _forget() -> None:

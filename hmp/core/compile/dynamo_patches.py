@@ -86,22 +86,19 @@ def _patch_dynamo() -> None:
     traced_functions.fill_functions()
     patches.on_restore(_forget)
     patches.rebind(torch.nn.Module, module_calls.APPLIED, None)  # for guards, which are not to ask a `__getattr__` of the user's
-    for owner, name, make in (
-        (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
-        (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),
-        (sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model),
-        (dynamo.OutputGraph, "call_user_compiler", _graph_without_casts),
-        (dynamo.OutputGraph, "compile_subgraph", _without_mode),
-        (dynamo.InstructionTranslatorBase, "run", _with_trace),
-        (dynamo.BaseTorchVariable, "__init__", _of_torchs_own),
-        (dynamo.BuiltinVariable, "call_abs", _calling_abs),
-        (dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered),
-        (dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left),
-        (dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward),
-        (dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy),
-        (dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph),
-    ):
-        patches.wrap(owner, name, make)
+    patches.wrap(dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code)
+    patches.wrap(sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling)
+    patches.wrap(sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model)
+    patches.wrap(dynamo.OutputGraph, "call_user_compiler", _graph_without_casts)
+    patches.wrap(dynamo.OutputGraph, "compile_subgraph", _without_mode)
+    patches.wrap(dynamo.InstructionTranslatorBase, "run", _with_trace)
+    patches.wrap(dynamo.BaseTorchVariable, "__init__", _of_torchs_own)
+    patches.wrap(dynamo.BuiltinVariable, "call_abs", _calling_abs)
+    patches.wrap(dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered)
+    patches.wrap(dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left)
+    patches.wrap(dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward)
+    patches.wrap(dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy)
+    patches.wrap(dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph)
     # how Dynamo calls abs() of a tensor: as it was when it first did
     getattr(dynamo.BuiltinVariable, "call_function_handler_cache", {}).clear()
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers

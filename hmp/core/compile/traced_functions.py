@@ -1,7 +1,6 @@
 """What Dynamo does where the program that it traces calls torch, or a function or context of hmp's.
 
-A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords, the source of the
-function), and returns a variable.
+A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords), and returns a variable.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def variables() -> types.SimpleNamespace:
             return self.value
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            return self.handler(tx, list(args), dict(kwargs), self.source)
+            return self.handler(tx, list(args), dict(kwargs))
 
     class RegionVariable(dynamo.ContextWrappingVariable):  # type: ignore[misc]
         """A context of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
@@ -161,7 +160,7 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
     if not isinstance(original, types.FunctionType) or dynamo.get_torch_obj_rule_map().get(original) is in_graph:
         return in_graph(value, source=source)
 
-    def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         found = traced_call.wrapper(trace_of(tx).current, original)
         return traced_call.call_composite(tx, traced_call.plain_function(original), found, args, kwargs)
 
@@ -184,7 +183,7 @@ def is_own(namespace: Mapping[str, Any]) -> bool:
 def _region(make: Callable[..., Any]) -> Handler:
     """Return the handler of `make`, disable_casts or the like: of a context, or of the result where it decorates a function."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
         if args and callable(given[0]):
             return variables().Region(make(**named)).call_function(tx, args, {})
@@ -193,22 +192,22 @@ def _region(make: Callable[..., Any]) -> Handler:
     return call
 
 
-def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return variables().Function(None, lambda tx, rest, named, source: _call_without_casts(tx, [*args, *rest], named))
+def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return variables().Function(None, lambda tx, rest, named: _call_without_casts(tx, [*args, *rest], named))
 
 
-def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return under(tx, trace_of(tx).current.off, args[0], args[1:], kwargs)
 
 
-def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     inside, outer = value_of(args[0]), trace_of(tx).current
     is_same_policy = inside.scope_id and inside.scope_id == outer.scope_id
     with contextlib.nullcontext() if is_same_policy else without_autocast(tx):
         return under(tx, inside, args[1], args[2:], kwargs)
 
 
-def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     # guarded: the code may run for another module of the class, with another policy
     dynamo.UserFunctionVariable(_key_of).call_function(tx, args, {}).realize()
     casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).current)
@@ -220,7 +219,7 @@ def _key_of(module: Any) -> Any:
     return None if found is None else found.key
 
 
-def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if module_calls.is_new(value_of(args[0]), is_traced=True):
         raise dynamo.UnspecializeRestartAnalysis  # policies of modules have changed, on which the trace is guarded
     return build(tx, value=False)
@@ -229,7 +228,7 @@ def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None
 def _answer(original: Callable[..., Any]) -> Handler:
     """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         policy = trace_of(tx).current.policy
         is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is torch_private.CUSTOM_FORWARD
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
@@ -248,7 +247,7 @@ def _cell(tx: Any, name: str) -> Any:
     return value_of(tx.output.side_effects.load_cell(tx.symbolic_locals[name]))
 
 
-def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of the user's that hmp's decorator has put on a list: it is one op."""
     op, policy, op_source = value_of(args[0]), trace_of(tx).current.policy, args[0].source
     found = None if policy is None else op_wrap(traced_call.op, op.rule(policy.dtype))
@@ -257,7 +256,7 @@ def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = Non
 
 
 functions: dict[Any, Handler] = {}
-# The functions that make a context; session adds casts().
+# The functions that make a context; convert.py adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
 
 
@@ -265,17 +264,17 @@ def fill_functions() -> None:
     """Fill `functions` with what hmp has in place now."""
     functions.update(
         {
-            state.is_traced_unpatched: lambda tx, args, kwargs, source: build(tx, value=False),
-            state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).current.policy is not None),
+            state.is_traced_unpatched: lambda tx, args, kwargs: build(tx, value=False),
+            state.casts_enabled: lambda tx, args, kwargs: build(tx, trace_of(tx).current.policy is not None),
             without_casts: _without_casts,
             state.call_without_casts: _call_without_casts,
             user_ops.call_op: _call_op,
-            state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
+            state.call_under: lambda tx, args, kwargs: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             autocast.call_innermost: _call_innermost,
             module_calls.policy_of_call_now: _casts_of_module,
             module_calls.is_new: _is_new,
             # guarded with the policy of the call, which was asked for before
-            module_calls.outputs_of_call: lambda tx, args, kwargs, source: build(tx, module_calls.outputs_of_call(value_of(args[0]))),
+            module_calls.outputs_of_call: lambda tx, args, kwargs: build(tx, module_calls.outputs_of_call(value_of(args[0]))),
         }
     )
     functions.update((each, _region(each)) for each in entering)

@@ -151,14 +151,6 @@ def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any
     return call
 
 
-def wrapped(function: Any) -> Any:
-    """Return the function inside what `wrap` put in its place; any other object itself."""
-    return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
-
-
-_CODE = _inert_after_restore(installed, wrapped).__code__
-
-
 def replaces(new: Any, function: Any) -> None:
     """Note that `new` replaces `function`, in all places, until `restore()`."""
     _replacements[id(function)] = function, new

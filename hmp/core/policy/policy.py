@@ -553,19 +553,16 @@ class Policy:
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else ops_of(ListEntry(name, "bf16"))
-            decided = [(here.decides(op), there.decides(op)) for op in ops]
-            differing = [(one, another) for one, another in decided if one != another]
+            differing = [(one, another) for op in ops if (one := here.decides(op)) != (another := there.decides(op))]
             if pair[0] == pair[1] or (ops and not differing):
                 continue
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
         for kind in lists.adding():
-            of_each = self.entries(kind.name), against.entries(kind.name)
-            for name in sorted({*of_each[0], *of_each[1]}):
-                one, two = (kind.name if name in entries else None for entries in of_each)
-                if one != two:
-                    found[f"{name} ({kind.name})"] = one, two
+            entries, others = ({*of.entries(kind.name)} for of in (self, against))
+            for name in sorted(entries ^ others):
+                found[f"{name} ({kind.name})"] = (kind.name, None) if name in entries else (None, kind.name)
         return found
 
     def __str__(self) -> str:
