@@ -135,11 +135,7 @@ listeners: tuple[Listener, ...] = ()  # those that get calls, in every thread
 _lock = locks.RLock()
 
 
-def _nothing() -> None:
-    pass
-
-
-rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listeners; core.tables says how
+rebuild: Callable[[], object] = lambda: None  # noqa: E731  # makes wrappers anew, for other listeners; core.tables says how
 
 
 @contextmanager
@@ -380,14 +376,11 @@ class _Functions(TorchFunctionMode):
         if not listeners or here.function is not None or not (name := self._name_of(func)):
             return func(*args, **kwargs)
         call = here.function = Call(name, None, func, args, kwargs)
-        clock = self.clock
+        clock = self.clock or time.perf_counter
+        started = clock()
         try:
-            if clock is None:
-                call.result = func(*args, **kwargs)
-            else:
-                started = clock()
-                call.result = func(*args, **kwargs)
-                call.op_seconds = clock() - started
+            call.result = func(*args, **kwargs)
+            call.op_seconds = clock() - started
         except BaseException as error:
             call.error = error
             raise

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import HmpError
 from .. import lists
 from . import presets
 from .entries import AUTOCAST, ListEntry, error_at
@@ -46,14 +45,11 @@ class ModuleNode(NamedTuple):
 
 
 def refuse_without_model(policy: Policy) -> None:
-    """Raise HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
+    """Raise OpListError where the policy has scoped entries. For uses without a model, whose modules they could match."""
     if policy.scoped:
-        first = policy.scoped[0]
-        at = f"{first.place}: " if first.path else ""
-        raise HmpError(
-            f"{at}{first.text!r} needs a model, and policy {policy.name!r} has none; use hmp.apply(model, policy), pass model=, or use "
-            "policy.unscoped, which leaves out such entries"
-        )
+        first, model = policy.scoped[0], "use hmp.apply(model, policy), or pass model="
+        without = "or use policy.unscoped, which leaves out such entries"
+        raise error_at(first, f"{first.text!r} needs a model, and policy {policy.name!r} has none; {model}, {without}")
 
 
 def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
@@ -167,13 +163,9 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
 def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
     ranked: dict[tuple[int, int], list[ListEntry]] = {}
     for entry, distance in steps.items():
-        ranked.setdefault((distance, -exactness(str(entry.scope))), []).append(entry)
+        exactness = len(_WILDCARD.sub("", str(entry.scope)))  # how many characters of the glob aren't wildcards
+        ranked.setdefault((distance, -exactness), []).append(entry)
     return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
-
-
-def exactness(scope: str) -> int:
-    """Return how many characters of a scope's glob aren't wildcards. `*`, `?` and `[0-9]` are wildcards."""
-    return len(_WILDCARD.sub("", scope))
 
 
 def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:

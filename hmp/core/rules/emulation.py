@@ -44,9 +44,7 @@ def choice() -> str:
 def choose(new: str) -> str:
     """Set the choice for the process. Return the one before."""
     global _chosen
-    checked = _checked(new, "set_low_kernels()")
-    before = choice()
-    _chosen = checked
+    before, _chosen = choice(), _checked(new, "set_low_kernels()")
     return before
 
 
@@ -61,17 +59,7 @@ def computed_in_float32() -> frozenset[torch.dtype]:
     chosen = choice()
     if chosen == "native":
         return frozenset()
-    return frozenset(dtype for dtype in casting.LOW if chosen == "float32" or not has_instructions(dtype))
-
-
-def has_instructions(dtype: torch.dtype) -> bool:
-    """Return True if the processor has instructions for products in that low-precision dtype.
-
-    A flag decides and no clock, so that results do not depend on what else the machine does: the flag by which torch itself chooses its
-    kernel, or where this build of torch has none (macOS) the processor's own. For bfloat16 torch's flag is true for any AVX512; where that
-    has neither avx512_bf16 nor AMX, oneDNN widens inside, and a step takes 1.2 to 1.9 times what float32 products of rounded inputs take.
-    """
-    return _HAS[dtype]
+    return frozenset(dtype for dtype in casting.LOW if chosen == "float32" or not _HAS_INSTRUCTIONS[dtype])
 
 
 def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
@@ -80,8 +68,11 @@ def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
     return of_mkldnn
 
 
-# Asked once: compiled code would note the question.
-_HAS = {
+# Whether the processor has instructions for products in a dtype. A flag decides and no clock, so that results do not depend on what else
+# the machine does: the flag by which torch itself chooses its kernel, or where this build of torch has none (macOS) the processor's own.
+# For bfloat16 torch's flag is true for any AVX512; where that has neither avx512_bf16 nor AMX, oneDNN widens inside, and a step takes 1.2
+# to 1.9 times what float32 products of rounded inputs take. Asked once: compiled code would note the question.
+_HAS_INSTRUCTIONS = {
     torch.bfloat16: _flag(torch_private.mkldnn_supports("bf16"), "bf16") and torch_private.x86_multiplies_bfloat16() is not False,
     torch.float16: _flag(torch_private.mkldnn_supports("fp16"), "fp16_arith"),
 }
@@ -89,7 +80,7 @@ _HAS = {
 
 def why(dtype: torch.dtype) -> str:
     """Return why products in that dtype compute in float32, as the end of a sentence."""
-    if has_instructions(dtype):
+    if _HAS_INSTRUCTIONS[dtype]:
         return f"{_VARIABLE} or hmp.set_low_kernels() asks for it"
     return f"this processor has no {dtype_name(dtype)} instructions"
 
