@@ -458,7 +458,7 @@ def hear_aten(listener: Listener) -> AbstractContextManager[None]:
 
 @contextmanager
 def _in_mode(name: str, kind: Any, added: Sequence[Listener]) -> Iterator[None]:
-    """Return a context manager in which the thread's mode `here.NAME` reports to `added`, too; a new one, where there is none."""
+    """Return a context manager in which this thread's mode `here.NAME`, which is entered if it is missing, reports to `added`, too."""
     mode = getattr(here, name)
     if mode is None:
         mode = kind()
