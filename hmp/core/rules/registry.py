@@ -275,22 +275,11 @@ lists.add(
     )
 )
 lists.add(
-    _core_list(
-        name="fp32",
-        title="FP32",
-        contents="ops that run in float32",
-        rule=FP32_LIST,
-        over=("promote",),
-        aliases=("float32",),
-    )
+    _core_list(name="fp32", title="FP32", contents="ops that run in float32", rule=FP32_LIST, over=("promote",), aliases=("float32",))
 )
 lists.add(
     _core_list(
-        name="promote",
-        title="promote",
-        contents="ops that run in the widest dtype of their inputs",
-        rule=PROMOTE,
-        aliases=("widest",),
+        name="promote", title="promote", contents="ops that run in the widest dtype of their inputs", rule=PROMOTE, aliases=("widest",)
     )
 )
 
