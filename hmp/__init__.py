@@ -11,7 +11,8 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .compat.memory_statistics import memory_stats as memory_stats
-    from .core.active import casts_enabled as casts_enabled, disable_casts as disable_casts, enable_casts as enable_casts
+    from .core.active.regions import disable_casts as disable_casts, enable_casts as enable_casts
+    from .core.active.state import casts_enabled as casts_enabled
     from .core.apply import apply as apply, remove as remove
     from .core.convert import (
         Handle as Handle,
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
         set_low_kernels as set_low_kernels,
     )
     from .core.copies import clear_cache as clear_cache
-    from .core.policy import Policy as Policy, policies as policies
-    from .core.rules import fallbacks as fallbacks
+    from .core.policy.policy import Policy as Policy
+    from .core.policy.presets import policies as policies
+    from .core.rules.kernels import fallbacks as fallbacks
     from .core.user_ops import (
         bf16_function as bf16_function,
         fp32_function as fp32_function,
@@ -57,16 +59,18 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 # Habana's scripts write `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` works in the same way
 hmp = sys.modules[__name__]
 
-_lists.provide("hmp.core.rules", "hmp.fp8.listed", "hmp.fp32_result.listed", "hmp.packing.listed")
+_lists.provide("hmp.core.rules.registry", "hmp.fp8.listed", "hmp.fp32_result.listed", "hmp.packing.listed")
 
 # The module of each public name, imported when one of its names is used: `hmp -h` and pytest need not wait for torch.
 _NAMES = {
-    ".core.active": "casts_enabled disable_casts enable_casts",
+    ".core.active.regions": "disable_casts enable_casts",
+    ".core.active.state": "casts_enabled",
     ".core.apply": "apply remove",
     ".core.convert": "Handle casts convert is_converted revert set_low_kernels",
     ".core.copies": "clear_cache",
-    ".core.policy": "Policy policies",
-    ".core.rules": "fallbacks",
+    ".core.policy.policy": "Policy",
+    ".core.policy.presets": "policies",
+    ".core.rules.kernels": "fallbacks",
     ".core.user_ops": "bf16_function fp32_function promote_function register",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".compat.memory_statistics": "memory_stats",

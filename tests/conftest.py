@@ -93,10 +93,10 @@ def low_kernels(choice: str) -> Iterator[None]:
 
 def _leave_low_kernels_to(environment: Mapping[str, str]) -> None:
     """End what hmp.set_low_kernels() has set, which no public call does. What torch is patched with follows."""
-    from hmp.core import low_kernels
+    from hmp.core.rules import emulation
 
     hmp.set_low_kernels(environment.get("HMP_LOW_KERNELS") or "auto")
-    low_kernels._chosen = None
+    emulation._chosen = None
 
 
 @pytest.fixture(autouse=True, scope="function" if STRICT else "module")

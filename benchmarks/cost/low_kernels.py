@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from hmp.core.low_kernels import has_instructions
 from torch import Tensor
 
 import hmp
-from hmp.core.low_kernels import has_instructions
 from hmp.core.ops import sites, table
 
 from ..harness.results import Found, Row, at_most

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _folder(given: str) -> Path:
     """Return the folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
-    from ..core.policy import home
+    from ..core.policy.presets import home
 
     path = Path(given)
     is_preset = given in hmp.policies() or not (path.exists() or path.suffix or path.name != given)

@@ -70,8 +70,9 @@ def _of_torch() -> dict[str, Any]:
     import torch
     from torch.utils.benchmark import Timer
 
-    from ..core import low_kernels, tables
+    from ..core import tables
     from ..core.casting import dtype_name
+    from ..core.rules import emulation
     from ..core.torch_private import scaled_mm
 
     def runs(device: torch.device, dtype: torch.dtype) -> bool:
@@ -96,7 +97,7 @@ def _of_torch() -> dict[str, Any]:
         kernels = {device: {dtype_name(dtype): runs(device, dtype) for dtype in lows} for device in devices}
         wide = seconds(lambda: x @ x)
         for dtype in lows[:2]:
-            y, computed = x.to(dtype), torch.float32 if dtype in low_kernels.computed_in_float32() else dtype
+            y, computed = x.to(dtype), torch.float32 if dtype in emulation.computed_in_float32() else dtype
             rounded = functools.partial(_rounded, x, dtype)
             times = {"kernel": seconds(functools.partial(torch.mm, y, y)) / wide, "rounded": seconds(rounded) / wide}
             products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
@@ -106,7 +107,7 @@ def _of_torch() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "devices": {str(device): {"kernels": kernels[device]} for device in devices},
-        "low_kernels": {"choice": low_kernels.choice(), "products": products},
+        "low_kernels": {"choice": emulation.choice(), "products": products},
         "patched": dict(patched.most_common()),
         "autocast": hmp.Policy.load("autocast").name,
         "converted": hmp.is_converted(),

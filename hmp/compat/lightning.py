@@ -19,8 +19,9 @@ import torch
 
 import hmp
 
-from ..core.active import without_casts
-from ..core.policy import DEFAULT, as_policy, names_lists
+from ..core.active.regions import without_casts
+from ..core.policy.entries import names_lists
+from ..core.policy.policy import DEFAULT, as_policy
 from ..tools.record.rows import check_allowed
 from .lightning_packages import installed, preferred, release
 

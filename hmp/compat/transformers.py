@@ -15,7 +15,7 @@ import hmp
 from hmp import HmpError, Policy
 
 from ..core.log import log
-from ..core.policy import DEFAULT, as_policy
+from ..core.policy.policy import DEFAULT, as_policy
 from ..core.torch_patches.module_calls import in_dtype
 from ..tools.extras import needed
 from ..tools.formatting import versioned

@@ -16,13 +16,14 @@ import torch.fx
 
 from ..errors import HmpError
 from . import tables
-from .active import PolicyTable, without_casts
+from .active.regions import without_casts
+from .active.state import PolicyTable
 from .casting import dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .log import log, should_log
 from .patching import patches
-from .policy import DEFAULT, Policy, as_policy
+from .policy.policy import DEFAULT, Policy, as_policy
 from .tables import announce, lock
 from .torch_patches import module_calls
 from .torch_patches.module_calls import AppliedPolicy, as_dtype

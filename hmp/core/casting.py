@@ -18,7 +18,8 @@ from .torch_private import in_plain_autograd
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
 
-CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
+LOW = (torch.bfloat16, torch.float16)
+CASTABLE = frozenset({torch.float32, *LOW})
 # An op with an input of one of these dtypes is left to torch.
 LEFT_TO_TORCH = frozenset({torch.float64, torch.complex32, torch.complex64, torch.complex128})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -257,17 +258,11 @@ def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
 
 
 def cast_call(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    dtype: torch.dtype,
-    caster: Caster,
-    keep: frozenset[int | str] = frozenset(),
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype, caster: Caster, keep: frozenset[int | str] = frozenset()
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments with every castable tensor cast to `dtype`, except those whose position or keyword is in `keep`."""
-    return (
-        [a if i in keep else cast_within(a, dtype, caster) for i, a in enumerate(args)],
-        {k: a if k in keep else cast_within(a, dtype, caster) for k, a in kwargs.items()},
-    )
+    by_position = [a if i in keep else cast_within(a, dtype, caster) for i, a in enumerate(args)]
+    return by_position, {k: a if k in keep else cast_within(a, dtype, caster) for k, a in kwargs.items()}
 
 
 def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:

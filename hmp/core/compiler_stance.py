@@ -44,7 +44,7 @@ def untraced_class(cls: C) -> C:
 
 
 _lock = locks.RLock()
-_asking: list[object] = []
+_asking = 0  # how many contexts ask for it
 _stance: Any = None
 _plain: Any = None  # torch.compile, while ours is in its place
 
@@ -56,20 +56,18 @@ def running_uncompiled() -> Iterator[None]:
     A conversion may begin in a recording and end after it; torch's own stances end in the order of their beginnings alone. Dynamo, which
     takes seconds to import, is not imported for that: until it is there, the first torch.compile does it.
     """
-    global _stance, _plain
-    asks = object()
+    global _asking, _stance, _plain
+    with _lock:
+        _asking += 1
+        if dynamo() is not None:
+            _force()
+        elif _plain is None:
+            _plain, torch.compile = torch.compile, _compile
     try:
-        with _lock:
-            _asking.append(asks)
-            if dynamo() is not None:
-                _force()
-            elif _plain is None:
-                _plain, torch.compile = torch.compile, _compile
         yield
     finally:
         with _lock:
-            if asks in _asking:
-                _asking.remove(asks)
+            _asking -= 1
             if not _asking and _stance is not None:
                 _stance.__exit__(None, None, None)
                 _stance = None

@@ -13,13 +13,18 @@ from typing import Any
 import torch
 
 from ..errors import HmpError
-from . import lists, low_kernels, tables
-from .active import PROCESS, PolicyTable, Region, autocast, state
+from . import lists, tables
+from .active import autocast, state
+from .active.regions import Region
+from .active.state import PROCESS, PolicyTable
 from .compile import dynamo_patches, traced_functions
 from .compiler_stance import untraced
 from .ops import sites
 from .patching import patches
-from .policy import DEFAULT, HABANA, ListEntry, Policy, as_policy, in_dtype, scopes
+from .policy import scopes
+from .policy.entries import ListEntry
+from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
+from .rules import emulation
 from .tables import announce
 from .tables import lock as _lock
 from .torch_patches import imports, module_calls
@@ -114,18 +119,14 @@ def convert(  # noqa: PLR0913
         files = {"bf16": bf16_file_path, "fp32": fp32_file_path, "promote": promote_file_path, **_by_list(list_file_paths)}
         chosen = in_dtype(choose_policy(opt_level, policy, model, files), dtype)
         with _lock:
-            return _convert(chosen, model, is_verbose)
-
-
-def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
-    follow_others()
-    # whatever fails, fails before anything is active
-    _check_model(model, chosen, "convert(model=...)")
-    if model is not None and chosen.scoped:
-        table = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
-    else:
-        table = tables.table_of(chosen, is_verbose)
-    return _activate(chosen, table, is_verbose)
+            follow_others()
+            # whatever fails, fails before anything is active
+            _check_model(model, chosen, "convert(model=...)")
+            if model is not None and chosen.scoped:
+                table = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+            else:
+                table = tables.table_of(chosen, is_verbose)
+            return _activate(chosen, table, is_verbose)
 
 
 def _activate(chosen: Policy, table: PolicyTable, is_verbose: bool) -> Handle:
@@ -171,8 +172,7 @@ def choose_policy(
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy, model)
     if opt_level == "O2":
-        kinds = (kind for kind in lists.kinds() if kind.is_optional and kind.name in given)
-        for kind in kinds:
+        for kind in (each for each in lists.kinds() if each.is_optional and each.name in given):
             raise HmpError(
                 f"{kind.argument}= and opt_level='O2', whose {kind.title} list is empty, exclude each other; "
                 f"give policy=hmp.Policy.load('habana-o2').replace({kind.name}={{'linear', ...}})"
@@ -410,9 +410,9 @@ def set_low_kernels(choice: str) -> str:
         'native'
     """
     with _lock:
-        computed_before = low_kernels.computed_in_float32()
-        before = low_kernels.choose(choice)
-        if low_kernels.computed_in_float32() != computed_before:
+        computed_before = emulation.computed_in_float32()
+        before = emulation.choose(choice)
+        if emulation.computed_in_float32() != computed_before:
             tables.decide_anew()
         return before
 

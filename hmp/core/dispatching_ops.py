@@ -14,7 +14,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from . import observe, torch_private
 from .active import autocast, state
 from .ops.sites import Site, as_held
-from .patching import PatchedMethod, PatchedOp, patches, unpatched_op
+from .patching import patches
+from .patching.patched_op import PatchedMethod, PatchedOp, unpatched_op
 from .torch_patches import imports
 
 _get, _active_state = state.get, state.active_state

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from .observe import Call
-    from .policy import ListEntry, Policy
-    from .rules import CastRule, Op, OpUnderRule
+    from .policy.entries import ListEntry
+    from .policy.policy import Policy
+    from .rules.op import CastRule, Op, OpUnderRule
 
 GROUP = "hmp.lists"  # the group of entry points by which an installed distribution brings its kinds
 

@@ -11,17 +11,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from . import locks, saved_tensors
-from .active import Off, PolicyTable, state
+from .active import state
+from .active.state import Off, PolicyTable
 from .casting import castable, dtype_name, each_castable
 from .ops.python_ops import name_of
-from .patching import unpatched_op
+from .patching.patched_op import unpatched_op
 from .torch_private import (
     TorchDispatchMode,
     devices_in_autocast,
@@ -30,7 +31,7 @@ from .torch_private import (
 )
 
 if TYPE_CHECKING:
-    from .rules import CastRule, Op, OpUnderRule
+    from .rules.op import CastRule, Op, OpUnderRule
 
 _MOST_NAMES = 4096  # which a mode remembers
 _compiling = torch.compiler.is_compiling
@@ -142,11 +143,7 @@ listeners: tuple[Listener, ...] = ()  # those that get calls, in every thread
 _lock = locks.RLock()
 
 
-def _nothing() -> None:
-    pass
-
-
-rebuild: Callable[[], None] = _nothing  # makes wrappers anew, for other listeners; core.tables says how
+rebuild: Callable[[], object] = lambda: None  # noqa: E731  # makes wrappers anew, for other listeners; core.tables says how
 
 
 @contextmanager
@@ -166,7 +163,7 @@ def listen(*added: Listener) -> Iterator[None]:
                 undo.enter_context(saved_tensors.counting(each.saved))
         functions = [each for each in added if each.unlisted]
         if functions:
-            undo.enter_context(_functions(functions))
+            undo.enter_context(_in_mode("functions", _Functions, functions))
         for each in added:
             if _has(each, "aten"):
                 undo.enter_context(hear_aten(each))
@@ -371,7 +368,6 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.report_to(())
         self._name_of = functools.lru_cache(_MOST_NAMES)(name_of)  # "" for other functions than ops
-        self._thread = threading.get_ident()
 
     def report_to(self, listeners: Sequence[Listener]) -> None:
         """Report to these listeners from now on."""
@@ -388,14 +384,11 @@ class _Functions(TorchFunctionMode):
         if not listeners or here.function is not None or not (name := self._name_of(func)):
             return func(*args, **kwargs)
         call = here.function = Call(name, None, func, args, kwargs)
-        clock = self.clock
+        clock = self.clock or time.perf_counter
+        started = clock()
         try:
-            if clock is None:
-                call.result = func(*args, **kwargs)
-            else:
-                started = clock()
-                call.result = func(*args, **kwargs)
-                call.op_seconds = clock() - started
+            call.result = func(*args, **kwargs)
+            call.op_seconds = clock() - started
         except BaseException as error:
             call.error = error
             raise
@@ -404,12 +397,17 @@ class _Functions(TorchFunctionMode):
             end_all(listeners, call)
         return call.result
 
-    def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
-        listeners = [each for each in self.listeners if each.in_backward]
-        if not listeners or threading.get_ident() != self._thread or self in function_mode_stack():
-            return run
-        return functools.partial(_run_backward, self, listeners, run)
+
+def _around_backward(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run`, a backward pass, with the mode active for the user's Python that it calls: torch has deactivated it."""
+    mode = here.functions
+    listeners = () if mode is None else tuple(each for each in mode.listeners if each.in_backward)
+    if mode is None or not listeners or mode in function_mode_stack():
+        return run
+    return functools.partial(_run_backward, mode, listeners, run)
+
+
+state.around_backward = _around_backward
 
 
 def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -420,24 +418,6 @@ def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable
 
 
 RUNS_BACKWARD = _run_backward.__code__  # what calls backward passes
-
-
-@contextmanager
-def _functions(added: Sequence[Listener]) -> Iterator[None]:
-    mode = here.functions
-    if mode is None:
-        mode = here.functions = _Functions()
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        state.around_backward.append(mode.around_backward)
-    mode.report_to((*mode.listeners, *added))
-    try:
-        yield
-    finally:
-        mode.report_to([each for each in mode.listeners if each not in added])
-        if not mode.listeners:
-            here.functions = None
-            state.around_backward.remove(mode.around_backward)
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 # --- ATen's ops ---
@@ -451,7 +431,11 @@ class _Aten(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.listeners: tuple[Listener, ...] = ()
+        self.report_to(())
+
+    def report_to(self, listeners: Sequence[Listener]) -> None:
+        """Report to these listeners from now on."""
+        self.listeners = tuple(listeners)
 
     @property
     def allows_exchanged_memory(self) -> bool:
@@ -475,20 +459,24 @@ def _chained(listener: Listener, func: Any, run: Callable[..., Any], *args: Any,
     return listener.aten(func, run, args, kwargs)
 
 
+def hear_aten(listener: Listener) -> AbstractContextManager[None]:
+    """Return a context manager in which the listener gets this thread's ATen ops."""
+    return _in_mode("aten", _Aten, (listener,))
+
+
 @contextmanager
-def hear_aten(listener: Listener) -> Iterator[None]:
-    """Return a context manager in which the listener gets this thread's ATen ops, by the mode that is there, or by a new one."""
-    mode = here.aten
+def _in_mode(name: str, kind: Any, added: Sequence[Listener]) -> Iterator[None]:
+    """Return a context manager in which this thread's mode `here.NAME`, which is entered if it is missing, reports to `added`, too."""
+    mode = getattr(here, name)
     if mode is None:
-        mode = here.aten = _Aten()
-        mode.listeners = (listener,)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-    else:
-        mode.listeners = (*mode.listeners, listener)
+        mode = kind()
+        setattr(here, name, mode)
+        mode.__enter__()
+    mode.report_to((*mode.listeners, *added))
     try:
         yield
     finally:
-        mode.listeners = tuple(each for each in mode.listeners if each is not listener)
+        mode.report_to([each for each in mode.listeners if each not in added])
         if not mode.listeners:
-            here.aten = None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            setattr(here, name, None)
+            mode.__exit__(None, None, None)

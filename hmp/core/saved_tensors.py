@@ -8,18 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import locks
-from .torch_private import (
-    DISABLE_HOOKS,
-    are_saved_tensors_hooks_allowed,
-    can_be_disabled,
-    function_modes,
-    in_plain_autograd,
-    pop_saved_tensors_hooks,
-    push_saved_tensors_hooks,
-    saved_tensors_hooks,
-    without_torch_function,
-)
+from . import locks, torch_private
+from .torch_private import can_be_disabled, in_plain_autograd, saved_tensors_hooks
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -30,9 +20,9 @@ _detach, _is_inference, _size = Tensor.detach, Tensor.is_inference, Tensor.size
 
 def unseen(call: Callable[..., Result], *args: Any) -> Result:
     """Return `call(*args)`, of which no torch function mode sees a call."""
-    if not function_modes():
+    if not torch_private.function_modes():
         return call(*args)
-    with without_torch_function():
+    with torch_private.without_torch_function():
         return call(*args)
 
 
@@ -98,7 +88,7 @@ class _Counting:
 
     def pack(self, tensor: Tensor) -> SavedExactly:
         """Report a tensor that is saved. Where hooks are, torch itself would not notice that it is written before backward."""
-        with without_torch_function():
+        with torch_private.without_torch_function():
             for keep in self.listeners:
                 keep(tensor)
             return SavedExactly(tensor, "an op")
@@ -113,7 +103,7 @@ def innermost_counter() -> _Counting | None:
 
 def can_count() -> bool:
     """Return True if counting would take the place of no hook in this thread, and would stop nothing that refuses hooks."""
-    if saved_tensors_hooks is None or not can_be_disabled or not are_saved_tensors_hooks_allowed() or not in_plain_autograd():
+    if saved_tensors_hooks is None or not can_be_disabled or not torch_private.are_saved_tensors_hooks_allowed() or not in_plain_autograd():
         return False
     return saved_tensors_hooks(True) is None or innermost_counter() is not None
 
@@ -126,8 +116,8 @@ def counting(keep: Callable[[Tensor], None]) -> Iterator[None]:
         if counter is None:
             counter = _Counting()
             undo.enter_context(_for_transforms)
-            push_saved_tensors_hooks(counter.pack, _tensor_of)
-            undo.callback(pop_saved_tensors_hooks)
+            torch_private.push_saved_tensors_hooks(counter.pack, _tensor_of)
+            undo.callback(torch_private.pop_saved_tensors_hooks)
         counter.listeners.append(keep)
         undo.callback(counter.listeners.remove, keep)
         yield
@@ -139,20 +129,20 @@ class _ForTransforms:
     def __init__(self) -> None:
         self._lock = locks.RLock()
         self._entered = 0
-        self._original: Callable[..., None] = getattr(*DISABLE_HOOKS)
+        self._original: Callable[..., None] = getattr(*torch_private.DISABLE_HOOKS)
 
     def __enter__(self) -> None:
         with self._lock:
             self._entered += 1
             if self._entered == 1 and can_be_disabled:
-                self._original = getattr(*DISABLE_HOOKS)
-                setattr(*DISABLE_HOOKS, self._disable)
+                self._original = getattr(*torch_private.DISABLE_HOOKS)
+                setattr(*torch_private.DISABLE_HOOKS, self._disable)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
-            if not self._entered and getattr(*DISABLE_HOOKS) == self._disable:
-                setattr(*DISABLE_HOOKS, self._original)
+            if not self._entered and getattr(*torch_private.DISABLE_HOOKS) == self._disable:
+                setattr(*torch_private.DISABLE_HOOKS, self._original)
 
     def _disable(self, message: str, fail_if_non_empty: bool = True) -> None:
         self._original(message, fail_if_non_empty and innermost_counter() is None)

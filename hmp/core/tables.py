@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import copies, dispatching_ops, lists, locks, low_kernels, observe, user_ops
-from .active import PROCESS, PolicyTable, state
+from . import copies, dispatching_ops, lists, locks, observe, user_ops
+from .active import state
+from .active.state import PROCESS, PolicyTable
 from .casting import dtype_name, each_tensor
 from .lists import ListKind
 from .log import caller, log, should_log
@@ -25,16 +26,14 @@ from .ops.python_ops import calling
 from .ops.sites import Site
 from .ops.table import DTYPE_OPS, FORWARDERS, STRUCTURE
 from .patching import names, patches
-from .policy import EVERY_OP, Listed, ListEntry, Policy, user_site
-from .policy.names import with_relatives
-from .rules import OpUnderRule, op_wrap, registry
-from .torch_patches import (
-    backward,
-    imports,
-    module_calls,
-    modules,
-    uncast,
-)
+from .policy.entries import EVERY_OP, ListEntry
+from .policy.names import user_site, with_relatives
+from .policy.policy import Policy
+from .policy.precedence import Listed
+from .rules import emulation, registry
+from .rules.op import OpUnderRule
+from .rules.registry import op_wrap
+from .torch_patches import backward, imports, module_calls, modules, uncast
 
 # --- what a policy does with each function --------------------------------------------------------------------------------
 
@@ -279,7 +278,7 @@ def gc_paused() -> Iterator[None]:
 
 def _built(policy: Policy, is_verbose: bool) -> PolicyTable:
     """Return a new table of the policy, and torch patched for it. Leaves torch unpatched where it was and this raises."""
-    low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
+    emulation.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
     is_first = not patches.installed()
     if is_first:
         sites.forget()  # other code may have patched torch

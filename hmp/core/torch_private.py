@@ -3,9 +3,8 @@
 They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
 one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
-Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
-which one command of the command line asks, in core/torch_dispatcher.py. Private attributes of tensors and modules (`_version`, `_base`) are
-read where they are needed; the end of this file checks that torch has them.
+Elsewhere: torch.compile's internals are in core/compile/dynamo_names.py, read when torch._dynamo is imported. Private attributes of tensors
+and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from ..errors import HmpError
@@ -36,9 +36,6 @@ def release(text: str) -> tuple[int, ...]:
 
 
 TORCH = release(torch.__version__)
-
-if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 Tensor = torch.Tensor
 
@@ -155,8 +152,6 @@ dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_di
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
-if not TYPE_CHECKING:
-    TorchDispatchMode = _required("torch.utils._python_dispatch.TorchDispatchMode")
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
@@ -305,6 +300,93 @@ def builtin_table() -> dict[int, str]:
     return _builtins._builtin_table or {}
 
 
+# --- torch's dispatcher: what has kernels where ----------------------------------------------------------------------------
+
+
+def dispatch_key(functionality: str, device: str) -> str:
+    """Return the name of a dispatch key: "AutocastCUDA"."""
+    return f"{functionality}{torch._C._dispatch_key_for_device(device)}"
+
+
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+_AUTOCAST_KEYS = tuple(name for name in dir(torch._C.DispatchKey) if name.startswith("Autocast") and name != "AutocastFunctionality")
+_OF_TORCH = ("aten::", "prim::", "prims::")
+
+
+def is_of_library(name: str) -> bool:
+    """Return True for "torchvision::nms", False for an op of torch's own."""
+    return not name.startswith(_OF_TORCH)
+
+
+def has_autocast_kernel(op: Any, device: str = "") -> bool:
+    """Return True if the overload, or one of the packet, has an autocast kernel of its own: for that type of device, or for any."""
+    keys = (dispatch_key("Autocast", device),) if device else _AUTOCAST_KEYS
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for name in _names(op) for key in keys)
+
+
+def _names(op: Any) -> list[str]:
+    if isinstance(op, OpOverload):
+        return [op.name()]
+    name = op._qualified_op_name
+    return [f"{name}.{overload}" if overload not in ("", "default") else name for overload in op.overloads()]
+
+
+def name_of(op: Any) -> str:
+    """Return "torchvision::nms" for the packet or one of its overloads."""
+    name: str = op.name() if isinstance(op, OpOverload) else op._qualified_op_name
+    return name
+
+
+def library_ops() -> Iterator[Any]:
+    """Yield the packets of libraries' ops with an autocast kernel of their own, and their overloads, that Python code has asked for."""
+    names: set[str] = set()
+    for key in _AUTOCAST_KEYS:
+        names.update(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+    for name in {name.partition(".")[0] for name in names if not name.startswith(_OF_TORCH)}:
+        namespace, _, op = name.partition("::")
+        packet = getattr(vars(torch.ops).get(namespace), "__dict__", {}).get(op)
+        if isinstance(packet, OpOverloadPacket):
+            yield packet
+            yield from (each for each in list(vars(packet).values()) if isinstance(each, OpOverload))
+
+
+class WithOwnHash:
+    """A function that replaces the builtin of an op, by whose hash torch finds the op in its tables."""
+
+    __slots__ = ("builtin", "function")
+
+    def __init__(self, builtin: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self.builtin, self.function = builtin, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self.builtin)
+
+    def __eq__(self, other: object) -> bool:
+        return self.builtin == getattr(other, "builtin", other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.builtin, name)
+
+
+def replace_builtin(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Have calls of the packet or overload call what `make` returns for its builtin. torch.jit compiles them as before."""
+    if not isinstance(op._op, WithOwnHash):
+        new = WithOwnHash(op._op, make(op._op))
+        torch.jit._builtins._get_builtin_table()[id(new)] = torch.jit._builtins._find_builtin(op._op)
+        op._op = new
+
+
+def restore_builtin(op: Any) -> None:
+    """Undo `replace_builtin`."""
+    if isinstance(op._op, WithOwnHash):
+        torch.jit._builtins._get_builtin_table().pop(id(op._op), None)
+        op._op = op._op.builtin
+
+
 # --- torch.autocast --------------------------------------------------------------------------------------------------------
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
@@ -315,14 +397,10 @@ _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_n
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 
 
-def devices_of_autocast() -> tuple[str, ...]:
-    """Return the device types that torch.autocast can be enabled for."""
-    return (*_DEVICE_TYPES, _privateuse1())
-
-
 def devices_in_autocast() -> list[str]:
     """Return the device types that torch.autocast is enabled for in this thread."""
-    return [device for device in devices_of_autocast() if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+    known = (*_DEVICE_TYPES, _privateuse1())
+    return [device for device in known if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
 
 
 def _code_inside(function: str, name: str) -> types.CodeType:
@@ -444,10 +522,8 @@ def stream_of(tensor: torch.Tensor) -> int | None:
 
 # --- weak references to tensors, of a kind that the installed torch supports ------------------------------------------------
 
-_IS_SAFE = TORCH >= (2, 11)
-
 # Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
-WeakTensor: Any = weakref.ref if _IS_SAFE else TensorWeakRef
+WeakTensor: Any = weakref.ref if TORCH >= (2, 11) else TensorWeakRef
 
 
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------

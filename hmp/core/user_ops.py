@@ -12,8 +12,11 @@ from . import lists, observe
 from .active import state
 from .compiler_stance import untraced
 from .ops.sites import NAMESPACES, Site, function_site, op_id, op_of
-from .policy import ListName, can_be_listed
-from .rules import OpUnderRule, op_wrap, registry
+from .policy.entries import ListName
+from .policy.names import can_be_listed
+from .rules import registry
+from .rules.op import OpUnderRule
+from .rules.registry import op_wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ import torch
 
 from ..core import lists
 from ..core.lists import ListKind
-from ..core.policy import ListEntry
+from ..core.policy.entries import ListEntry
 from ..core.rules.plug_ins import CastRule, OpUnderRule, calls_of, make_of
 from .products import PRODUCTS, needs_casts
 from .refusals import why_not

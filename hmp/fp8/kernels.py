@@ -7,7 +7,7 @@ import functools
 import torch
 
 from ..core.casting import Tensor, cast
-from ..core.low_kernels import computed_in_float32
+from ..core.rules.emulation import computed_in_float32
 from ..core.torch_private import TORCH, scaled_mm
 from ..errors import HmpError
 from ..plug_in_math import outside_autocast

@@ -10,7 +10,8 @@ import torch
 
 from ..core import lists
 from ..core.lists import ListKind, SearchLevel, WordFile
-from ..core.policy import ListEntry, Policy
+from ..core.policy.entries import ListEntry
+from ..core.policy.policy import Policy
 from ..core.rules.plug_ins import CastRule, Op, OpUnderRule, calls_of, make_of
 from .kernels import is_real
 from .products import PRODUCTS

@@ -10,7 +10,8 @@ from ..core import lists
 from ..core.lists import ListKind, SearchLevel, WordFile
 from ..core.log import log
 from ..core.ops import sites
-from ..core.policy import EVERY_OP, ListEntry, Policy
+from ..core.policy.entries import EVERY_OP, ListEntry
+from ..core.policy.policy import Policy
 from ..core.rules.plug_ins import CastRule, Op, OpUnderRule, count
 from .copies import noting
 from .formats import FORMATS

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from ..core import lists
-from ..core.active import disable_casts
+from ..core.active.regions import disable_casts
 from ..core.apply import keep_float32
 from ..core.casting import dtype_name, each_tensor
 from ..core.compiler_stance import running_uncompiled
 from ..core.copies import clear_cache
 from ..core.observe import Listener, listen
-from ..core.policy import Policy
+from ..core.policy.policy import Policy
 from ..core.policy.scopes import hint
 from ..core.torch_patches.module_calls import matches, names_of, paths_of
 from ..core.torch_private import memory_of, storage_of

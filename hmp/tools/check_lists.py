@@ -10,21 +10,12 @@ from typing import Any, NamedTuple
 
 from ..core import lists, tables
 from ..core.ops import sites, table
-from ..core.policy import (
-    EVERY_OP,
-    Listed,
-    ListEntry,
-    ListName,
-    Policy,
-    ops_of,
-    parse_list,
-    precedence,
-    scopes,
-)
-from ..core.policy import (
-    folders as list_folders,
-)
-from ..core.policy.entries import read_text
+from ..core.policy import folders as list_folders
+from ..core.policy import precedence, scopes
+from ..core.policy.entries import EVERY_OP, ListEntry, ListName, parse_list, read_text
+from ..core.policy.names import ops_of
+from ..core.policy.policy import Policy
+from ..core.policy.precedence import Listed
 from ..core.rules import registry
 from ..errors import HmpError, OpListError
 from .explain import explain

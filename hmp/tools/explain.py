@@ -8,14 +8,18 @@ from typing import Any
 
 import torch
 
-from ..core import lists, low_kernels, tables
+from ..core import casting, lists, tables
 from ..core.active import state
 from ..core.casting import dtype_name
 from ..core.compiler_stance import untraced
 from ..core.ops import sites, table
 from ..core.ops.sites import Site, op_of
-from ..core.policy import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, in_notebook, ops_of
-from ..core.rules import CastRule, kernels, registry
+from ..core.policy.entries import EVERY_OP, ListEntry
+from ..core.policy.names import ops_of
+from ..core.policy.policy import DEFAULT, Policy, as_policy, in_notebook
+from ..core.policy.precedence import Listed
+from ..core.rules import emulation, kernels, registry
+from ..core.rules.op import CastRule
 from ..errors import HmpError
 
 _OF_A_NORM = "; of a norm only the input is cast: weight, bias and statistics keep their dtypes if torch has a kernel for that (R9)"
@@ -141,7 +145,7 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if source is None:
         if rule is None or not rule.label or (rule.choose is None and rule.dtype is None):  # it changes no dtype
             return "unlisted: it is left to torch" + _without_kernel(op)
-        done = _done(op, rule) + _without_kernel(op) + _without_instructions(op, *low_kernels.LOW)
+        done = _done(op, rule) + _without_kernel(op) + _without_instructions(op, *casting.LOW)
         return f"unlisted: {done}" if rule.is_list else done
     own = sites.sites_of(op)  # none, for a function of the user's
     if own and sites.writes_first(op):
@@ -164,8 +168,8 @@ def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
     if sites.writes_first(op) or table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
         return ""
-    wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
-    reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
+    wide = [dtype for dtype in dtypes if dtype in emulation.computed_in_float32()]
+    reasons = "; ".join(dict.fromkeys(map(emulation.why, wide)))
     return f"; {registry.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..core.active import current_state
+from ..core.active.state import current_state
 from ..core.casting import dtype_name
 from ..core.convert import casts
-from ..core.policy import DEFAULT, Policy, as_policy
+from ..core.policy.policy import DEFAULT, Policy, as_policy
 from ..core.torch_patches.module_calls import applied_policy
 from ..errors import HmpError
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.parameter import is_lazy
 
-from ..core.active import disable_casts, without_casts
+from ..core.active.regions import disable_casts, without_casts
 from ..core.casting import has_values
 from ..core.convert import patched_inside
 from ..core.torch_private import without_dispatch_modes, without_torch_function

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..core.convert import casts
-from ..core.policy import Policy
+from ..core.policy.policy import Policy
 from ..core.torch_patches.module_calls import applied_policy
 
 Tensor = torch.Tensor

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.active import current_state
+from ..core.active.state import current_state
 from ..core.log import PACKAGES, caller
 from ..core.observe import Call, Listener, here, modules
-from ..core.policy import Policy
-from ..core.rules import OpUnderRule
+from ..core.policy.policy import Policy
+from ..core.rules.op import OpUnderRule
 from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number

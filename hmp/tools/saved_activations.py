@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..core.active import disable_casts
+from ..core.active.regions import disable_casts
 from ..core.observe import Listener, listen, modules
 from ..core.torch_private import memory_of, without_dispatch_modes
 from .aten import local

@@ -13,7 +13,7 @@ import torch
 
 from ..core.casting import each_tensor
 from ..core.observe import listen
-from ..core.policy import Policy
+from ..core.policy.policy import Policy
 from .formatting import NOTHING, size
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import preserve_state

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import dispatching_ops
-from ..core.patching import SKIPPED
+from ..core.patching.names import SKIPPED
 
 
 class Unreachable(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..core.casting import each_tensor
-from ..core.policy import Policy
+from ..core.policy.policy import Policy
 from . import model_call
 from .model_state import preserve_state
 from .record.recorder import record

@@ -145,7 +145,8 @@ def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
         listed(TREE, hmp.Policy.load(tmp_path))
     one, other = ("softmax @ *r.block", "BF16", f"{bf16}:1"), ("softmax @ e*.block", "FP32", f"{fp32}:2")
     said = str(caught.value)
-    assert said.startswith(f"{other[2]}: {other[0]!r} on the {other[1]} list and {one[0]!r} on the {one[1]} list ({one[2]})")
+    both = f"is on the {one[1]} list and on the {other[1]} list ({other[2]})"
+    assert said.startswith(f"{one[2]}: {one[0]!r} and {other[0]!r} are the same op, which {both}")
     assert said.endswith("remove one, or make one pattern longer")
     fp32.write_text("gelu\nsoftmax @ e*.block\nsoftmax @ encoder.block\n")  # settled
     assert on(hmp.Policy.load(tmp_path))["encoder.block"] == "fp32"

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 LONGEST_FILE = 800
 # Where torch's private names may be read; bridges to libraries may read their own.
-MAY_READ = "core/torch_private.py core/torch_dispatcher.py core/compile/ compat/".split()
+MAY_READ = "core/torch_private.py core/compile/ compat/".split()
 # What only plug-ins do, and where the core names it for a reason of its own.
 OF_PLUG_INS = r"fp8|float8|fp32_result|\bpack(?:ed|ing)\b|\bsaved list\b|\bsaved\.txt|saved_(?:recipe|file_path)"
 MAY_NAME = {

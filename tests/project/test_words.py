@@ -55,7 +55,6 @@ IN_CODE = {
 } | {r"\blines? of (?:a|the|its|these) lists?\b": "entry"}
 ALLOWED_IN_CODE = {
     ("compat/habana/device_arguments.py", "dispatcher"): "torch's own",
-    ("core/torch_dispatcher.py", "dispatcher"): "torch's own",
     ("core/torch_patches/uncast.py", "dispatcher"): "torch's own",
     ("core/torch_private.py", "dispatcher"): "torch's own",
     ("tools/record/overrides.py", "island"): "a kind of violation",

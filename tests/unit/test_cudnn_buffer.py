@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hmp
+from hmp.core import torch_private
 from hmp.core.rules import special
 from trap_kit import policy
 
@@ -37,7 +38,7 @@ def test_cudnn_is_asked_as_the_module_asks_it(name: str, packed: bool, monkeypat
             each.set_(buffer[at : at + each.numel()].view_as(each))
             at += each.numel()
 
-    monkeypatch.setattr(special, "flatten_cudnn_weights", flatten)
+    monkeypatch.setattr(torch_private, "flatten_cudnn_weights", flatten)
     monkeypatch.setattr(special, "_are_for_cudnn", lambda weights: weights[0].dtype is torch.bfloat16)
     x = torch.randn(5, 2, 3).transpose(0, 1) if layer.batch_first else torch.randn(5, 2, 3)
     batch = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3], layer.batch_first) if packed else x

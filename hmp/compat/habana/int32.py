@@ -14,6 +14,7 @@ from torch import int32
 
 from ...core.convert import is_in_place
 from ...core.ops.sites import Site, sites_of
+from ...core.patching.patched_op import INSIDE
 from ...core.torch_private import reset_dynamo
 from .device_arguments import scripted_as
 from .device_map import target
@@ -62,8 +63,7 @@ def install(replaced: AttributeReplacements) -> None:
             # a function of torch.nn.functional calls a builtin, but linear_cross_entropy checks the dtype itself
             sites = sites_of(op)
             for site in [site for site in sites if not site.python] or sites:
-                there = vars(site.owner).get(site.attribute, site.original)
-                wrapper = scripted_as(site.original, _widening(site, wide, there), replaced)
+                wrapper = scripted_as(site.original, _widening(site, wide), replaced)
                 replaced.put_around(site.owner, site.attribute, wrapper)
 
 
@@ -72,9 +72,9 @@ def _forget_compiled() -> None:
         reset_dynamo()
 
 
-def _widening(site: Site, wide: Wide, inside: Any) -> Any:
-    """Return `inside`, the function at `site`, with int32 accepted for the argument `wide`."""
-    name, position = wide.name, wide.position
+def _widening(site: Site, wide: Wide) -> Any:
+    """Return the function at `site` with int32 accepted for the argument `wide`; hmp's patches of it go inside."""
+    name, position, own = wide.name, wide.position, site.original
 
     @functools.wraps(site.original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def _widening(site: Site, wide: Wide, inside: Any) -> Any:
             given = kwargs[name]
             if getattr(given, "dtype", None) is int32 and target() is not None:
                 kwargs[name] = given.long()
-        return inside(*args, **kwargs)
+        return getattr(call, INSIDE, own)(*args, **kwargs)
 
     # pickle looks it up by the name of torch's function
     is_method = site.where == "torch.Tensor"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 
 __all__ = ["FusedAdagrad", "FusedAdamW", "FusedEMA", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ...core.patching import patches
+from ...core.patching.patched_op import INSIDE
 
 _MISSING = object()
 
@@ -24,26 +22,26 @@ class AttributeReplacements:
         # from the owner's own __dict__: an inherited attribute is restored by deleting
         old = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
+        self._on_undo_where(owner, name, value, lambda: old)
 
-        def put_back() -> None:
-            if old is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
+    def put_around(self, owner: Any, name: str, function: Any) -> None:
+        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of later ones: it calls its `hmp_inside`."""
+        if name in vars(owner):
+            setattr(function, INSIDE, vars(owner)[name])
+        function.hmp_outermost = function
+        setattr(owner, name, function)
+        self._on_undo_where(owner, name, function, lambda: vars(function).get(INSIDE, _MISSING))
 
-        self._on_undo_where(owner, name, value, put_back)
-
-    def put_around(self, owner: Any, name: str, function: types.FunctionType) -> None:
-        """Set `owner.name` to `function` until `undo()`, outside of hmp's own patches, also of later ones."""
-        patches.put_outermost(owner, name, function)
-        self._on_undo_where(owner, name, function, functools.partial(patches.take_out, owner, name))
-
-    def _on_undo_where(self, owner: Any, name: str, value: Any, put_back: Callable[[], None]) -> None:
-        """Have `undo()` call `put_back`, unless `owner.name` is no longer `value` then."""
+    def _on_undo_where(self, owner: Any, name: str, value: Any, old: Callable[[], Any]) -> None:
+        """Have `undo()` set `owner.name` to what `old()` returns, unless it is no longer `value` then."""
 
         def undo() -> None:
             if vars(owner).get(name, _MISSING) is value:
-                put_back()
+                before = old()
+                if before is _MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
                 return
             where = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
             warnings.warn(

@@ -33,14 +33,7 @@ from torch.amp import autocast_mode
 from ..log import caller as opener
 from ..log import log, should_log
 from ..patching import patches
-from ..torch_private import (
-    AUTOCAST_INIT,
-    CUSTOM_BACKWARD,
-    CUSTOM_FORWARD,
-    devices_in_autocast,
-    dynamo_foldable,
-    is_any_autocast_enabled,
-)
+from ..torch_private import AUTOCAST_INIT, CUSTOM_BACKWARD, CUSTOM_FORWARD, devices_in_autocast, dynamo_foldable, is_any_autocast_enabled
 from .state import EnteredRegion, Off, PolicyTable, Running, call_under, current_state
 
 P = ParamSpec("P")
@@ -245,12 +238,9 @@ def install(is_around_applied: Callable[[Any, types.FrameType], bool], is_of_wra
             asked.__module__ = "torch"
             answers[asked] = original
             patches.rebind(torch, name, asked)
-    for owner, name, make in (
-        (autocast_mode.autocast, "__enter__", _enter),
-        (autocast_mode.autocast, "__exit__", _exit),
-        (autocast_mode, "is_autocast_available", _noting_requests),
-    ):
-        patches.wrap(owner, name, make)
+    patches.wrap(autocast_mode.autocast, "__enter__", _enter)
+    patches.wrap(autocast_mode.autocast, "__exit__", _exit)
+    patches.wrap(autocast_mode, "is_autocast_available", _noting_requests)
 
 
 def _forget() -> None:

@@ -87,8 +87,8 @@ class InBackward(Off):
     """The state of user Python that runs in backward: no list applies.
 
     Only the inputs of calls that torch would refuse are cast: because forward was cast, a gradient may have another dtype than a weight in
-    code that expects one dtype. Where backward was called outside of all policies, that holds for the nodes of the graph that were made
-    under one; elsewhere torch raises what it raises without hmp.
+    code that expects one dtype. Backward is usually called outside of the policy, so this holds wherever backward is called while torch is
+    patched, but for inside `disable_casts()`.
     """
 
     __slots__ = ()
@@ -99,29 +99,8 @@ class InBackward(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
-        return DTYPE_REPAIRS if self.on.policy is not None or _is_marked(_current_node()) else NO_REPLACEMENTS
-
-
-_current_node: Callable[[], Any] = torch_private.current_node
-_MADE_HERE = "_hmp_made_under_policy"
-
-
-def mark_function_node(node: Any) -> None:
-    """Note that the node of a user's autograd.Function is made under a policy, if one is active."""
-    if current_state().replacements.functions:
-        setattr(node, _MADE_HERE, True)
-
-
-def mark_hooked(tensor: torch.Tensor) -> None:
-    """Note that a tensor's hook is registered under a policy, if one is active: the tensor was made under it."""
-    node: Any = tensor.grad_fn
-    if node is not None and current_state().replacements.functions:
-        node.metadata[_MADE_HERE] = True
-
-
-def _is_marked(node: Any) -> bool:
-    return node is not None and (hasattr(node, _MADE_HERE) or _MADE_HERE in node.metadata)
+        """Return the wrappers of ops that torch may refuse to run."""
+        return DTYPE_REPAIRS
 
 
 _numbers = itertools.count(1)
@@ -386,18 +365,16 @@ def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.k
     return call_under(current_state().off, function, *args, **kwargs)
 
 
-# What is put around every backward pass, in the thread that calls it, by who watches its Python: function → function.
-around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+# Returns what runs instead of a backward pass, for those who watch its Python; core.observe says how.
+around_backward: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run  # noqa: E731
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function`, which runs a backward pass, and return its result: no list applies to user Python in it."""
-    for watching in list(around_backward):
-        function = watching(function)
     inside, call = current_state().in_backward, object()
     try:
         _calling_backward[call] = inside
-        return call_under(inside, function, *args, **kwargs)
+        return call_under(inside, around_backward(function), *args, **kwargs)  # type: ignore[no-any-return]
     finally:
         _calling_backward.pop(call, None)
 

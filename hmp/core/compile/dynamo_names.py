@@ -42,8 +42,10 @@ variables.torch:TorchInGraphFunctionVariable.call_function self tx args kwargs
 variables.torch:get_overridable_functions
 variables.torch_function:TorchFunctionModeVariable.call_torch_function self tx fn types args kwargs
 variables.user_defined:UserDefinedClassVariable._call_cross_entropy_loss self tx args kwargs
+exc:FakeTensorObservedException
+exc:handle_observed_exception
 """
-# From torch 2.15 on the traced program may catch what fake tensors refuse.
+# From torch 2.15 on the traced program may catch what fake tensors refuse; None before.
 LATER_NAMES = "exc:FakeTensorObservedException", "exc:handle_observed_exception"
 
 dynamo: Any = types.SimpleNamespace()  # the classes and functions among these, once find() has found them
@@ -57,22 +59,15 @@ def find() -> str:
     """
     for line in NAMES.strip().splitlines():
         name, *parameters = line.split()
+        module, _, path = name.partition(":")
+        owner = path.partition(".")[0]  # the class, of a method
         try:
             value = pkgutil.resolve_name(f"torch._dynamo.{name}")
             if parameters and [*inspect.signature(value).parameters][: len(parameters)] != parameters:
                 raise AttributeError(name)
-            _keep(name)
+            setattr(dynamo, owner, pkgutil.resolve_name(f"torch._dynamo.{module}:{owner}"))
         except (AttributeError, ImportError):
-            return f"torch._dynamo.{name}".replace(":", ".")
-    for name in LATER_NAMES:
-        try:
-            _keep(name)
-        except AttributeError:
-            setattr(dynamo, name.partition(":")[2], None)
+            if name not in LATER_NAMES:
+                return f"torch._dynamo.{name}".replace(":", ".")
+            setattr(dynamo, owner, None)
     return ""
-
-
-def _keep(name: str) -> None:
-    module, _, path = name.partition(":")
-    owner = path.partition(".")[0]  # the class, of a method
-    setattr(dynamo, owner, pkgutil.resolve_name(f"torch._dynamo.{module}:{owner}"))

@@ -20,9 +20,11 @@ import torch
 
 from ...errors import HmpError
 from .. import dispatching_ops
-from ..active import Region, state, without_casts
+from ..active import state
+from ..active.regions import Region, without_casts
 from ..compiler_stance import running_uncompiled
-from ..patching import PatchedOp, patches
+from ..patching import patches
+from ..patching.patched_op import PatchedOp
 from ..torch_patches import imports, module_calls
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
@@ -84,22 +86,19 @@ def _patch_dynamo() -> None:
     traced_functions.fill_functions()
     patches.on_restore(_forget)
     patches.rebind(torch.nn.Module, module_calls.APPLIED, None)  # for guards, which are not to ask a `__getattr__` of the user's
-    for owner, name, make in (
-        (dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code),
-        (sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling),
-        (sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model),
-        (dynamo.OutputGraph, "call_user_compiler", _graph_without_casts),
-        (dynamo.OutputGraph, "compile_subgraph", _without_mode),
-        (dynamo.InstructionTranslatorBase, "run", _with_trace),
-        (dynamo.BaseTorchVariable, "__init__", _of_torchs_own),
-        (dynamo.BuiltinVariable, "call_abs", _calling_abs),
-        (dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered),
-        (dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left),
-        (dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward),
-        (dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy),
-        (dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph),
-    ):
-        patches.wrap(owner, name, make)
+    patches.wrap(dynamo.CatchErrorsWrapper, "__call__", _skipping_own_code)
+    patches.wrap(sys.modules[dynamo.trace_frame.__module__], "trace_frame", compiling)
+    patches.wrap(sys.modules[dynamo.innermost_fn.__module__], "innermost_fn", _compiling_model)
+    patches.wrap(dynamo.OutputGraph, "call_user_compiler", _graph_without_casts)
+    patches.wrap(dynamo.OutputGraph, "compile_subgraph", _without_mode)
+    patches.wrap(dynamo.InstructionTranslatorBase, "run", _with_trace)
+    patches.wrap(dynamo.BaseTorchVariable, "__init__", _of_torchs_own)
+    patches.wrap(dynamo.BuiltinVariable, "call_abs", _calling_abs)
+    patches.wrap(dynamo.AutocastModeVariable, "enter", traced_functions.autocast_entered)
+    patches.wrap(dynamo.AutocastModeVariable, "exit", traced_functions.autocast_left)
+    patches.wrap(dynamo.AutogradFunctionApplyVariable, "trace_backward_graph", traced_functions.in_backward)
+    patches.wrap(dynamo.UserDefinedClassVariable, "_call_cross_entropy_loss", _calling_cross_entropy)
+    patches.wrap(dynamo.TorchInGraphFunctionVariable, "call_function", traced_functions.in_graph)
     # how Dynamo calls abs() of a tensor: as it was when it first did
     getattr(dynamo.BuiltinVariable, "call_function_handler_cache", {}).clear()
     types_known, sourceless = dynamo.VariableBuilder._type_dispatch(), dynamo.SourcelessBuilder._type_handlers
@@ -133,7 +132,7 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo skip hmp's own frames, which run as plain Python after a graph break, but for what hmp compiles itself."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
-        is_skipped = traced_functions.is_own(frame.f_code) and frame.f_code not in traced_functions.COMPILED_HERE
+        is_skipped = traced_functions.is_own(frame.f_globals) and frame.f_code not in traced_functions.COMPILED_HERE
         return dynamo.ConvertFrameReturn() if is_skipped else original(self, frame, *args)
 
     return __call__
@@ -177,11 +176,6 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
         with _backward_outside() if getattr(self, "hmp_backward_is_outside", False) else contextlib.nullcontext():
             compiled = original(self, gm, example_inputs)
-        lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
-        module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
-        if isinstance(module, lazy):  # as Dynamo does itself, but not for a graph inside a wrapper
-            lazy.force_recompile(module)
-            compiled = module.forward
         return functools.wraps(compiled)(without_casts(compiled))
 
     return call_user_compiler

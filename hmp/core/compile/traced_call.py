@@ -12,11 +12,13 @@ import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .. import tables, user_ops
-from ..active import InBackward, autocast
+from ..active import autocast
+from ..active.state import InBackward
 from ..ops import sites
-from ..patching import patches, unpatched_op
-from ..policy import Policy
-from ..rules import op_wrap
+from ..patching import patches
+from ..patching.patched_op import unpatched_op
+from ..policy.policy import Policy
+from ..rules.registry import op_wrap
 from ..torch_private import without_torch_function
 from .dynamo_names import dynamo
 from .traced_state import State, build, trace_of, under

@@ -1,7 +1,6 @@
 """What Dynamo does where the program that it traces calls torch, or a function or context of hmp's.
 
-A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords, the source of the
-function), and returns a variable.
+A handler is called in place of tracing a function, with (tx, variables of the arguments, those of the keywords), and returns a variable.
 """
 
 from __future__ import annotations
@@ -11,21 +10,20 @@ import functools
 import inspect
 import itertools
 import operator
-import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .. import dispatching_ops, lists, torch_private, user_ops
-from ..active import Region, autocast, regions, state, without_casts
-from ..lists import ListKind
+from ..active import autocast, regions, state
+from ..active.regions import Region, without_casts
 from ..ops import table
 from ..ops.sites import sites_of
-from ..patching import PatchedOp
-from ..rules import op_wrap
+from ..patching.patched_op import PatchedOp
+from ..rules.registry import op_wrap
 from ..torch_patches import module_calls, modules
 from . import traced_call
 from .dynamo_names import dynamo
@@ -61,7 +59,7 @@ def variables() -> types.SimpleNamespace:
             return self.value
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            return self.handler(tx, list(args), dict(kwargs), self.source)
+            return self.handler(tx, list(args), dict(kwargs))
 
     class RegionVariable(dynamo.ContextWrappingVariable):  # type: ignore[misc]
         """A context of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
@@ -75,9 +73,8 @@ def variables() -> types.SimpleNamespace:
             inside = self.value._choose(self.before)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
-            vars(tx.output).setdefault("hmp_regions", []).append(
-                self.value
-            )  # the policies of its modules must be there when guards are made
+            # the policies of its modules must be there when guards are made
+            vars(tx.output).setdefault("hmp_regions", []).append(self.value)
             trace_of(tx).enter(inside)
             update_tables()  # the first context of a policy may patch more functions
             return build(tx, None)
@@ -147,7 +144,7 @@ def in_graph(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         current, function = trace_of(tx).current, self.value
-        is_users = isinstance(function, types.FunctionType) and not is_own(function.__code__)
+        is_users = isinstance(function, types.FunctionType) and not is_own(function.__globals__)
         if is_users and current.policy is not None and not autocast.is_torchs(function.__module__ or ""):
             self = self.clone(value=functools.wraps(function)(functools.partial(state.call_under, current, function)))
         return original(self, tx, args, kwargs)
@@ -163,32 +160,21 @@ def op_variable(value: PatchedOp, source: Any = None) -> Any:
     if not isinstance(original, types.FunctionType) or dynamo.get_torch_obj_rule_map().get(original) is in_graph:
         return in_graph(value, source=source)
 
-    def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call_op(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         found = traced_call.wrapper(trace_of(tx).current, original)
         return traced_call.call_composite(tx, traced_call.plain_function(original), found, args, kwargs)
 
     return variables().Function(value, call_op, source=source)
 
 
-_CORE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_HMP = os.path.dirname(os.path.dirname(_CORE)) + os.sep
-_OWN_FILES = _CORE, os.path.join(_HMP, "plug_in_math.py")
-
-
 COMPILED_HERE: set[types.CodeType] = set()  # the code of what hmp itself has compiled, kernels of a plug-in's
+_ON_TOP = tuple(f"hmp.{package}." for package in ("tools", "compat", "cli"))  # their code is compiled as the user's is
 
 
-def is_own(code: types.CodeType) -> bool:
-    """Return True if `code` belongs to hmp, or to a module that adds a kind of list."""
-    return code.co_filename.startswith((*_OWN_FILES, *_files_of(lists.kinds())))
-
-
-@functools.lru_cache(1)
-def _files_of(kinds: tuple[ListKind, ...]) -> tuple[str, ...]:
-    """Return the folders of hmp's own plug-ins, and the files of others: a model may be in the same folder as these."""
-    modules = [sys.modules[kind.module] for kind in kinds if kind.module in sys.modules]
-    files = [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
-    return tuple(os.path.dirname(file) + os.sep if file.startswith(_HMP) else file for file in files)
+def is_own(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals belongs to hmp, or to a module that adds a kind of list."""
+    module = str(namespace.get("__name__"))
+    return (module.startswith("hmp.") and not module.startswith(_ON_TOP)) or any(module == kind.module for kind in lists.kinds())
 
 
 # --- calls of hmp's functions -----------------------------------------------------------------------------------------------
@@ -197,7 +183,7 @@ def _files_of(kinds: tuple[ListKind, ...]) -> tuple[str, ...]:
 def _region(make: Callable[..., Any]) -> Handler:
     """Return the handler of `make`, disable_casts or the like: of a context, or of the result where it decorates a function."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given, named = [value_of(a) for a in args], {name: value_of(a) for name, a in kwargs.items()}
         if args and callable(given[0]):
             return variables().Region(make(**named)).call_function(tx, args, {})
@@ -206,22 +192,22 @@ def _region(make: Callable[..., Any]) -> Handler:
     return call
 
 
-def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return variables().Function(None, lambda tx, rest, named, source: _call_without_casts(tx, [*args, *rest], named))
+def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return variables().Function(None, lambda tx, rest, named: _call_without_casts(tx, [*args, *rest], named))
 
 
-def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return under(tx, trace_of(tx).current.off, args[0], args[1:], kwargs)
 
 
-def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     inside, outer = value_of(args[0]), trace_of(tx).current
     is_same_policy = inside.scope_id and inside.scope_id == outer.scope_id
     with contextlib.nullcontext() if is_same_policy else without_autocast(tx):
         return under(tx, inside, args[1], args[2:], kwargs)
 
 
-def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     # guarded: the code may run for another module of the class, with another policy
     dynamo.UserFunctionVariable(_key_of).call_function(tx, args, {}).realize()
     casts = module_calls.policy_of_call(value_of(args[0]), trace_of(tx).current)
@@ -233,7 +219,7 @@ def _key_of(module: Any) -> Any:
     return None if found is None else found.key
 
 
-def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if module_calls.is_new(value_of(args[0]), is_traced=True):
         raise dynamo.UnspecializeRestartAnalysis  # policies of modules have changed, on which the trace is guarded
     return build(tx, value=False)
@@ -242,7 +228,7 @@ def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None
 def _answer(original: Callable[..., Any]) -> Handler:
     """Return the handler of `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         policy = trace_of(tx).current.policy
         is_forward = original.__name__ == "is_autocast_enabled" and tx.f_code is torch_private.CUSTOM_FORWARD
         if policy is not None and is_forward and _cell(tx, "cast_inputs") is not None:
@@ -261,7 +247,7 @@ def _cell(tx: Any, name: str) -> Any:
     return value_of(tx.output.side_effects.load_cell(tx.symbolic_locals[name]))
 
 
-def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of the user's that hmp's decorator has put on a list: it is one op."""
     op, policy, op_source = value_of(args[0]), trace_of(tx).current.policy, args[0].source
     found = None if policy is None else op_wrap(traced_call.op, op.rule(policy.dtype))
@@ -270,7 +256,7 @@ def _call_op(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = Non
 
 
 functions: dict[Any, Handler] = {}
-# The functions that make a context; session adds casts().
+# The functions that make a context; convert.py adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
 
 
@@ -278,17 +264,17 @@ def fill_functions() -> None:
     """Fill `functions` with what hmp has in place now."""
     functions.update(
         {
-            state.is_traced_unpatched: lambda tx, args, kwargs, source: build(tx, value=False),
-            state.casts_enabled: lambda tx, args, kwargs, source: build(tx, trace_of(tx).current.policy is not None),
+            state.is_traced_unpatched: lambda tx, args, kwargs: build(tx, value=False),
+            state.casts_enabled: lambda tx, args, kwargs: build(tx, trace_of(tx).current.policy is not None),
             without_casts: _without_casts,
             state.call_without_casts: _call_without_casts,
             user_ops.call_op: _call_op,
-            state.call_under: lambda tx, args, kwargs, source: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
+            state.call_under: lambda tx, args, kwargs: under(tx, value_of(args[0]), args[1], args[2:], kwargs),
             autocast.call_innermost: _call_innermost,
             module_calls.policy_of_call_now: _casts_of_module,
             module_calls.is_new: _is_new,
             # guarded with the policy of the call, which was asked for before
-            module_calls.outputs_of_call: lambda tx, args, kwargs, source: build(tx, module_calls.outputs_of_call(value_of(args[0]))),
+            module_calls.outputs_of_call: lambda tx, args, kwargs: build(tx, module_calls.outputs_of_call(value_of(args[0]))),
         }
     )
     functions.update((each, _region(each)) for each in entering)

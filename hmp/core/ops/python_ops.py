@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch.overrides import resolve_name
 
-from ..patching import unpatched_op
+from ..patching.patched_op import unpatched_op
 from ..torch_private import OF_ONE_OP, schemas_of, variable_functions
 from . import sites, table
 from .sites import PYTHON_OPS, Site

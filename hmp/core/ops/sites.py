@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import torch_private
-from ..patching import unpatched_op
+from ..patching.patched_op import unpatched_op
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import table
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,12 +73,20 @@ class PatchedMethod(PatchedOp):
         return self if instance is None else _bound(self, instance)
 
 
-# The functions that `patches.put_outermost` puts in their places, each with the cell that holds what is inside.
-outermost: weakref.WeakKeyDictionary[types.FunctionType, types.CellType] = weakref.WeakKeyDictionary()
+# The attribute of an outermost function that has what is patched in its place; without one the function calls the one that it wraps.
+INSIDE = "hmp_inside"
+
+
+def is_outermost(function: Any) -> bool:
+    """Return True for a function that says by `function.hmp_outermost = function` that patches of its place go inside of it.
+
+    So it and a PatchedOp come and go in any order.
+    """
+    return type(function) is types.FunctionType and vars(function).get("hmp_outermost") is function  # a wrapper of it has its attributes
 
 
 def unpatched_op(function: Any) -> Any:
     """Return torch's own function for a PatchedOp, also for one inside an outermost function, and any other object as it is."""
-    if type(function) is types.FunctionType and function in outermost:
-        function = outermost[function].cell_contents
+    if is_outermost(function):
+        function = vars(function).get(INSIDE, function.__wrapped__)
     return function.original if isinstance(function, PatchedOp) else function

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..log import caller
-from .patched_op import outermost
+from .patched_op import INSIDE, is_outermost
 
 # What is patched in an owner: name → what was there and what is. Those of a class are in this attribute of it: they refer to the class, and
 # are to live as long as it does.
@@ -65,52 +65,25 @@ def rebound(owner: Any, name: str) -> bool:
     return id(owner) in _others and name in _others[id(owner)][1]
 
 
-def put_outermost(owner: Any, name: str, function: types.FunctionType) -> None:
-    """Set `owner.name` to `function`, which closes over `inside`, what is there, and calls it. What is put there later goes inside of it.
-
-    So it and a PatchedOp come and go in any order. Each place takes a function of its own.
-    """
-    outermost[function] = (function.__closure__ or ())[function.__code__.co_freevars.index("inside")]
-    setattr(owner, name, function)
-
-
-def take_out(owner: Any, name: str) -> None:
-    """Set `owner.name` to what is inside the outermost function there."""
-    _set(owner, name, _read(owner, name))
-
-
-def _cell_of(owner: Any, name: str) -> types.CellType | None:
-    """Return the cell of the outermost function at `owner.name`, or None."""
+def _place(owner: Any, name: str) -> tuple[Any, str]:
+    """Return where what `owner` has under that name is held: by the owner, or by an outermost function there, which calls it."""
     found = vars(owner).get(name)
-    return outermost.get(found) if type(found) is types.FunctionType else None
-
-
-def _inherited(owner: Any, name: str) -> Any:
-    return next((vars(base)[name] for base in getattr(owner, "__mro__", ())[1:] if name in vars(base)), _MISSING)
+    return (found, INSIDE) if is_outermost(found) else (owner, name)
 
 
 def _read(owner: Any, name: str) -> Any:
-    """Return what `owner` itself has under that name, inside of what is outermost; _MISSING for nothing."""
-    cell = _cell_of(owner, name)
-    if cell is None:
-        return vars(owner).get(name, _MISSING)
-    return _MISSING if cell.cell_contents is _inherited(owner, name) else cell.cell_contents
+    """Return what `owner` itself has under that name; _MISSING for nothing."""
+    holder, key = _place(owner, name)
+    return vars(holder).get(key, _MISSING)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
-    """Set `owner.name`, inside of what is outermost; _MISSING deletes it."""
-    cell = _cell_of(owner, name)
-    if cell is None:
-        _set(owner, name, value)
-    else:
-        cell.cell_contents = _inherited(owner, name) if value is _MISSING else value
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
+    """Set `owner.name`; _MISSING deletes it."""
+    holder, key = _place(owner, name)
     if value is _MISSING:
-        delattr(owner, name)
+        delattr(holder, key)
     else:
-        setattr(owner, name, value)
+        setattr(holder, key, value)
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -149,14 +122,6 @@ def _inert_after_restore(function: Callable[..., Any], target: Callable[..., Any
         return (target if installation is _installation else function)(*args, **kwargs)
 
     return call
-
-
-def wrapped(function: Any) -> Any:
-    """Return the function inside what `wrap` put in its place; any other object itself."""
-    return function.__wrapped__ if getattr(function, "__code__", None) is _CODE else function
-
-
-_CODE = _inert_after_restore(installed, wrapped).__code__
 
 
 def replaces(new: Any, function: Any) -> None:

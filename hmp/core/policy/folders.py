@@ -73,17 +73,14 @@ def _nearly(name: str) -> str | None:
     is_text = kind in _FILLERS or kind.isdigit() or difflib.SequenceMatcher(None, kind, "txt").ratio() > 0.6
     if not is_text or name.startswith((".", "#")) or name.endswith("~"):
         return None
-    best, nearest = 0.0, None
+    stems = {right.removesuffix(".txt").replace("_", ""): right for right in file_names()}
     for part in (name, name.partition(".")[0]):
         words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
-        plain = "".join(words).removesuffix("txt")
-        for right in file_names():
-            stem = right.removesuffix(".txt").replace("_", "")
-            near = difflib.SequenceMatcher(None, plain, stem).ratio()
-            # one letter wrong, missing, more or swapped with the next
-            if near > best and near >= (0.66 if len(stem) < 4 else 0.75):
-                best, nearest = near, right
-    return nearest or next((f"{each}.txt" for each in lists.names() if each in lists_named(name)), None)
+        # one letter wrong, missing, more or swapped with the next
+        near = difflib.get_close_matches("".join(words).removesuffix("txt"), stems, n=1, cutoff=0.75)
+        if near:
+            return stems[near[0]]
+    return next((f"{each}.txt" for each in lists.names() if each in lists_named(name)), None)
 
 
 def files_in(folder: Path) -> dict[str, Path]:

@@ -59,9 +59,8 @@ def _known(name: str) -> tuple[str, ...]:
         itself = (spelling,) if _is_op(spelling) else ()
         if itself or spelling in table.ATEN_SPELLINGS:
             return table.ATEN_SPELLINGS.get(spelling, ()) + itself
-        for _, _, prefix in NAMESPACES:
-            namespace = prefix.rstrip(".")
-            for candidate in (prefix + spelling, prefix + spelling.removeprefix(namespace + "_")) if prefix else ():
+        for prefix in filter(None, (prefix for _, _, prefix in NAMESPACES)):
+            for candidate in (prefix + spelling, prefix + spelling.removeprefix(prefix.replace(".", "_"))):
                 if _is_op(candidate):
                     return (candidate,)
     for spelling in (name, overloaded):
@@ -162,16 +161,10 @@ def user_site(name: str) -> Site:
 
 def _unknown(entry: ListEntry) -> OpListError:
     name = entry.name.removeprefix("torch.")
-    near = nearest(name.removesuffix(AUTOCAST))
+    near = difflib.get_close_matches(name.removesuffix(AUTOCAST), [op for op in every_op() if not op.endswith("_")])
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "op or importable function" if "." in name else "op"
     return error_at(entry, f"unknown {what} {entry.name!r}; {hint}")
-
-
-def nearest(name: str) -> list[str]:
-    """Up to three ids of ops whose spelling is close to `name`, closest first."""
-    names = [op for op in every_op() if not op.endswith("_")]
-    return difflib.get_close_matches(name, names)
 
 
 @functools.cache  # once for each place

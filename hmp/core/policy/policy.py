@@ -25,7 +25,7 @@ from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env
 from .folders import check_gaudi_config, low_dtype, read_gaudi_config
 from .names import by_op, ops_of, with_relatives
 from .precedence import Listed
-from .presets import meaning, policies
+from .presets import policies
 
 DEFAULT = presets.OF_DEVICE  # what casts a model or a context, where no policy is named
 _OWN = ("bf16", "fp32", "promote")  # the lists that every policy has, each a field of its own
@@ -170,9 +170,15 @@ class Policy:
 
     @classmethod
     def _load(cls, policy: str | Path, device: torch.device) -> Policy:
-        """Return `load()`, where "autocast" is that of `device`, also in base.txt."""
+        """Return `load()`, where "autocast" is that of `device`, also in base.txt: torch.autocast's lists for it.
+
+        An accelerator without instructions for bfloat16 gets float16. The CPU, and a backend that does not say, have the low-precision
+        dtype of their lists.
+        """
         if str(policy) == presets.OF_DEVICE:
-            return _autocast(device)
+            natively = presets.computes_in_bfloat16(device)
+            dtype = None if natively is None else torch.bfloat16 if natively else torch.float16
+            return as_policy(presets.device_preset(device), dtype=dtype)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not os.path.isdir(folder):
             raise folders.is_no_folder(str(policy))
@@ -547,19 +553,16 @@ class Policy:
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else ops_of(ListEntry(name, "bf16"))
-            decided = [(here.decides(op), there.decides(op)) for op in ops]
-            differing = [(one, another) for one, another in decided if one != another]
+            differing = [(one, another) for op in ops if (one := here.decides(op)) != (another := there.decides(op))]
             if pair[0] == pair[1] or (ops and not differing):
                 continue
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
         for kind in lists.adding():
-            of_each = self.entries(kind.name), against.entries(kind.name)
-            for name in sorted({*of_each[0], *of_each[1]}):
-                one, two = (kind.name if name in entries else None for entries in of_each)
-                if one != two:
-                    found[f"{name} ({kind.name})"] = one, two
+            entries, others = ({*of.entries(kind.name)} for of in (self, against))
+            for name in sorted(entries ^ others):
+                found[f"{name} ({kind.name})"] = (kind.name, None) if name in entries else (None, kind.name)
         return found
 
     def __str__(self) -> str:
@@ -599,24 +602,13 @@ def _habanas() -> Iterator[ListEntry]:
     return (entry for own in _OWN for entry in read_list(presets.folder(HABANA) / f"{own}.txt", own))
 
 
-def _autocast(device: torch.device) -> Policy:
-    """Return the policy "autocast" on `device`: torch.autocast's lists for it, in bfloat16 if it has instructions for that.
-
-    An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low-precision dtype of their
-    lists.
-    """
-    lists = as_policy(presets.device_preset(device))
-    natively = presets.computes_in_bfloat16(device)
-    return lists if natively is None else in_dtype(lists, torch.bfloat16 if natively else torch.float16)
-
-
 def in_dtype(policy: Policy, dtype: Any) -> Policy:
     """Return `policy` with this low-precision dtype, itself for None. Raise HmpError for any other dtype than the two."""
     return policy if dtype is None or low_dtype(dtype) is policy.dtype else policy._in_other_dtype
 
 
 @functools.cache
-def _named(name: str, device: torch.device) -> Policy | None:
+def _preset(name: str, device: torch.device) -> Policy | None:
     """Return the preset of that name, None if it is missing. Cached, as training loops run `with hmp.casts("habana")` at each step."""
     return Policy._load(name, device) if name in policies() else None
 
@@ -626,18 +618,11 @@ def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None,
 
     Its low-precision dtype is `dtype`, if that is given. Raises OpListError if it names none, HmpError for other types and dtypes.
     """
-    return in_dtype(_as_policy(policy, model), dtype)
-
-
-def _as_policy(policy: Policy | str | Path, model: torch.nn.Module | None) -> Policy:
-    if isinstance(policy, Policy):
-        return policy
-    if isinstance(policy, str):
-        if policy == presets.OF_DEVICE:
-            return _autocast(presets.device_in_use(model))  # means another one once "hpu" is a device
-        name = meaning(policy)
-        found = _named(name, presets.device_in_use(model) if presets.has_base(name) else torch.device("cpu"))
-        return found or Policy._load(policy, presets.device_in_use(model))
-    if isinstance(policy, os.PathLike):
-        return Policy._load(policy, presets.device_in_use(model))
-    raise HmpError(f"expected an hmp.Policy, a preset's name or a folder, got {policy!r}; presets are {presets.names()}")
+    if isinstance(policy, (str, os.PathLike)):
+        name, found = presets.meaning(str(policy)), None
+        if name != presets.OF_DEVICE:  # which means another one once "hpu" is a device
+            found = _preset(name, presets.device_in_use(model) if presets.has_base(name) else torch.device("cpu"))
+        policy = found or Policy._load(name, presets.device_in_use(model))
+    elif not isinstance(policy, Policy):
+        raise HmpError(f"expected an hmp.Policy, a preset's name or a folder, got {policy!r}; presets are {presets.names()}")
+    return in_dtype(policy, dtype)

@@ -62,7 +62,7 @@ def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | 
     return next((listed[name] for op in ops for name in (op, *sites.namesakes(op)) if name in listed), None)
 
 
-def refuse_both(by_list: Mapping[ListName, Mapping[str, ListEntry]]) -> None:
+def refuse_both(by_list: Mapping[ListName, Mapping[str, ListEntry]], remedy: str = "take it off one of them") -> None:
     """Raise OpListError for the first op that is on two lists that exclude each other; `by_list` has each list as op id → entry."""
     for kind in lists.kinds():
         for rival in kind.excludes:
@@ -70,6 +70,6 @@ def refuse_both(by_list: Mapping[ListName, Mapping[str, ListEntry]]) -> None:
                 other = same_op((op,), by_list[rival])
                 if other is not None:
                     also = f" ({other.place})" if other.path else ""
-                    spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
+                    spelled = f"{one.text!r}" if one.text == other.text else f"{one.text!r} and {other.text!r} are the same op, which"
                     both = f"on the {kind.title} list and on the {lists.kind_of(rival).title} list{also}"
-                    raise error_at(one, f"{spelled} is {both}; take it off one of them")
+                    raise error_at(one, f"{spelled} is {both}; {remedy}")

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...errors import HmpError
 from .. import lists
 from . import presets
 from .entries import AUTOCAST, ListEntry, error_at
 from .names import ops_of, with_relatives
 from .policy import Policy, as_policy
-from .precedence import rivals
+from .precedence import refuse_both
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
@@ -46,14 +45,11 @@ class ModuleNode(NamedTuple):
 
 
 def refuse_without_model(policy: Policy) -> None:
-    """Raise HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
+    """Raise OpListError where the policy has scoped entries. For uses without a model, whose modules they could match."""
     if policy.scoped:
-        first = policy.scoped[0]
-        at = f"{first.place}: " if first.path else ""
-        raise HmpError(
-            f"{at}{first.text!r} needs a model, and policy {policy.name!r} has none; use hmp.apply(model, policy), pass model=, or use "
-            "policy.unscoped, which leaves out such entries"
-        )
+        first, model = policy.scoped[0], "use hmp.apply(model, policy), or pass model="
+        without = "or use policy.unscoped, which leaves out such entries"
+        raise error_at(first, f"{first.text!r} needs a model, and policy {policy.name!r} has none; {model}, {without}")
 
 
 def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
@@ -134,7 +130,8 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     kept: list[ListEntry] = []
     for rank in ranks:
         claims = [(entry, [op for op in ops_of(entry) if (entry.about, op) not in taken]) for entry in rank]
-        _refuse_tie(claims)
+        by_list = {each: {op: entry for entry, ops in claims if entry.list_name == each for op in ops} for each in lists.names()}
+        refuse_both(by_list, "both match a module equally well: remove one, or make one pattern longer")
         for entry, ops in claims:
             kept += _without_taken(entry, ops) if ops else ()
             for op in with_relatives(ops):
@@ -163,32 +160,12 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
             yield named
 
 
-def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
-    by_op: dict[str, ListEntry] = {}
-    for entry, ops in claims:
-        excluded = rivals(entry.list_name)
-        for op in ops if excluded else ():
-            other = by_op.setdefault(op, entry)
-            if other.list_name in excluded:
-                also = f" ({other.place})" if other.path else ""
-                one, another = (lists.kind_of(each.list_name).title for each in (entry, other))
-                raise error_at(
-                    entry,
-                    f"{entry.text!r} on the {one} list and {other.text!r} on the {another} list{also} match the "
-                    "same op in one module and are equally specific; remove one, or make one pattern longer",
-                )
-
-
 def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
     ranked: dict[tuple[int, int], list[ListEntry]] = {}
     for entry, distance in steps.items():
-        ranked.setdefault((distance, -exactness(str(entry.scope))), []).append(entry)
+        exactness = len(_WILDCARD.sub("", str(entry.scope)))  # how many characters of the glob aren't wildcards
+        ranked.setdefault((distance, -exactness), []).append(entry)
     return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
-
-
-def exactness(scope: str) -> int:
-    """Return how many characters of a scope's glob aren't wildcards. `*`, `?` and `[0-9]` are wildcards."""
-    return len(_WILDCARD.sub("", scope))
 
 
 def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:

@@ -7,19 +7,85 @@ summed in float32 and rounded once, as accelerators compute it. For backward the
 from __future__ import annotations
 
 import functools
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .. import casting, low_kernels
+from ...errors import HmpError
+from .. import casting, torch_private
 from ..active.autocast import is_enabled as _is_autocast_enabled
-from ..casting import Caster, Tensor, each_tensor
+from ..casting import Caster, Tensor, dtype_name, each_tensor
 from ..log import log, should_log
 from ..observe import here
 from ..ops import table
 from . import kernels
 from .op import Op, OpUnderRule, castable_inputs
+
+# --- which dtypes, and who says so ----------------------------------------------------------------------------------------
+
+CHOICES = ("auto", "native", "float32")
+_VARIABLE = "HMP_LOW_KERNELS"
+
+_chosen: str | None = None  # None: the environment says
+
+
+def choice() -> str:
+    """Return "auto", "native" or "float32": the last one that was set, else that of HMP_LOW_KERNELS, else "auto".
+
+    Raises:
+        HmpError: HMP_LOW_KERNELS has another value.
+    """
+    return _chosen or _checked(os.environ.get(_VARIABLE) or "auto", _VARIABLE)
+
+
+def choose(new: str) -> str:
+    """Set the choice for the process. Return the one before."""
+    global _chosen
+    before, _chosen = choice(), _checked(new, "set_low_kernels()")
+    return before
+
+
+def _checked(value: object, where: str) -> str:
+    if value not in CHOICES:
+        raise HmpError(f"{where}: expected 'auto', 'native' or 'float32', got {value!r}")
+    return str(value)
+
+
+def computed_in_float32() -> frozenset[torch.dtype]:
+    """Return the low-precision dtypes in which the CPU's matrix products, convolutions and recurrent ops compute in float32."""
+    chosen = choice()
+    if chosen == "native":
+        return frozenset()
+    return frozenset(dtype for dtype in casting.LOW if chosen == "float32" or not _HAS_INSTRUCTIONS[dtype])
+
+
+def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
+    if of_mkldnn is None:
+        return platform.machine() in ("arm64", "aarch64") and bool(torch_private.cpu_capabilities().get(of_arm))
+    return of_mkldnn
+
+
+# Whether the processor has instructions for products in a dtype. A flag decides and no clock, so that results do not depend on what else
+# the machine does: the flag by which torch itself chooses its kernel, or where this build of torch has none (macOS) the processor's own.
+# For bfloat16 torch's flag is true for any AVX512; where that has neither avx512_bf16 nor AMX, oneDNN widens inside, and a step takes 1.2
+# to 1.9 times what float32 products of rounded inputs take. Asked once: compiled code would note the question.
+_HAS_INSTRUCTIONS = {
+    torch.bfloat16: _flag(torch_private.mkldnn_supports("bf16"), "bf16") and torch_private.x86_multiplies_bfloat16() is not False,
+    torch.float16: _flag(torch_private.mkldnn_supports("fp16"), "fp16_arith"),
+}
+
+
+def why(dtype: torch.dtype) -> str:
+    """Return why products in that dtype compute in float32, as the end of a sentence."""
+    if _HAS_INSTRUCTIONS[dtype]:
+        return f"{_VARIABLE} or hmp.set_low_kernels() asks for it"
+    return f"this processor has no {dtype_name(dtype)} instructions"
+
+
+# --- the wrappers ---------------------------------------------------------------------------------------------------------
 
 _compiling = torch.compiler.is_dynamo_compiling
 _FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
@@ -31,7 +97,7 @@ _REPLACED = table.RECURRENT | {"einsum"}
 
 def _applies(ruled: OpUnderRule) -> bool:
     """Return True if calls of the op on the CPU may have to compute in float32."""
-    slow = low_kernels.computed_in_float32()
+    slow = computed_in_float32()
     dtype = ruled.low_dtype if ruled.leaves_to_autocast else ruled.dtype
     return ruled.facts.needs_instructions and (bool(slow) if dtype is None else dtype in slow)
 
@@ -44,7 +110,7 @@ def in_float32(op: Op, ruled: OpUnderRule, *, as_autocast: bool = False) -> Op:
     if not _applies(ruled):
         return op
     stays_wide = as_autocast and ruled.op in table.WIDE_UNDER_AUTOCAST
-    low_dtype_of = functools.partial(_low_dtype_of, ruled.op, low_kernels.computed_in_float32(), torch.float32 if stays_wide else None)
+    low_dtype_of = functools.partial(_low_dtype_of, ruled.op, computed_in_float32(), torch.float32 if stays_wide else None)
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         low_dtype = low_dtype_of(args, kwargs)
@@ -131,5 +197,5 @@ def _log(low_dtype: torch.dtype) -> None:
         log.info(
             "matrix multiplications, convolutions and recurrent ops in %s compute in float32 on the CPU, on rounded inputs: %s; "
             "to use torch's kernels set HMP_LOW_KERNELS=native or call hmp.set_low_kernels('native') (see rule R11)",
-            str(low_dtype).removeprefix("torch."), low_kernels.why(low_dtype),
+            dtype_name(low_dtype), why(low_dtype),
         )  # fmt: skip

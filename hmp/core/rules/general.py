@@ -71,7 +71,7 @@ class GeneralWrapper:
         if not tensors or not self.facts.retries:
             return GIVEN_UP
         dtype, is_uncast, keep = self._dtype_of(tensors), self.rule.only_on_missing_kernel, self.facts.keep
-        if dtype not in kernels.LOW or not kernels.may_run_again(error, tensors):
+        if dtype not in casting.LOW or not kernels.may_run_again(error, tensors):
             return GIVEN_UP
         is_mixed = is_uncast and any(t.dtype is not tensors[0].dtype for t in tensors)
         # a tensor and its tangent in forward-mode differentiation may differ, too, and so may inputs that the rule leaves

@@ -21,7 +21,6 @@ from ..torch_private import in_no_transform, is_in_trace, saved_tensors_hooks
 if TYPE_CHECKING:
     from .op import OpUnderRule
 
-LOW = frozenset({torch.bfloat16, torch.float16})
 # Returned in place of a result: the caller is to raise the error that it caught, unchanged.
 GIVEN_UP = object()
 _MOST_FAILED = 256  # signatures remembered for each op: arguments that vary without end must not fill the memory
@@ -46,21 +45,17 @@ def fallbacks() -> dict[str, int]:
         return dict(_counts)
 
 
-def count(op: str, what: str, reason: str) -> bool:
-    """Count a call of an op that did not run as a list says, which `what` names, for `fallbacks()`.
+def count(op: str, what: str = "", reason: str = "") -> bool:
+    """Count a call of an op for `fallbacks()`: one that did not run as a list says, which `what` names; else one without a kernel.
 
     Return True for the first one with that reason, to be logged.
     """
-    return _count(f"{op}: {what}, {reason}") and should_log()
-
-
-def _count(what: str) -> bool:
-    """Count `what`; whether it is the first time."""
+    counted = f"{op}: {what}, {reason}" if what else op
     with _lock:
         if not _counts:
             patches.on_restore(_counts.clear)
-        _counts[what] += 1
-        return _counts[what] == 1
+        _counts[counted] += 1
+        return _counts[counted] == 1 and should_log()
 
 
 class Kernels:
@@ -82,7 +77,7 @@ class Kernels:
 
         Such a call is counted for `fallbacks()`, and the op's first one logged.
         """
-        if dtype not in LOW:
+        if dtype not in casting.LOW:
             return False
         device = tensors[0].device.type
         found = (device, dtype) in self._known or ("*", dtype) in self._known
@@ -110,7 +105,7 @@ class Kernels:
     def _note(self, device: str, dtype: torch.dtype) -> None:
         if here.call is not None and here.call.op == self._op:
             here.call.lacks_kernel = True
-        if _count(self._op) and should_log():
+        if count(self._op):
             log.warning(
                 "%s has no %s kernel on %s: it runs in float32 and returns float32 (see rule R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,

@@ -7,21 +7,12 @@ from typing import Any
 
 import torch
 
+from .. import torch_private
 from ..casting import Caster, Tensor, castable, dtype_name, each_castable
 from ..copies import saved_here
 from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
 from ..ops import table
-from ..torch_private import (
-    devices_in_autocast,
-    function_mode_at,
-    function_modes,
-    in_plain_autograd,
-    is_any_autocast_enabled,
-    is_profiled,
-    pop_function_mode,
-    push_function_mode,
-    tree_leaves,
-)
+from ..torch_private import function_mode_at, function_modes
 from .emulation import replaces_autocast
 from .op import Op, OpUnderRule
 
@@ -42,7 +33,7 @@ def counted(caster: Caster, clock: Clock, listeners: Sequence[Listener]) -> Cast
             return caster(tensor, dtype)
         saved = saved_here()
         started = clock()
-        if is_profiled():
+        if torch_private.is_profiled():
             with torch.profiler.record_function(f"hmp::cast {dtype_name(tensor.dtype)} to {dtype_name(dtype)}"):
                 copy = caster(tensor, dtype)
         else:
@@ -99,10 +90,10 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
             return tell(args, kwargs)
         # the mode reports no inner calls, and while it is active each reading of a tensor's dtype takes four microseconds
         try:  # an interrupt may come right after the call
-            pop_function_mode()
+            torch_private.pop_function_mode()
             return tell(args, kwargs)
         finally:
-            push_function_mode(mode)
+            torch_private.push_function_mode(mode)
 
     def tell(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call(ruled.op, ruled, function, args, kwargs)
@@ -131,7 +122,7 @@ def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
     if ruled.leaves_to_autocast:
         call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
     else:
-        call.is_autocast = ruled.rule.dtype is not None and is_any_autocast_enabled()
+        call.is_autocast = ruled.rule.dtype is not None and torch_private.is_any_autocast_enabled()
     if not call.is_autocast:
         return wrapper(*call.args, **call.kwargs)
     began = clock()
@@ -154,7 +145,7 @@ class _Kernels(Listener):
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the op's own result."""
         result = run(*args, **kwargs)
-        first = next(each_castable(tree_leaves((args, kwargs))), None)
+        first = next(each_castable(torch_private.tree_leaves((args, kwargs))), None)
         if first is None:
             return result
         name = func._schema.name.partition("::")[2]
@@ -172,12 +163,12 @@ def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
     ruled = call.ruled
     assert ruled is not None
     args, kwargs = call.args, call.kwargs
-    if _compiling() or not in_plain_autograd() or ruled.op in table.CHANGED_BY_LISTENING:
+    if _compiling() or not torch_private.in_plain_autograd() or ruled.op in table.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
         call.computed = "" if ruled.leaves_to_autocast or _compiling() else dtypes_of((result,))
         return result
-    regions = [(device, _autocast_dtype(device)) for device in devices_in_autocast()]
+    regions = [(device, _autocast_dtype(device)) for device in torch_private.devices_in_autocast()]
     key = (ruled.op, ruled.rule, ruled.low_dtype, torch.is_grad_enabled(), *regions, *_form(args, kwargs))
     seen = known.get(key)
     if seen is None:
@@ -200,5 +191,5 @@ def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return what is equal for calls that run the same kernels on other values: shapes, dtypes and flags of tensors, and the rest."""
     return tuple(
         (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf) if isinstance(leaf, Tensor) else (type(leaf), str(leaf))
-        for leaf in tree_leaves((args, kwargs))
+        for leaf in torch_private.tree_leaves((args, kwargs))
     )

@@ -173,10 +173,8 @@ SATURATING = {"baddbmm": baddbmm_of_mask, "where": choice_of_integers, "masked_f
 
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
-    return (
-        tuple(casting.finite_scalar(a, dtype) for a in args),
-        {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()},
-    )
+    by_position = tuple(casting.finite_scalar(a, dtype) for a in args)
+    return by_position, {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()}
 
 
 def written_value(value: Any, dtype: torch.dtype) -> Any:

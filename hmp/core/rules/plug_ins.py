@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..active import without_casts
+from ..active.regions import without_casts
 from ..casting import Caster
 from ..log import log
 from .fast import one_dtype_wrapper

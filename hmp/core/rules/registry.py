@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .. import casting, copies, lists
-from ..active import without_casts
+from ..active.regions import without_casts
 from ..casting import Caster
 from ..lists import ListKind
 from ..observe import Listener, clock_of
 from ..ops import sites, table
 from ..ops.sites import Site
-from ..policy import ListEntry, ListName
+from ..policy.entries import ListEntry, ListName
 from . import emulation, fast, general, overflow, special
 from .kernels import known
 from .listeners import counted, observed, timed
@@ -275,22 +275,11 @@ lists.add(
     )
 )
 lists.add(
-    _core_list(
-        name="fp32",
-        title="FP32",
-        contents="ops that run in float32",
-        rule=FP32_LIST,
-        over=("promote",),
-        aliases=("float32",),
-    )
+    _core_list(name="fp32", title="FP32", contents="ops that run in float32", rule=FP32_LIST, over=("promote",), aliases=("float32",))
 )
 lists.add(
     _core_list(
-        name="promote",
-        title="promote",
-        contents="ops that run in the widest dtype of their inputs",
-        rule=PROMOTE,
-        aliases=("widest",),
+        name="promote", title="promote", contents="ops that run in the widest dtype of their inputs", rule=PROMOTE, aliases=("widest",)
     )
 )
 

@@ -11,22 +11,11 @@ from typing import Any
 
 import torch
 
-from .. import casting, copies
+from .. import casting, copies, torch_private
 from ..active import autocast
 from ..casting import Caster, Tensor, castable, write_out
 from ..ops import table
-from ..torch_private import (
-    ATTENTION_BIASES,
-    data_of,
-    dispatch_modes,
-    flatten_cudnn_weights,
-    in_plain_autograd,
-    is_autocast_available,
-    is_exporting_to_onnx,
-    is_functorchs,
-    is_traced,
-    storage_of,
-)
+from ..torch_private import in_plain_autograd, is_exporting_to_onnx, is_functorchs, is_traced
 from . import kernels
 from .fast import one_dtype_wrapper
 from .op import Op, OpUnderRule, castable_inputs, chooser, torchs_name
@@ -39,7 +28,7 @@ _reshape = torch.reshape
 _STATISTICS = frozenset({"running_mean", "running_var"})
 _OTHERS = ("weight", "bias", *sorted(_STATISTICS))
 _compiling, _no_grad = torch.compiler.is_dynamo_compiling, torch.no_grad
-_alias = data_of.__get__  # with a version of its own: others may have saved the weight for backward
+_alias = torch_private.data_of.__get__  # with a version of its own: others may have saved the weight for backward
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +208,7 @@ def attention(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
         if mask is None:
             return usual(*args, **kwargs)
-        if type(mask).__module__ == ATTENTION_BIASES:
+        if type(mask).__module__ == torch_private.ATTENTION_BIASES:
             return beside_bias(*args, **kwargs)
         heads = list(casting.each_castable((*args[:3], *(kwargs.get(name) for name in ("query", "key", "value")))))
         if heads and castable(mask):
@@ -284,9 +273,9 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
             return unlisted(*args, **kwargs)
         tensors = castable_inputs(args, kwargs, ruled)
         device = tensors[0].device.type if tensors else ""
-        if not tensors or (is_autocast_available(device) and autocast.is_enabled(device)):
+        if not tensors or (torch_private.is_autocast_available(device) and autocast.is_enabled(device)):
             return op(*args, **kwargs)
-        if not is_autocast_available(device):
+        if not torch_private.is_autocast_available(device):
             return unlisted(*args, **kwargs)
         # as in torch, whose cache has leaves only: what is used twice is cast once, and its gradients are summed in that dtype
         cached = torch.is_grad_enabled() and not is_cell and any(each.is_leaf and each.requires_grad for each in tensors)
@@ -300,7 +289,7 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
     def cell(*args: Any, **kwargs: Any) -> Any:
         lows = None if kwargs or len(args) < 3 else copies.found_for(args[2:], low_dtype)
         device = None if lows is None else _device_of_plain(args[0], *(args[1] if type(args[1]) is tuple else args[1:2]))
-        if lows is None or device is None or not is_autocast_available(device) or autocast.is_enabled(device):
+        if lows is None or device is None or not torch_private.is_autocast_available(device) or autocast.is_enabled(device):
             return any_call(*args, **kwargs)
         return enabled(device, False, (*args[:2], *lows), {}, args, kwargs)
 
@@ -331,7 +320,7 @@ _KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}
 def with_one_buffer(op: Op, name: str) -> Op:
     """Return `op`, a recurrent layer's called `name`, given its weights in one buffer where cuDNN will compute it; another op itself."""
     kind = _KINDS.get(name)
-    if kind is None or flatten_cudnn_weights is None:
+    if kind is None or torch_private.flatten_cudnn_weights is None:
         return op
 
     def with_weights_together(*args: Any, **kwargs: Any) -> Any:
@@ -353,20 +342,20 @@ def _are_for_cudnn(weights: Sequence[Any]) -> bool:
     if not (isinstance(first, Tensor) and first.is_cuda and first.dtype is not torch.float32):
         return False
     cudnn = torch.backends.cudnn  # is_acceptable() does not know bfloat16, which cuDNN takes
-    if _compiling() or dispatch_modes() or not in_plain_autograd() or not (cudnn.enabled and cudnn.is_available()):
+    if _compiling() or torch_private.dispatch_modes() or not in_plain_autograd() or not (cudnn.enabled and cudnn.is_available()):
         return False
     plain = all(type(each) is Tensor and each.dtype is first.dtype for each in weights)
-    return plain and len({storage_of(each)._cdata for each in weights}) == len(weights)
+    return plain and len({torch_private.storage_of(each)._cdata for each in weights}) == len(weights)
 
 
 def _in_one_buffer(weights: list[Tensor], kind: tuple[int, int], layers: int, bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
     """Return the same weights as views of a new buffer; gradients flow to them."""
-    assert flatten_cudnn_weights is not None
+    assert torch_private.flatten_cudnn_weights is not None
     of_a_direction = len(weights) // (layers * (2 if bidirectional else 1))
     mode, gates = kind
     hidden, inner = weights[0].shape[0] // gates, weights[1].shape[1]
     sizes = weights[0].shape[1], mode, hidden, 0 if inner == hidden else inner
-    flatten = flatten_cudnn_weights
+    flatten = torch_private.flatten_cudnn_weights
 
     def flat(*given: Tensor) -> tuple[Tensor, ...]:
         with _no_grad():

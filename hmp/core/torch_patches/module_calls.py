@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import HmpError
-from ..active import Off, PolicyTable, autocast, state
-from ..casting import castable, dtype_name, map_tensors
+from ..active import autocast, state
+from ..active.state import Off, PolicyTable
+from ..casting import LOW, castable, dtype_name, map_tensors
 from ..log import log, should_log
-from ..patching import instances, patches
-from ..policy import unwrapped
-from ..policy.scopes import plain_path
+from ..patching import patches
+from ..patching.names import instances
+from ..policy.scopes import plain_path, unwrapped
 from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import imports
 
@@ -363,7 +364,6 @@ def in_dtype(value: Any, dtype: torch.dtype) -> Any:
 # --- weights that `cast_weights(model, keep=...)` leaves in float32: `model.to(torch.bfloat16)`, `.half()` and `.bfloat16()` do, too ----
 
 
-_LOW = (torch.bfloat16, torch.float16)
 _logged: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # the models of which the log says so
 
 
@@ -409,7 +409,7 @@ def _keeping(apply: Callable[..., Any]) -> Callable[..., Any]:
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             made = fn(tensor)
-            if id(tensor) not in names or tensor.dtype is not torch.float32 or made.dtype not in _LOW:
+            if id(tensor) not in names or tensor.dtype is not torch.float32 or made.dtype not in LOW:
                 return made
             if self not in _logged and should_log():
                 log.warning(

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from .. import casting, torch_dispatcher
-from ..active import UnderCapturedState, autocast, state
+from .. import casting, torch_private
+from ..active import autocast, state
+from ..active.state import UnderCapturedState
 from ..compiler_stance import untraced
 from ..patching import patches
-from ..torch_dispatcher import OpOverload, OpOverloadPacket
+from ..torch_private import OpOverload, OpOverloadPacket
 
 
 def install() -> None:
@@ -66,7 +67,7 @@ _changed: weakref.WeakSet[Any] = weakref.WeakSet()
 def _install_library_ops() -> None:
     """Enable torch.autocast around calls of such ops, those that are made later too, until patches.restore()."""
     patches.on_restore(_restore)
-    for op in torch_dispatcher.library_ops():
+    for op in torch_private.library_ops():
         _change(op)
     for cls in (OpOverload, OpOverloadPacket):
         patches.wrap(cls, "__init__", _made)
@@ -76,7 +77,7 @@ def _install_library_ops() -> None:
 def has_autocast_kernel(op: Any) -> bool:
     """Return True if `op` is the packet or overload of a library's op with an autocast kernel of its own."""
     is_op = isinstance(op, (OpOverload, OpOverloadPacket))
-    return is_op and torch_dispatcher.is_of_library(torch_dispatcher.name_of(op)) and torch_dispatcher.has_autocast_kernel(op)
+    return is_op and torch_private.is_of_library(torch_private.name_of(op)) and torch_private.has_autocast_kernel(op)
 
 
 def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callable[..., Any]:
@@ -85,7 +86,7 @@ def with_autocast(op: Any, call: Callable[..., Any], low: torch.dtype) -> Callab
     def called(*args: Any, **kwargs: Any) -> Any:
         tensor = next(casting.each_tensor((args, kwargs)), None)
         device = "" if tensor is None else tensor.device.type
-        if tensor is None or autocast.is_enabled(device) or not torch_dispatcher.has_autocast_kernel(op, device):
+        if tensor is None or autocast.is_enabled(device) or not torch_private.has_autocast_kernel(op, device):
             return call(*args, **kwargs)
         return autocast.call_enabled(device, low, False, call, *args, **kwargs)
 
@@ -111,12 +112,12 @@ def _change(op: Any) -> None:
     if op in _changed or not has_autocast_kernel(op):
         return
     _changed.add(op)
-    torch_dispatcher.replace_builtin(op, functools.partial(_casting, op))
+    torch_private.replace_builtin(op, functools.partial(_casting, op))
 
 
 def _restore() -> None:
     while _changed:
-        torch_dispatcher.restore_builtin(_changed.pop())
+        torch_private.restore_builtin(_changed.pop())
 
 
 def _made(init: Callable[..., None]) -> Callable[..., None]:
@@ -131,7 +132,7 @@ def _registered(impl: Callable[..., Any]) -> Callable[..., Any]:
     def impl_and_change(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
         result = impl(self, op_name, fn, dispatch_key, **kwargs)
         if (dispatch_key or self.dispatch_key).startswith("Autocast"):
-            for op in torch_dispatcher.library_ops():
+            for op in torch_private.library_ops():
                 _change(op)
         return result
 

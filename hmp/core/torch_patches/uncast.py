@@ -20,8 +20,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import casting, copies, torch_private
-from ..active import EnteredRegion, Off, UnderCapturedState, autocast, call_without_casts, state, without_casts
-from ..patching import patches, subclasses
+from ..active import autocast, state
+from ..active.regions import without_casts
+from ..active.state import EnteredRegion, Off, UnderCapturedState, call_without_casts
+from ..patching import patches
+from ..patching.names import subclasses
 from . import imports
 
 # module → its functions that run without casts, wherever they are called; "Class.method" for methods. Some modules may be imported late.

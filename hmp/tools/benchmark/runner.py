@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 from ...core.convert import is_in_place
-from ...core.policy import Policy
+from ...core.policy.policy import Policy
 from ...core.torch_patches import module_calls
 from ...core.torch_private import is_any_autocast_enabled
 from ...errors import HmpError

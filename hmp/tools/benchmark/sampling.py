@@ -19,10 +19,13 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import lists
-from ...core.active import PROCESS, Region
+from ...core.active.regions import Region
+from ...core.active.state import PROCESS
 from ...core.convert import convert, is_in_place, revert
 from ...core.observe import Call, Listener, listen
-from ...core.policy import Policy, as_policy, device_preset, scopes
+from ...core.policy import scopes
+from ...core.policy.policy import Policy, as_policy
+from ...core.policy.presets import device_preset
 from ...core.torch_private import is_any_autocast_enabled
 from ...errors import HmpError, OpListError
 from ..model_state import Snapshot, seed_all

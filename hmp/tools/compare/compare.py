@@ -14,12 +14,13 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import lists
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.copies import clear_cache
 from ...core.observe import here, listen
-from ...core.policy import Policy, can_be_listed
+from ...core.policy.names import can_be_listed
+from ...core.policy.policy import Policy
 from ...core.torch_private import without_torch_dispatch, without_torch_function
 from ...errors import HmpError
 from .. import model_call

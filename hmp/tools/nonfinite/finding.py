@@ -13,7 +13,10 @@ import torch
 from ...core import lists
 from ...core.casting import dtype_name
 from ...core.ops import sites, table
-from ...core.policy import AUTOCAST, EVERY_OP, Policy, as_policy, can_be_listed, home, policies
+from ...core.policy.entries import AUTOCAST, EVERY_OP
+from ...core.policy.names import can_be_listed
+from ...core.policy.policy import Policy, as_policy
+from ...core.policy.presets import home, policies
 from ...core.rules import registry
 from ...errors import OpListError
 from ..aten import Facts

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...core.casting import each_tensor, has_values
 from ...core.log import log
 from ...core.observe import Call, here, modules
-from ...core.rules import takes_masks
+from ...core.rules.overflow import takes_masks
 from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import memory_of, storage_of, tree_leaves, tree_map
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...core.policy import in_notebook
+from ...core.policy.policy import in_notebook
 from ..formatting import json_values, json_written, share, size, two_digits, typeset_duration, versioned, written
 
 COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")

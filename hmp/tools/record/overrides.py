@@ -14,12 +14,17 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
-from ...core.active import InBackward, Off, PolicyTable, autocast, state
+from ...core.active import autocast, state
+from ...core.active.state import InBackward, Off, PolicyTable
 from ...core.casting import castable, dtype_name, each_castable, each_tensor
 from ...core.log import PACKAGES
 from ...core.observe import RUNS_BACKWARD, Call, modules
-from ...core.policy import Listed, ListEntry, Policy, unwrapped
-from ...core.rules import OpUnderRule, registry
+from ...core.policy.entries import ListEntry
+from ...core.policy.policy import Policy
+from ...core.policy.precedence import Listed
+from ...core.policy.scopes import unwrapped
+from ...core.rules import registry
+from ...core.rules.op import OpUnderRule
 from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled

@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 
-from ...core import lists, locks, low_kernels
+from ...core import lists, locks
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.ops import sites
-from ...core.policy import EVERY_OP, Listed, ListEntry, Policy, ops_of
-from ...core.rules import CastRule, registry
+from ...core.policy.entries import EVERY_OP, ListEntry
+from ...core.policy.names import ops_of
+from ...core.policy.policy import Policy
+from ...core.policy.precedence import Listed
+from ...core.rules import emulation, registry
+from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
 from ..formatting import provenance
 from ..op_owners import place_here
@@ -222,7 +226,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         >>> report.assert_dtype("linear", torch.bfloat16)
     """
     recorder = Recorder(synchronize)
-    in_float32 = {dtype_name(dtype): low_kernels.why(dtype) for dtype in low_kernels.computed_in_float32()}
+    in_float32 = {dtype_name(dtype): emulation.why(dtype) for dtype in emulation.computed_in_float32()}
     report = Report((), (), (), device=_device(), in_float32=in_float32, **provenance())
     report._recorder = recorder
     try:

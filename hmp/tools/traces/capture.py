@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...core import locks
-from ...core.active import current_state
+from ...core.active.state import current_state
 from ...core.casting import dtype_name, has_values
 from ...core.observe import Listener, listen, modules
 from ...core.torch_private import graph_task, in_plain_autograd, trace_here

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 from ...errors import HmpError
 from ..compare.distance import distance
 from ..formatting import count, some

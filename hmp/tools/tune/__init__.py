@@ -12,7 +12,7 @@ from ...errors import HmpError
 if TYPE_CHECKING:
     import torch
 
-    from ...core.policy import Policy
+    from ...core.policy.policy import Policy
     from .result import Tolerance, TuneResult
 
 

@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from ...core.lists import ListKind, deciding, kind_of
 from ...core.ops.sites import ancestry, sites_of
-from ...core.policy import AUTOCAST, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, ops_of, policies
+from ...core.policy.entries import AUTOCAST, EVERY_OP, ListEntry, ListName
+from ...core.policy.names import ops_of
+from ...core.policy.policy import Policy, as_policy
+from ...core.policy.precedence import Listed
+from ...core.policy.presets import policies
 from ...errors import HmpError
 
 LOW, WIDE = "bf16", "fp32"

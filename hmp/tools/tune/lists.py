@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.lists import kind_of, names
-from ...core.policy import EVERY_OP, ListName, optional_files, word_files
+from ...core.policy.entries import EVERY_OP, ListName
+from ...core.policy.folders import optional_files, word_files
 from ...errors import HmpError
 from ..formatting import NOTHING, count, duration, json_text, size
 from ..pages.page import amount as counted

@@ -18,13 +18,17 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...core import observe
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 from ...core.casting import Tensor, castable, each_castable, each_tensor, map_tensors
 from ...core.compiler_stance import running_uncompiled
 from ...core.lists import ListKind
 from ...core.observe import Listener, listen
-from ...core.policy import ListName, Policy, plain_path
-from ...core.rules import Op, op_wrap, registry, writes
+from ...core.policy.entries import ListName
+from ...core.policy.policy import Policy
+from ...core.policy.scopes import plain_path
+from ...core.rules import registry
+from ...core.rules.op import Op, writes
+from ...core.rules.registry import op_wrap
 from ...core.torch_private import functorch_level
 from ..benchmark.sampling import least_seconds
 from ..model_state import random_state_kept

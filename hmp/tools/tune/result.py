@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.policy import Policy
+from ...core.policy.policy import Policy
 from ...errors import HmpError
 from ..formatting import json_values, versioned
 from ..pages.page import Page, Result

@@ -14,7 +14,9 @@ import torch
 
 from ...core import lists
 from ...core.lists import ListKind
-from ...core.policy import ListName, Policy, as_policy, scopes
+from ...core.policy import scopes
+from ...core.policy.entries import ListName
+from ...core.policy.policy import Policy, as_policy
 from ...errors import HmpError, OpListError
 from ..benchmark.sampling import policy_active, ratios, rotated
 from ..formatting import provenance

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ...core.active import disable_casts
+from ...core.active.regions import disable_casts
 from ...core.casting import each_tensor
 from ...core.observe import listen
-from ...core.policy import Policy
+from ...core.policy.policy import Policy
 from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
