@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         register as register,
     )
     from .errors import HmpError as HmpError, NonFiniteError as NonFiniteError, OpListError as OpListError, ViolationError as ViolationError
-    from .tools.benchmark.runner import benchmark as benchmark
+    from .tools.benchmark import benchmark as benchmark
     from .tools.cast_weights import cast_weights as cast_weights
     from .tools.compare.compare import compare as compare
     from .tools.explain import Rule as Rule, explain as explain
@@ -70,7 +70,7 @@ _NAMES = {
     ".core.user_ops": "bf16_function fp32_function promote_function register",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".compat.memory_statistics": "memory_stats",
-    ".tools.benchmark.runner": "benchmark",
+    ".tools.benchmark": "benchmark",
     ".tools.cast_weights": "cast_weights",
     ".tools.compare.compare": "compare",
     ".tools.explain": "Rule explain",

@@ -83,13 +83,6 @@ def test_a_report_has_its_column(policy: hmp.Policy) -> None:
     assert report.verify().violations() == []
 
 
-def test_a_benchmark_has_its_column(policy: hmp.Policy) -> None:
-    found = hmp.benchmark(lambda: (F.linear(X, WEIGHT), F.linear(X[:1], WEIGHT))[0].float().sum(), ["float32", policy], rounds=1, steps=1)
-    assert found[policy.name].more == {"rounded": 12 + 4} and found["float32"].more == {}
-    header, *lines = (line for line in str(found).splitlines() if "rounded" in line or line.startswith(policy.name))
-    assert "rounded" in header and "16" in lines[0]
-
-
 def test_explain_has_its_sentence(policy: hmp.Policy) -> None:
     told = hmp.explain("linear", policy)
     assert (told.cast, told.why) == ("stochastic", "it computes in float32, and its result is rounded stochastically")

@@ -34,7 +34,6 @@ AVOID = {
     r"\bdispatchers?\b": "patched op (the dispatcher is torch's)",
     r"\bcompiled policy\b": "policy table",
     r"\btells?\b|\btold\b": "shows, prints, reports",
-    r"\bkept for backward\b": "saved for backward, activation memory",
     r"\bmarks?\b|\bmarked\b": "module policy, write watch",
 }
 # Where a word is the right one, each with its reason.

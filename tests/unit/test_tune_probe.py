@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from hmp.core import lists
-from hmp.tools.benchmark.sampling import policy_active
+from hmp.tools.benchmark import policy_active
 from hmp.tools.tune.decisions import Decisions, Key
 from hmp.tools.tune.probe import Measured, probe
 from hmp.tools.tune.task import Task
