@@ -169,9 +169,10 @@ def _unknown(entry: ListEntry) -> OpListError:
 
 
 def nearest(name: str) -> list[str]:
-    """Up to three ids of ops whose spelling is close to `name`, closest first."""
-    names = [op for op in every_op() if not op.endswith("_")]
-    return difflib.get_close_matches(name, names)
+    """Up to three ids of ops whose spelling is close to `name`, closest first; those that are much further than the first are left out."""
+    near = difflib.get_close_matches(name, [op for op in every_op() if not op.endswith("_")])
+    likeness = [difflib.SequenceMatcher(None, op, name).ratio() for op in near]
+    return [op for op, each in zip(near, likeness, strict=True) if each > likeness[0] - 0.1]
 
 
 @functools.cache  # once for each place

@@ -165,7 +165,7 @@ class Task:
         try:
             return stepping(make(self.model), HmpError)
         except TypeError as error:
-            raise HmpError(f"optimizer(model) raised {error}; give such as lambda model: torch.optim.SGD(model.parameters())") from error
+            raise HmpError(f"optimizer(model) raised {error}; give lambda model: torch.optim.SGD(model.parameters())") from error
 
     def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
         (self.model if optimizer is None else optimizer).zero_grad()
