@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .tools.summary import summary as summary
     from .tools.traces.capture import capture as capture
     from .tools.traces.compare import compare_captures as compare_captures
-    from .tools.traces.trace import Capture as Capture
+    from .tools.traces.file import Capture as Capture
     from .tools.tune import tune as tune
     from .tools.unreachable import Unreachable as Unreachable, unreachable as unreachable
     from .tools.verify import verify as verify
@@ -80,7 +80,7 @@ _NAMES = {
     ".tools.summary": "summary",
     ".tools.traces.capture": "capture",
     ".tools.traces.compare": "compare_captures",
-    ".tools.traces.trace": "Capture",
+    ".tools.traces.file": "Capture",
     ".tools.tune": "tune",
     ".tools.unreachable": "Unreachable unreachable",
     ".tools.verify": "verify",
