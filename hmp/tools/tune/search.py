@@ -19,9 +19,8 @@ from ...errors import HmpError, OpListError
 from ..benchmark import described, policy_active, rotated
 from ..formatting import provenance
 from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
-from .lists import write
 from .probe import Measured, probe, probe_added
-from .result import Tolerance, Trial, TuneResult, Unit
+from .result import Tolerance, Trial, TuneResult, Unit, write
 from .task import Outcome, Task, cosine, failed
 
 # A step that is less than this faster is taken to be as fast.
