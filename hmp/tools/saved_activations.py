@@ -29,7 +29,7 @@ class SavedActivations(Listener):
         self.by_module: Counter[str] = Counter()  # the path of the module → bytes
         self.weights_by_module: Counter[str] = Counter()
         self.was_called = False
-        self._weights = [local(each.detach()) for each in own if isinstance(each, torch.nn.Parameter)]
+        self._weights = [local(each) for each in own if isinstance(each, torch.nn.Parameter)]
         self._counted = {memory_of(part.untyped_storage()) for tensor in own for part in _parts(tensor)}
         self._held: list[object] = []  # a freed address would be used again
 
@@ -105,10 +105,12 @@ def _is_of_weight(tensor: torch.Tensor) -> bool:
 def _is_cast_of(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Return True if the tensor has a weight's values, rounded: autograd doesn't know where the cast of a frozen weight comes from.
 
-    In FP8 it has a scale, and only the signs can be compared.
+    In FP8 it has a scale, and only the signs can be compared; on the meta device only the shapes.
     """
     if weight.numel() != tensor.numel() or not tensor.is_floating_point() or weight.device != tensor.device:
         return False
+    if tensor.is_meta:
+        return tensor.shape in (weight.shape, weight.mT.shape if weight.dim() > 1 else weight.shape)
     with disable_casts(), without_dispatch_modes(), torch.no_grad():
         wide = tensor.float()
         for given in (weight.float(), weight.float().mT) if weight.dim() > 1 else (weight.float(),):
