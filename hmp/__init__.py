@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         register as register,
     )
     from .errors import HmpError as HmpError, NonFiniteError as NonFiniteError, OpListError as OpListError, ViolationError as ViolationError
-    from .tools.benchmark.runner import benchmark as benchmark
+    from .tools.benchmark import benchmark as benchmark
     from .tools.cast_weights import cast_weights as cast_weights
     from .tools.compare.compare import compare as compare
     from .tools.explain import Rule as Rule, explain as explain
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .tools.summary import summary as summary
     from .tools.traces.capture import capture as capture
     from .tools.traces.compare import compare_captures as compare_captures
-    from .tools.traces.trace import Capture as Capture
+    from .tools.traces.file import Capture as Capture
     from .tools.tune import tune as tune
     from .tools.unreachable import Unreachable as Unreachable, unreachable as unreachable
     from .tools.verify import verify as verify
@@ -74,7 +74,7 @@ _NAMES = {
     ".core.user_ops": "bf16_function fp32_function promote_function register",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".compat.memory_statistics": "memory_stats",
-    ".tools.benchmark.runner": "benchmark",
+    ".tools.benchmark": "benchmark",
     ".tools.cast_weights": "cast_weights",
     ".tools.compare.compare": "compare",
     ".tools.explain": "Rule explain",
@@ -84,7 +84,7 @@ _NAMES = {
     ".tools.summary": "summary",
     ".tools.traces.capture": "capture",
     ".tools.traces.compare": "compare_captures",
-    ".tools.traces.trace": "Capture",
+    ".tools.traces.file": "Capture",
     ".tools.tune": "tune",
     ".tools.unreachable": "Unreachable unreachable",
     ".tools.verify": "verify",

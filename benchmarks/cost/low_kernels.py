@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from hmp.core.low_kernels import has_instructions
 from torch import Tensor
 
 import hmp
 from hmp.core.ops import sites, table
+from hmp.core.rules.emulation import has_instructions
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import Side

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if every policy ran, 1 if the step failed under one, 2 if recipe, policies or options cannot be used."""
     import torch
 
-    from ..tools.benchmark.result import StepError
+    from ..tools.benchmark import StepError
     from . import recipe  # here, with what it imports: other subcommands do without
 
     try:

@@ -8,8 +8,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..errors import to_install
 from ..tools.extras import EXTRAS, lacking
 from .output import Parser, add_json, give_json
 
+_ROUNDS = 15
 # The flags of /proc/cpuinfo that say how fast a low-precision dtype is.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
@@ -30,8 +30,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp doctor\nhmp doctor --json -",
         help="check your setup, and print what prevents hmp from running",
         description="Prints versions, devices, the low-precision dtypes that they have kernels for, the processor's instructions for them, "
-        "the installed extras, whether the process is converted, which references to torch's functions hmp then can't replace, and other "
-        "packages called hmp. Exit status 0 if hmp can run, 1 if not, 2 for wrong use.",
+        "how long they take there, the installed extras, which references to torch's functions hmp can't replace, and other packages "
+        "called hmp. Exit status 0 if hmp can run, 1 if not, 2 for wrong use.",
     )
     add_json(parser)
 
@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
     problems += [f"{other}: another hmp, which `import hmp` may find instead of this one; uninstall or remove it" for other in others]
     found |= {"others": others, "problems": problems}
     if give_json(options.json, found):
-        extras = {extra: f"needs {lacks}: {to_install(extra)}" if (lacks := lacking(extra)) else "installed" for extra in EXTRAS}
-        print(*_lines(found | {"extras": extras}), sep="\n")
+        print(*_sentences(found), sep="\n")
     return 1 if problems else 0
 
 
@@ -65,7 +64,7 @@ def _of_torch() -> dict[str, Any]:
     """Return what torch has here, and what hmp makes of it.
 
     `products` is how long a product of matrices takes on the CPU in torch's kernel for the dtype, and in float32 on rounded inputs, as
-    multiples of float32's time; `patched` how many names of torch's ops a list of `linear` alone patches, by rule.
+    multiples of float32's time; `patched` how many names of torch's ops a list of `linear` alone patches.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -84,10 +83,7 @@ def _of_torch() -> dict[str, Any]:
         except Exception:  # torch refuses in as many ways as it has kernels
             return False
 
-    def seconds(product: Callable[[], object]) -> float:
-        return float(Timer("product()", globals={"product": product}).timeit(3).median)
-
-    devices, products, patched = [torch.device("cpu")], {}, Counter[str]()
+    devices = [torch.device("cpu")]
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is not None:
         devices += [torch.device(accelerator.type, at) for at in range(torch.accelerator.device_count())]
@@ -95,20 +91,24 @@ def _of_torch() -> dict[str, Any]:
     with hmp.disable_casts(), torch.no_grad():
         lows = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
         kernels = {device: {dtype_name(dtype): runs(device, dtype) for dtype in lows} for device in devices}
-        wide = seconds(lambda: x @ x)
+        calls = {"float32": functools.partial(torch.mm, x, x)}
         for dtype in lows[:2]:
-            y, computed = x.to(dtype), torch.float32 if dtype in emulation.computed_in_float32() else dtype
-            rounded = functools.partial(_rounded, x, dtype)
-            times = {"kernel": seconds(functools.partial(torch.mm, y, y)) / wide, "rounded": seconds(rounded) / wide}
-            products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
-    for each in tables.patched_by(hmp.Policy("one op", bf16=frozenset({"linear"}))).values():
-        patched[each.ruled.rule.number or each.ruled.rule.label] += len(each.sites)
+            calls[f"{dtype_name(dtype)} kernel"] = functools.partial(torch.mm, x.to(dtype), x.to(dtype))
+            calls[f"{dtype_name(dtype)} rounded"] = functools.partial(_rounded, x, dtype)
+        timers = {name: Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads()) for name, call in calls.items()}
+        rounds = [{name: timer.timeit(1).median for name, timer in timers.items()} for _ in range(_ROUNDS)]
+    best = {name: min(seconds[name] for seconds in rounds) for name in timers}  # what else the machine does only adds to a time
+    products = {}
+    for dtype in lows[:2]:
+        times = {how: best[f"{dtype_name(dtype)} {how}"] / best["float32"] for how in ("kernel", "rounded")}
+        computed = torch.float32 if dtype in emulation.computed_in_float32() else dtype
+        products[dtype_name(dtype)] = {**times, "computes_in": dtype_name(computed)}
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "devices": {str(device): {"kernels": kernels[device]} for device in devices},
         "low_kernels": {"choice": emulation.choice(), "products": products},
-        "patched": dict(patched.most_common()),
+        "patched": sum(len(each.sites) for each in tables.patched_by(hmp.Policy("one op", bf16=frozenset({"linear"}))).values()),
         "autocast": hmp.Policy.load("autocast").name,
         "converted": hmp.is_converted(),
         "unreachable": list(map(str, hmp.unreachable())),
@@ -130,21 +130,27 @@ def _others(home: Path) -> list[str]:
     return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
 
 
-def _lines(values: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield a line for each value; below a line of its own those of a dict that holds dicts."""
-    for name, value in values.items():
-        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
-            yield f"{indent}{name}:"
-            yield from _lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{name}: {_said(value)}"
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, dict):
-        value = [f"{name} {_said(each)}" for name, each in value.items()]
-    if isinstance(value, list):
-        return ", ".join(value) or "none"
-    if isinstance(value, float):
-        return f"{value:.2g} of float32's time"
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was found, a line each."""
+    yield f"hmp {found['hmp']} in {found['folder']}, with Python {found['python']}."
+    if found["torch"] is not None:
+        yield f"torch {found['torch']}, number of threads: {found['threads']}. The preset autocast means {found['autocast']} here."
+        for device, values in found["devices"].items():
+            kernels = [name for name, runs in values["kernels"].items() if runs]
+            yield f"{device} multiplies matrices in {', '.join(kernels) or 'no low-precision dtype'}."
+        yield f"The processor's instructions for low precision: {', '.join(found['instructions']) or 'none that hmp knows'}."
+        for name, times in found["low_kernels"]["products"].items():
+            chosen = "rounds the inputs and computes in float32" if times["computes_in"] == "float32" else "calls torch's kernel"
+            yield (
+                f"A matrix multiplication in {name} on the CPU takes {times['kernel']:.3g} of float32's time in torch's kernel, and "
+                f"{times['rounded']:.3g} in float32 on rounded inputs. hmp {chosen} (HMP_LOW_KERNELS is {found['low_kernels']['choice']})."
+            )
+        yield f"A list with linear alone patches {found['patched']} names of torch's functions."
+        if found["converted"]:
+            yield "This process is converted (hmp.convert())."
+        yield from (f"hmp can't replace a reference: {each}" for each in found["unreachable"])
+    yield "Extras:"
+    yield from (f"  {extra}: {f'needs {lacks}: {to_install(extra)}' if (lacks := lacking(extra)) else 'installed'}" for extra in EXTRAS)
+    yield from (f"Problem: {each}" for each in found["problems"])
+    if not found["problems"]:
+        yield "Nothing prevents hmp from running."

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, is_interrupt
-from ..tools.benchmark.runner import misfit
+from ..tools.benchmark import misfit
 from ..tools.tune.task import scalar, stepping
 
 _MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"

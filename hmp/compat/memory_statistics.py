@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ..errors import HmpError
-from ..tools.benchmark.sampling import check_there, device_of
+from ..tools.benchmark import check_there, device_of
 
 NAMES = (
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,8 @@ def cast_weights(
             "or batch=(text,) for a model that takes a string"
         )
     chosen = model_call.chosen_policy(model, policy)
-    _refuse_without_low(chosen)
+    if not any(map(chosen.entries, lists.low())):
+        raise HmpError(f"policy {chosen.name!r} has an empty BF16 list, so no weight would be cast; give one with matrix multiplications")
     found, globs = _weights_of(model), (keep,) if isinstance(keep, str) else tuple(keep)
     _refuse(model, found)
     deselected = _deselected(model, found, only, globs, frozen)
@@ -179,24 +181,21 @@ def cast_weights(
         dtypes = {found[name]: next(iter(uses.dtypes[name])) for name, why in stays.items() if not why}
 
         def is_same(tensors: list[Tensor]) -> bool:
-            stored = _Stored(model, {tensor: dtypes[tensor] for tensor in tensors})
+            put_back = _cast(model, {tensor: dtypes[tensor] for tensor in tensors})
             try:
-                stored.cast()
                 after = run.outputs()
             except Exception:  # code that takes no low weights
                 return False
             finally:
-                stored.put_back()
+                put_back()
             return len(before) == len(after) and all(map(_same_bits, before, after))
 
         kept = list(dtypes)
         if kept and not is_same(kept):
             if not is_same([]):
-                raise HmpError(
-                    "the model returns different numbers for the same batch, so the cast weights can't be checked; call model.eval() first"
-                )
+                raise HmpError("the model's outputs differ for one batch, so the cast weights can't be checked; call model.eval() first")
             kept = _most_of(kept, is_same, [])
-        _Stored(model, {tensor: dtypes[tensor] for tensor in kept}).cast()
+        _cast(model, {tensor: dtypes[tensor] for tensor in kept})
         clear_cache()
     keep_float32(model, globs)
     others = dtypes.keys() - set(kept)
@@ -219,13 +218,6 @@ def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], bes
     return first + _most_of(tensors[len(tensors) // 2 :], is_same, beside + first)
 
 
-def _refuse_without_low(policy: Policy) -> None:
-    if not any(map(policy.entries, lists.low())):
-        raise HmpError(
-            f"policy {policy.name!r} has an empty BF16 list, so no weight would be cast; give a policy that lists matrix multiplications"
-        )
-
-
 def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return the floating parameters and buffers of a model, each by its first name."""
     found: dict[str, Tensor] = {}
@@ -243,9 +235,7 @@ def _refuse(model: torch.nn.Module, found: Mapping[str, Tensor]) -> None:
         raise HmpError(f"{type(model).__name__} has no floating parameters or buffers to cast")
     for name, tensor in found.items():
         if tensor.is_inference():
-            raise HmpError(
-                f"{name} was created under torch.inference_mode(), so torch does not allow changing it; create the model outside"
-            )
+            raise HmpError(f"{name} was created under torch.inference_mode(), so torch lets nobody change it; create the model outside")
         if tensor.is_meta:
             raise HmpError(f"{name} is on the meta device and has no values; load the model's weights first")
         if hasattr(tensor, "ds_id"):
@@ -290,21 +280,17 @@ class _Run:
 
     def outputs(self, uses: _Uses | None = None) -> list[Tensor]:
         """Return what is returned under the policy; buffers and random numbers are then as before. `uses` sees the first call."""
-        watching: AbstractContextManager[Any] = nullcontext() if uses is None else listen(uses)
         clear_cache()  # a weight that was cast before would not be seen
+        alone = self._alone
         with (
             preserve_state(self._model, self._model.parameters()),
             running_uncompiled(),
             torch.set_grad_enabled(self._frozen),
-            self._under_policy(),
-            watching,
+            nullcontext() if alone is not None else model_call.policy_context(self._model, self._policy, self._model),
+            listen(*([] if uses is None else [uses])),
         ):
-            alone = self._alone
             output = model_call.call(self._model, self._batch) if alone is None else alone.call(first=uses is not None)
             return [tensor.detach() for tensor in each_tensor((output,))]
-
-    def _under_policy(self) -> Any:
-        return nullcontext() if self._alone is not None else model_call.policy_context(self._model, self._policy, self._model)
 
     def undecided(self, found: Mapping[str, Tensor], uses: _Uses) -> dict[str, str]:
         """Return the weights whose uses no call showed, by name, with the reason."""
@@ -398,38 +384,25 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
         return torch.equal(one, other) or same_bytes(one, other)
 
 
-class _Stored:
-    """Tensors of a model, to be stored in other dtypes and as they were; all of them or none."""
-
-    def __init__(self, model: torch.nn.Module, dtypes: Mapping[Tensor, torch.dtype]) -> None:
-        self._model, self._dtypes = model, dtypes
-        self._before: list[tuple[Tensor, Tensor, Tensor | None]] = []
-
-    def cast(self) -> None:
-        try:
-            with disable_casts(), torch.no_grad():
-                for tensor, dtype in self._dtypes.items():
-                    self._before.append((tensor, tensor.data, tensor.grad))
-                    _store(tensor, tensor.data.to(dtype), None if tensor.grad is None else tensor.grad.to(dtype))
-                _flatten(self._model)
-        except BaseException:
-            self.put_back()
-            raise
-
-    def put_back(self) -> None:
-        with disable_casts(), torch.no_grad():
-            for before in self._before:
-                _store(*before)
-            _flatten(self._model)
+def _cast(model: torch.nn.Module, dtypes: Mapping[Tensor, torch.dtype]) -> Callable[[], None]:
+    """Store tensors of a model in these dtypes, all of them or none. Return what puts them back."""
+    before = [(tensor, tensor.data, tensor.grad) for tensor in dtypes]
+    low = ((each, data.to(dtypes[each]), None if grad is None else grad.to(dtypes[each])) for each, data, grad in before)
+    try:
+        _store(model, low)
+    except BaseException:
+        _store(model, before)
+        raise
+    return partial(_store, model, before)
 
 
-def _store(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:
-    tensor.grad = None
-    tensor.data = data
-    tensor.grad = gradient
-
-
-def _flatten(model: torch.nn.Module) -> None:
-    for each in model.modules():
-        if isinstance(each, torch.nn.RNNBase):
-            each.flatten_parameters()
+def _store(model: torch.nn.Module, values: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> None:
+    """Give tensors of a model these elements and gradients, and cuDNN's recurrent layers the weights that are there then."""
+    with disable_casts(), torch.no_grad():
+        for tensor, data, gradient in values:
+            tensor.grad = None
+            tensor.data = data
+            tensor.grad = gradient
+        for each in model.modules():
+            if isinstance(each, torch.nn.RNNBase):
+                each.flatten_parameters()

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import lists, tables
+import torch
+
+from ..core import lists
 from ..core.ops import sites, table
 from ..core.policy import folders as list_folders
-from ..core.policy import precedence, scopes
+from ..core.policy import precedence, presets, scopes
 from ..core.policy.entries import EVERY_OP, ListEntry, ListName, parse_list, read_text
 from ..core.policy.names import ops_of
 from ..core.policy.policy import Policy
@@ -74,18 +76,18 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     return [(file, cast)]
 
 
-def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) -> list[EntryFinding]:
+def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = (), model: torch.nn.Module | None = None) -> list[EntryFinding]:
     """Return a finding for every name in the files, in their order; a single one, an error, for a file that cannot be read.
 
-    `folders` are policies' folders whose list files are among the files: a finding more for what else is wrong in one, and for each of its
-    lists that is empty.
+    `folders` are policies' folders whose list files are among the files: a finding more for what else is wrong in one, and for its lists
+    without a file. Scopes are those of modules of `model`; without one they are not checked.
     """
     files, folders = list(files), list(folders)
     entries, found = _read(files)
     usable, said = _judged(entries)
     found += said
     policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(files_of(folders[0])) else None
-    found += _meanings(usable, policy or _policy(usable))
+    found += _meanings(usable, policy or _policy(usable), model)
     order = {str(path): index for index, (path, _) in enumerate(files)}
     found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == Level.NOTE))
     for folder in folders:
@@ -162,25 +164,29 @@ def _policy_of(folder: Path) -> Policy | None:
         return None
 
 
-def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[EntryFinding]:
+def _meanings(usable: list[ListEntry], policy: Policy, model: torch.nn.Module | None) -> Iterator[EntryFinding]:
     """Yield what each entry of the policy does."""
-    listed, decided = Listed(policy), _decisions(policy)
+    listed = Listed(policy)
+    scoped = tuple(entry for entry in usable if entry.scope is not None)
+    reached = set(scoped) if model is None else scopes.matched(Policy("checked", scoped=scoped), model)
     for entry in usable:
         if entry.scope is None:
-            level, message = _meaning(entry, policy, listed, decided)
-        else:
+            level, message = _meaning(entry, policy, listed)
+        elif entry in reached:
             inside = scopes.effective(policy, ((entry,),))
-            level, message = _meaning(entry, inside, Listed(inside), _decisions(inside))
-            message = f"inside modules whose path {entry.scope!r} matches: {message}"
+            level, message = _meaning(entry, inside, Listed(inside))
+            unchecked = " (scope not checked)" if model is None else ""
+            message = f"inside modules whose path {entry.scope!r} matches{unchecked}: {message}"
+        else:
+            assert model is not None
+            level = Level.NOTE if presets.is_in_one(entry.path) else Level.ERROR  # a preset's names modules that some models have
+            near = scopes.hint(entry.scope, [name for name, _ in model.named_modules() if name])
+            message = f"matches no module of {type(model).__name__}; {near}"
         yield EntryFinding(entry.path or "", entry.line, entry.text, entry.list_name, level, message)
 
 
-def _decisions(policy: Policy) -> list[tables.Decision]:
-    return list(tables.decide(policy.unscoped).values())
-
-
-def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tables.Decision]) -> tuple[Level, str]:
-    """Return what the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
+def _meaning(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
+    """Return what the entry of the policy does; `listed` is the policy's."""
     kind = lists.kind_of(entry.list_name)
     if kind.adds:
         return _added(entry, policy, listed, kind)
@@ -191,17 +197,15 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[tab
     ops = ops_of(entry)
     if "." in entry.name and not sites.sites_of(ops[0]):
         return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
-    told = explain(entry.name, policy)
+    why = explain(entry.name, policy).why
     if ops[0] in table.DTYPE_OPS or sites.is_view(ops[0]):
-        return Level.NOTE, told.why
+        return Level.NOTE, why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.list_name not in {each.list_name for each in sources}:
         return Level.NOTE, f"also on the {sources[0].list_name} list, as {sources[0].text!r}, which wins (R4)"
-    own = {(entry.list_name, entry.name)}
-    places = [s for d in decided if d.source is not None and (d.source.list_name, d.source.name) in own for s in d.sites]
-    if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
+    if all(site.in_place for op in ops for site in sites.sites_of(op)):
         return Level.NOTE, registry.IN_PLACE.sentence
-    return Level.OK, f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+    return Level.OK, why
 
 
 def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKind) -> tuple[Level, str]:
@@ -241,13 +245,13 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
             Policy.load(folder)
         except OpListError as error:
             found.append(_error(error))
-    base = ""
-    with contextlib.suppress(OpListError):
+    missing = [kind for kind in lists.kinds() if not kind.is_optional and kind.file not in files]
+    with contextlib.suppress(OpListError):  # of a wrong base.txt, which is among the errors
         base = list_folders.read_base(files)
-    for cast in (kind.name for kind in lists.kinds() if not kind.is_optional):
-        if f"{cast}.txt" not in files:
-            of = f"that list of {base!r}, named in base.txt, is used" if base else f"the {cast} list is empty"
-            found.append(EntryFinding(str(folder), None, "", cast, Level.NOTE, f"no {cast}.txt: {of}"))
+        whose = f"those of {base!r}, which base.txt names" if base else "empty; a base.txt with a preset's name would fill them"
+        if missing:
+            lacks = f"no {', '.join(kind.file for kind in missing)}: these lists are {whose}"
+            found.append(EntryFinding(str(folder), None, "", "", Level.NOTE, lacks))
     return found
 
 

@@ -11,6 +11,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +158,29 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["devices"]["cpu"]["kernels"]["bfloat16"] is ((low @ low).dtype is torch.bfloat16)
     assert found["extras"]["report"] == [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
     assert found["converted"] is False
-    assert found["patched"].keys() == {"R1", "R3", "R5", "R7", "R8", "R11", "R12"} and 300 < sum(found["patched"].values()) < 600
+    assert 300 < found["patched"] < 600
     assert found["autocast"] == hmp.Policy.load("autocast").name
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     assert ("avx2" in found["instructions"]) is (" avx2 " in flags)
+
+
+def test_doctor_prints_sentences_and_the_best_of_many_times(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Busy:
+        """A timer of a machine that is busy but for one of its rounds: float32 takes 1 s, a bfloat16 kernel 0.5, float16's 5."""
+
+        def __init__(self, statement: str, globals: dict[str, Any], num_threads: int) -> None:
+            given = getattr(globals["call"].args[-1], "dtype", None)
+            self.seconds = {torch.float32: 1.0, torch.bfloat16: 0.5, torch.float16: 5.0}.get(given, 2.0)
+            self.round = 0
+
+        def timeit(self, number: int) -> SimpleNamespace:
+            self.round += 1
+            return SimpleNamespace(median=self.seconds if self.round == 3 else 40.0 + self.round * self.seconds)
+
+    monkeypatch.setattr(torch.utils.benchmark, "Timer", Busy)
+    assert main(["doctor"]) in (0, 1)
+    lines = capsys.readouterr().out.splitlines()
+    of_float16 = next(line for line in lines if line.startswith("A matrix multiplication in float16"))
+    assert "takes 5 of float32's time in torch's kernel" in of_float16
+    assert lines[0].startswith(f"hmp {hmp.__version__} in ") and all(line.endswith(".") for line in lines[: lines.index("Extras:")])
+    assert {line.split(":")[0] for line in lines if line.startswith("  ")} >= {"  report", "  weights", "  transformers"}

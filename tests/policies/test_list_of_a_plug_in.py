@@ -83,13 +83,6 @@ def test_a_report_has_its_column(policy: hmp.Policy) -> None:
     assert report.verify().violations() == []
 
 
-def test_a_benchmark_has_its_column(policy: hmp.Policy) -> None:
-    found = hmp.benchmark(lambda: (F.linear(X, WEIGHT), F.linear(X[:1], WEIGHT))[0].float().sum(), ["float32", policy], rounds=1, steps=1)
-    assert found[policy.name].more == {"rounded": 12 + 4} and found["float32"].more == {}
-    header, *lines = (line for line in str(found).splitlines() if "rounded" in line or line.startswith(policy.name))
-    assert "rounded" in header and "16" in lines[0]
-
-
 def test_explain_has_its_sentence(policy: hmp.Policy) -> None:
     told = hmp.explain("linear", policy)
     assert (told.cast, told.why) == ("stochastic", "it computes in float32, and its result is rounded stochastically")
@@ -138,8 +131,7 @@ def test_check_names_it(plug_in: Any, tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "fp32.txt").write_text("softmax\n")
     assert main(["check", str(tmp_path)]) == 1
     lines = [line.replace(f"{tmp_path}/", "") for line in capsys.readouterr().out.splitlines()]
-    said = "it computes in float32, and its result is rounded stochastically; at torch.nn.functional.linear, "
-    assert lines[0].startswith(f"ok     stochastic.txt:1: linear: {said}")
+    assert lines[0] == "ok     stochastic.txt:1: linear: it computes in float32, and its result is rounded stochastically"
     assert lines[1] == "error  stochastic.txt:2: argmax: 'argmax' returns integers, which need no rounding; remove it"
     assert lines[2].startswith("ok     stochastic.txt:3: softmax: it computes in float32")
     assert "the stochastic list expected an op of torch, got your function 'math.sqrt'; name the ops that it calls" in lines[3]

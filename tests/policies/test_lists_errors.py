@@ -146,9 +146,11 @@ def told_by_all(given: str) -> str:
         ("torch-cpu@2.99", "did you mean 'torch-cpu@2.9' or"),
         (
             "my_lists/bf16.txt",
-            "my_lists/bf16.txt: expected a preset's name or a folder of list files, got a file; give its folder, or for one list alone "
+            "my_lists/bf16.txt: this is a file; pass its folder, 'my_lists', or for one list alone "
             "policy=hmp.Policy.from_files(bf16='my_lists/bf16.txt')",
         ),
+        ("my_list", "unknown policy 'my_list'; did you mean 'my_lists'?"),
+        ("./mylists", "unknown policy './mylists'; did you mean 'my_lists'?"),
     ],
 )
 def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(given: str, said: str, my_lists: Path) -> None:

@@ -69,7 +69,6 @@ def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
         for number, (output, tensor) in enumerate(zip(call.outputs, tensors, strict=True)):
             assert torch.equal(found.values(at, number), tensor)
             assert (output.shape, f"torch.{output.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
-            assert output.norm == pytest.approx(float(tensor.double().norm()))
     (inputs,) = [call for call in found.calls if call.module == "(inputs)"]
     assert [output.path for output in inputs.outputs] == ["x", "scale"]
     assert (calls[0].inputs, calls[0].weights, calls[-1].inputs) == (("float32",), ("float32",), ("float32", "float64"))
@@ -85,9 +84,8 @@ class Odd(nn.Module):
 def test_what_few_ops_know_is_kept_too_or_said_not_to_be(tmp_path: Path) -> None:
     model, x = Odd(), torch.randn(3, 4)
     with hmp.capture(tmp_path / "a.capture", model) as found:
-        odd, fp8, *_ = model(x)
+        _, fp8, *_ = model(x)
     outputs = found.calls[0].outputs
-    assert outputs[0].norm == pytest.approx(float(odd.nan_to_num(0, 0, 0).double().norm()))
     assert torch.equal(found.values(0, 1), fp8.float()) and outputs[1].dtype == "float8_e4m3fn"
     assert torch.equal(found.values(0, 2), torch.stack([x, x], -1).flatten(-2)) and outputs[2].shape == (3, 4)
     assert torch.equal(found.values(0, 3), x > 0) and found.values(0, 4).shape == (0, 4)
@@ -112,8 +110,8 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
     for path, told in ((tmp_path / "none.capture", "no such file"), (other, "got another safetensors file"), (tmp_path, "got a folder")):
         with pytest.raises(hmp.HmpError, match=f"{path.name}.* {told}"):
             hmp.Capture.load(path)
-    save_file({}, other, metadata={"hmp_capture": "4", "about": json.dumps({"hmp": "9.1"})})
-    with pytest.raises(hmp.HmpError, match="got format 4, of another hmp"):
+    save_file({}, other, metadata={"hmp_capture": "5", "about": json.dumps({"hmp": "9.1"})})
+    with pytest.raises(hmp.HmpError, match="got format 5, of another hmp"):
         hmp.Capture.load(other)
 
 
@@ -153,19 +151,19 @@ def test_a_region_without_a_call_is_an_error_and_one_that_fails_leaves_what_it_s
 
 
 def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
-    """A change of what is written needs another number: this file was made by hand in form 3."""
+    """A change of what is written needs another number: this file was made by hand in form 4."""
     call = {"module": "", "kind": "Linear", "root": "", "step": 0, "number": 0, "is_leaf": True, "inputs": ["float32"], "weights": []}
-    output = {"path": "", "shape": [2], "dtype": "float32", "norm": 5.0, "bits": "ab"}
+    output = {"path": "", "shape": [2], "dtype": "float32", "bits": "ab"}
     calls = [{**call, "policy": "", "outputs": [{**output, "is_whole": True}]}]
-    metadata = {"hmp_capture": "3", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
+    metadata = {"hmp_capture": "4", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
     save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
     found = hmp.Capture.load(tmp_path / "a")
-    assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
+    assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].bits == "ab"
     assert "Linear" in str(found)
     with hmp.capture(tmp_path / "b", model := nn.Linear(2, 2)):
         model(torch.ones(1, 2))
     with safe_open(tmp_path / "b", "pt") as written:
-        assert written.metadata()["hmp_capture"] == "3"
+        assert written.metadata()["hmp_capture"] == "4"
 
 
 def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ class Counts(nn.Linear):
         (nn.Sequential(nn.Linear(4, 4)), {"keep": ["0.weight", "1.*"]}, "keep='1.\\*' matches no weight of the model"),
         (nn.Linear(4, 4), {"batch": "habana"}, "expected a batch as the second argument, got 'habana'; write policy='habana'"),
         (nn.Linear(4, 4), {"batch": POLICY}, "expected a batch as the second argument"),
-        (Counts(4, 4), {}, "different numbers for the same batch"),
+        (Counts(4, 4), {}, "outputs differ for one batch"),
         ("model", {}, "expected a torch.nn.Module"),
         (Fails(4, 4), {}, "mine"),
     ],

@@ -21,7 +21,7 @@ from hmp.core import lists
 from hmp.core.policy import scopes
 from hmp.core.policy.entries import ListEntry
 from hmp.tools.tune.decisions import Decisions, Key
-from hmp.tools.tune.lists import list_files
+from hmp.tools.tune.result import list_files
 from tune_result_kit import MS
 
 

@@ -18,8 +18,9 @@ import hmp
 import tune_result_kit
 from hmp.core import lists
 from hmp.tools.tune.decisions import Key
-from hmp.tools.tune.lists import percent
+from hmp.tools.tune.result import percent
 from hmp.tools.tune.search import most_that_fit
+from hmp.tools.tune.task import Task
 from tune_kit import sgd
 
 
@@ -76,10 +77,11 @@ def test_what_is_left_out_is_one_too_many(changes: list[float], bound: float) ->
 
 
 @pytest.mark.slow
-def test_where_fp8_is_computed_it_must_be_faster() -> None:
+def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = lists.kind_of("fp8")
     assert kind.level is not None
     object.__setattr__(kind, "level", replace(level := kind.level, shows=lambda *_: True))
+    monkeypatch.setattr(Task, "timer", lambda task, policy: lambda: 2.0 if policy is not None and policy.fp8 else 1.0)
     torch.manual_seed(0)
     model, batches = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 3)), [torch.randn(16, 32) for _ in range(2)]
 

@@ -82,14 +82,14 @@ def parse_entry(text: str, list_name: ListName, path: str | None = None, line: i
     """Return the entry that `text`, "name" or "name @ scope", spells. Raise OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
-        raise OpListError(f"expected an op before the '@', got {text.strip()!r}; write such as 'softmax @ decoder.*'", path, line)
+        raise OpListError(f"expected an op before the '@', got {text.strip()!r}; write for example 'softmax @ decoder.*'", path, line)
     if name != EVERY_OP and not _NAME.fullmatch(name):
         raise OpListError(
             f"expected the name of an op, such as 'linear', got {name!r}; write one a line, and '#' before remarks", path, line
         )
     if at and not _SCOPE.fullmatch(scope):
         raise OpListError(
-            f"{text.strip()!r}: expected a glob over module paths after the '@', got {scope!r}; write such as '{name} @ decoder.*'",
+            f"{text.strip()!r}: expected a glob over module paths after the '@', got {scope!r}; write for example '{name} @ decoder.*'",
             path,
             line,
         )
@@ -102,7 +102,7 @@ def checked_names(list_name: ListName, names: Any) -> Iterable[str]:
     if found is None or not all(isinstance(name, str) for name in found):
         given = names if found is None else found
         raise OpListError(
-            f"{list_name}= expected a set of op names, got {given!r}; give such as {{'linear'}}, or a file to Policy.from_files()"
+            f"{list_name}= expected a set of op names, got {given!r}; give for example {{'linear'}}, or a file to Policy.from_files()"
         )
     return found
 

@@ -158,9 +158,13 @@ def is_no_folder(given: str) -> OpListError:
     """Return the error for what is neither a preset nor a folder: the nearest of these, and for a file how to use it."""
     path = Path(given)
     if os.path.isfile(path):
-        said = "expected a preset's name or a folder of list files, got a file"
-        return OpListError(f"{said}; give its folder, or for one list alone policy=hmp.Policy.from_files(bf16={given!r})", path)
+        named = lists_named(path.name)
+        alone = f"policy=hmp.Policy.from_files({named.pop() if len(named) == 1 else 'bf16'}={given!r})"
+        return OpListError(f"this is a file; pass its folder, {str(path.parent)!r}, or for one list alone {alone}", path)
     near = difflib.get_close_matches(given.casefold(), presets.policies())
+    if path.parent.is_dir() and os.access(path.parent, os.R_OK):
+        folders = [path.parent / name for name in difflib.get_close_matches(path.name, os.listdir(path.parent))]
+        near = [str(each) for each in folders if any(os.path.isfile(each / file) for file in file_names())] + near
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return OpListError(f"unknown policy {given!r}; {meant}presets are {presets.names()}, or name a folder of list files")
 
@@ -172,7 +176,9 @@ def list_files(files: Mapping[str, Path]) -> dict[ListName, Path]:
 
 def read_base(files: Mapping[str, Path]) -> str:
     """Return the preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
-    return _word(files[BASE_FILE], presets.policies()) if BASE_FILE in files else ""
+    if BASE_FILE not in files:
+        return ""
+    return _word(files[BASE_FILE], presets.policies(), "a preset's name", f"presets are {presets.names()}")
 
 
 def read_words(files: Mapping[str, Path], base: Mapping[str, str]) -> dict[str, str]:
@@ -195,12 +201,14 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _word(file: Path, allowed: Sequence[str]) -> str:
+def _word(file: Path, allowed: Sequence[str], expected: str = "", remedy: str = "write one of them and nothing else") -> str:
     """Return the one word in the file, one of `allowed`."""
     lines = read_text(file).removeprefix("\ufeff").splitlines()
     said = " ".join(word for line in lines for word in line.partition("#")[0].split())
     if said not in allowed:
-        raise OpListError(f"expected {' or '.join(allowed)}, got {said!r}; write one of them and nothing else", file)
+        near = difflib.get_close_matches(said, allowed, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else remedy
+        raise OpListError(f"expected {expected or ' or '.join(allowed)}, got {said!r}; {meant}", file)
     return said
 
 

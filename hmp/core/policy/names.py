@@ -162,6 +162,8 @@ def user_site(name: str) -> Site:
 def _unknown(entry: ListEntry) -> OpListError:
     name = entry.name.removeprefix("torch.")
     near = difflib.get_close_matches(name.removesuffix(AUTOCAST), [op for op in every_op() if not op.endswith("_")])
+    likeness = [difflib.SequenceMatcher(None, op, name).ratio() for op in near]
+    near = [op for op, each in zip(near, likeness, strict=True) if each > likeness[0] - 0.1]  # others are much further
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "op or importable function" if "." in name else "op"
     return error_at(entry, f"unknown {what} {entry.name!r}; {hint}")

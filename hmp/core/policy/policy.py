@@ -324,7 +324,7 @@ class Policy:
             names = config.get(f"{kind}_{cast}_ops")
             names = sorted(default) if names is None else names
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
-                raise OpListError(f"{kind}_{cast}_ops: expected a list of op names, got {names!r}; write such as ['linear']", path)
+                raise OpListError(f"{kind}_{cast}_ops: expected a list of op names, got {names!r}; write for example ['linear']", path)
             entries += [entry._replace(line=None) for name in names for entry in parse_list(name, cast, path)]
         return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
 

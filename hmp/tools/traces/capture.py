@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,22 @@ from ...core.observe import Listener, listen, modules
 from ...core.torch_private import graph_task, in_plain_autograd, trace_here
 from ...errors import HmpError
 from ..formatting import count, provenance, size, some
-from ..model_call import check_module, named_arguments
+from ..model_call import check_module, compiled_in, named_arguments
 from ..model_state import untracked
 from . import file
-from .file import bits, norm, values_of
-from .module_names import ModuleNames, ModulePath, Root
-from .trace import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output
+from .file import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output, bits, values_of
 
 Tensor = torch.Tensor
 MOST_BYTES = 4 * 2**20  # of an output whose values are kept
 _PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
+# Wrapper's class → the attribute that it holds the wrapped module in, which has the wrapper's place in the model.
+_WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_COMPILED = "_orig_mod"  # of what torch.compile(module) gives
 
 
 class NothingCalled(HmpError):
@@ -56,7 +63,7 @@ def capture(
         calls: the number of calls of the model to record, None for all.
 
     Yields:
-        The capture, which can be read after the block. It has the shape, dtype, norm and a hash of every output, the values of outputs
+        The capture, which can be read after the block. It has the shape, dtype and a hash of every output, the values of outputs
         up to 4 MiB, and the model's inputs.
 
     Raises:
@@ -98,6 +105,76 @@ def _check(model: Any, mask: Any, calls: int | None) -> None:
         raise HmpError("mask= expected a tensor of shape (batch, positions) with 1 at real tokens and 0 at padding")
     if calls is not None and calls < 1:
         raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
+
+
+# --- what the modules of a program are called, whatever is wrapped around them
+
+
+@dataclass
+class Root:
+    """A model: the prefix of its modules' names, and how many of its calls have returned."""
+
+    prefix: str
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class ModulePath:
+    """A module's name in its model, and whether it is compiled."""
+
+    name: str
+    root: Root
+    is_compiled: bool
+
+
+class ModuleNames:
+    """The places of the modules of `model`.
+
+    Without one, of every module that runs and of those that it holds: the first model with parameters has no prefix, others have that of
+    their class.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self.places: weakref.WeakKeyDictionary[torch.nn.Module, ModulePath] = weakref.WeakKeyDictionary()
+        self._is_open = model is None
+        self._prefixes: set[str] = set()
+        if model is not None:
+            self._attach(model, Root(""))
+
+    def place(self, module: torch.nn.Module) -> ModulePath | None:
+        """Return the module's place; None for a module outside the model and for a wrapper, whose place the wrapped module has."""
+        if self._is_open and (inside := _unwrapped(module)) not in self.places:
+            self._attach(inside, Root(self._prefix_of(inside)))
+        return self.places.get(module)
+
+    def _prefix_of(self, module: torch.nn.Module) -> str:
+        is_model = next(module.parameters(), None) is not None
+        kind = type(module).__name__
+        candidates = ["", *(f"{kind}{'' if number == 1 else number}" for number in range(1, len(self._prefixes) + 2))]
+        prefix = next(each for each in candidates[not is_model :] if each not in self._prefixes)
+        self._prefixes.add(prefix)
+        return prefix
+
+    def _attach(self, module: torch.nn.Module, root: Root) -> None:
+        todo = [(module, root.prefix)]
+        while todo:
+            each, name = todo.pop()
+            each = _unwrapped(each)
+            if each in self.places:
+                continue  # it is held under two names: the first one
+            inside = vars(each)["_modules"].get(_COMPILED)
+            self.places[each] = ModulePath(name, root, compiled_in(each) is not None)
+            children = list((each if inside is None else inside).named_children())
+            todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    while (name := _WRAPPERS.get(type(module).__name__)) is not None and (inside := getattr(module, name, None)) is not None:
+        module = inside
+    return module
+
+
+# --- what is noted
 
 
 class _TraceRecorder(Listener):
@@ -187,7 +264,7 @@ class _TraceRecorder(Listener):
         if is_whole:
             self.tensors[key] = values.to("cpu").clone(memory_format=torch.contiguous_format)
         self._unkept += not is_whole
-        return replace(said, norm=norm(values), bits=bits(values), is_whole=is_whole)
+        return replace(said, bits=bits(values), is_whole=is_whole)
 
     def about(self) -> dict[str, str]:
         """Return what the file says of the program."""

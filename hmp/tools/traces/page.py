@@ -23,7 +23,7 @@ from ..pages.page import (
     module,
     whole,
 )
-from .comparison import CaptureComparison, Computed, Gap
+from .compare import CaptureComparison, Computed, Gap
 
 TABLE_ROWS = 1500
 

@@ -76,8 +76,7 @@ def tune(  # noqa: PLR0913
         >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
         >>> folder = result.save("tuned")
     """
-    from .lists import check_folder  # here, as what follows, so that `import hmp` does not pay for it
-    from .result import as_tolerance
+    from .result import as_tolerance, check_folder  # here, as what follows, so that `import hmp` does not pay for it
     from .search import Budget, Search, decided
     from .task import Task
 

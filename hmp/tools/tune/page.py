@@ -25,8 +25,7 @@ from ..pages.page import (
     op,
     whole,
 )
-from .lists import ENDS, amount, list_lines, percent, units_by_entry
-from .result import Trial, TuneResult
+from .result import ENDS, Trial, TuneResult, amount, list_lines, percent, units_by_entry
 
 _COSTS = {"time": "time of a step", "memory": "bytes saved for backward"}
 # above this many times float32's loss or cost the axis would show nothing else

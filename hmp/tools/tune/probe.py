@@ -30,7 +30,7 @@ from ...core.rules import registry
 from ...core.rules.op import Op, writes
 from ...core.rules.registry import op_wrap
 from ...core.torch_private import functorch_level
-from ..benchmark.sampling import least_seconds
+from ..benchmark import seconds_of
 from ..model_state import random_state_kept
 from ..saved_activations import saved_by
 from .decisions import Decisions, Key
@@ -247,7 +247,8 @@ class _Probe(_Units):
         if self._in_bytes:
             return [saved_by(partial(op, *args, **kwargs)) for op, (args, kwargs) in calls]
         steps = [partial(_there_and_back, op, call, [t for t in each_tensor(call) if t.requires_grad]) for op, call in calls]
-        return least_seconds(steps, _REPEATS, self._task.device)
+        rounds = [[seconds_of(step)[0] for step in steps] for _ in range(_REPEATS)]
+        return [min(seconds) for seconds in zip(*rounds, strict=True)]  # the least disturbed one
 
 
 def _there_and_back(function: Op, call: Call, leaves: list[Tensor]) -> None:

@@ -18,12 +18,11 @@ from ...core.policy import scopes
 from ...core.policy.entries import ListName
 from ...core.policy.policy import Policy, as_policy
 from ...errors import HmpError, OpListError
-from ..benchmark.sampling import policy_active, ratios, rotated
+from ..benchmark import described, policy_active, rotated
 from ..formatting import provenance
 from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
-from .lists import write
 from .probe import Measured, probe, probe_added
-from .result import Tolerance, Trial, TuneResult, Unit
+from .result import Tolerance, Trial, TuneResult, Unit, write
 from .task import Outcome, Task, cosine, failed
 
 # A step that is less than this faster is taken to be as fast.
@@ -289,7 +288,7 @@ class Search:
         except HmpError:
             raise
         except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
-            return failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return failed(described(error))
 
     def _timed(self, trial: Trial) -> tuple[Trial, bool]:
         """Return the trial with its time against float32's, and whether it is faster than the best, which runs in the same rounds."""
@@ -298,9 +297,11 @@ class Search:
         for number in range(_ROUNDS):
             for at in rotated(range(len(timers)), number):
                 seconds[at].append(timers[at]())
-        won = ratios(seconds[1], seconds[-1])  # against itself where there is no best
+        # of each round, and not of the medians: what slows a whole round down leaves its ratios as they are
+        base, own, best = (seconds[at] for at in (0, 1, -1))  # without a best it is held against itself
+        won = [mine / its for mine, its in zip(own, best, strict=True)]
         leads = self._best is None or (statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won))
-        return replace(trial, ratio=statistics.median(ratios(seconds[1], seconds[0]))), leads
+        return replace(trial, ratio=statistics.median(mine / its for mine, its in zip(own, base, strict=True))), leads
 
     # --- what is shown and written ---
 

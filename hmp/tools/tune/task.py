@@ -21,7 +21,7 @@ from ...core.policy.policy import Policy
 from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import dynamo
 from ...errors import HmpError
-from ..benchmark.sampling import policy_active, seconds_of
+from ..benchmark import policy_active, seconds_of
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
 from ..saved_activations import SavedActivations
@@ -145,14 +145,15 @@ class Task:
             self.from_the_start()  # no further into training than the trial was: there it may diverge
             optimizer, batches = self._made_optimizer(), itertools.cycle(self.batches)
 
-            def step() -> None:
-                self._step(next(batches), optimizer)
+            def steps(number: int) -> None:
+                for _ in range(number):
+                    self._step(next(batches), optimizer)
 
             with self.under(policy):
-                first, _ = seconds_of(step, 1, self.device)
+                first, _ = seconds_of(partial(steps, 1))
                 if not count:
                     count = max(min(math.ceil(_TIMED_SECONDS / max(first, 1e-9)), self.steps - 1), 1)
-                return seconds_of(step, count, self.device)[0]
+                return seconds_of(partial(steps, count))[0] / count
 
         return sample
 
@@ -164,7 +165,7 @@ class Task:
         try:
             return stepping(make(self.model), HmpError)
         except TypeError as error:
-            raise HmpError(f"optimizer(model) raised {error}; give such as lambda model: torch.optim.SGD(model.parameters())") from error
+            raise HmpError(f"optimizer(model) raised {error}; give lambda model: torch.optim.SGD(model.parameters())") from error
 
     def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
         (self.model if optimizer is None else optimizer).zero_grad()
@@ -201,7 +202,7 @@ class Task:
         optimizer = self._made_optimizer()
         losses, seconds = [], []
         for at in range(self.steps if self.trains else len(self.batches)):
-            took, loss = seconds_of(partial(self._step, self.batches[at % len(self.batches)], optimizer), 1, self.device)
+            took, loss = seconds_of(partial(self._step, self.batches[at % len(self.batches)], optimizer))
             seconds.append(took)
             losses.append(float(loss))
             if not math.isfinite(losses[-1]):

@@ -1,1 +1,0 @@
-"""benchmark(): the user's own training step in several precisions, as one table."""
