@@ -1,4 +1,7 @@
-"""What the tests of this folder have in common: the device, and tensors on it that are compared to the bit."""
+"""What the tests of this folder have in common: the device, tensors on it that are compared to the bit, and small networks twice.
+
+The networks are as a user writes them, and with every cast of hmp's written out in plain torch.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import devices_here
 import hmp
+from oracle import assert_identical
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 devices_here.set_up(DEVICE)
@@ -100,13 +105,7 @@ def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype
 def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     """Asserts the same device, dtype, shape and bits; NaN equals NaN."""
     assert got.device == want.device, f"{what}: on {got.device}, not {want.device}"
-    assert got.dtype is want.dtype, f"{what}: {got.dtype}, not {want.dtype}"
-    assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
-    got, want = got.detach().cpu(), want.detach().cpu()  # XLA would compile a program for each shape
-    equal = (got == want) | (got.isnan() & want.isnan())
-    if not bool(equal.all()):
-        apart = (got.double() - want.double()).abs().nan_to_num(nan=float("inf")).max().item()
-        raise AssertionError(f"{what}: {int((~equal).sum())} of {equal.numel()} numbers differ, by {apart:.3g} at most")
+    assert_identical(*(each.detach().cpu() for each in (got, want)), what)  # XLA would compile a program for each shape
 
 
 def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> None:
@@ -115,3 +114,63 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
     synchronize()  # XLA computes all at once; copied one by one, each would be a program of its own
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
         same(one, other, f"{what}, tensor {number}")
+
+
+WIDTH, OUT, ROWS = 256, 64, 32
+
+
+def lists(dtype: torch.dtype = BF16) -> hmp.Policy:
+    """What Plain writes out: linear in the low-precision dtype, the loss in float32; relu and the sum compute in what they are given."""
+    return policy(bf16="linear", fp32="mse_loss", dtype=dtype)
+
+
+class Net(torch.nn.Module):
+    """Two linear layers wide enough for their casts to be shared, and a third use of the first one's input."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH, device=DEVICE)
+        self.second = torch.nn.Linear(WIDTH, OUT, device=DEVICE)
+        self.beside = torch.nn.Linear(WIDTH, OUT, device=DEVICE)
+        for number, each in enumerate(self.parameters()):
+            each.data = tensor(*each.shape, seed=100 * seed + number) / 16
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x))) + self.beside(x)
+
+
+class Plain(Net):
+    """The same with explicit casts: plain torch."""
+
+    low = BF16
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def linear(x: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
+            return F.linear(x.to(self.low), layer.weight.to(self.low), layer.bias.to(self.low))
+
+        return linear(torch.relu(linear(x, self.first)), self.second) + linear(x, self.beside)
+
+
+class PlainHalf(Plain):
+    """In float16."""
+
+    low = torch.float16
+
+
+def batch(seed: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    return tensor(ROWS, WIDTH, seed=seed), tensor(ROWS, OUT, seed=seed + 1)
+
+
+def loss_of(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Written so that it is the same with hmp and without: the result is cast by hand."""
+    return F.mse_loss(net(x).to(F32), y)
+
+
+def parameters(net: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def gradients(net: torch.nn.Module) -> list[torch.Tensor]:
+    found = [p.grad for p in net.parameters()]
+    assert all(g is not None for g in found), "a parameter has no gradient"
+    return [g.detach().clone() for g in found if g is not None]

@@ -9,8 +9,26 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, all_same, allocated, on_cuda, same, synchronize, tensor
-from networks_kit import WIDTH, Net, Plain, batch, gradients, lists, loss_of, parameters
+from device_kit import (
+    BF16,
+    DEVICE,
+    F32,
+    ON_CPU,
+    WIDTH,
+    Net,
+    Plain,
+    all_same,
+    allocated,
+    batch,
+    gradients,
+    lists,
+    loss_of,
+    on_cuda,
+    parameters,
+    same,
+    synchronize,
+    tensor,
+)
 
 ROUNDS = 10
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, all_same, on_cuda, synchronize, tensor
-from networks_kit import Net, batch, gradients, lists, loss_of
+from device_kit import BF16, Net, all_same, batch, gradients, lists, loss_of, on_cuda, synchronize, tensor
 
 
 def _compiles(backend: str) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hmp
-from device_kit import BACKEND, DEVICE, ON_CUDA, all_same, one_process
-from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
+from device_kit import BACKEND, DEVICE, ON_CUDA, Net, Plain, all_same, batch, gradients, lists, loss_of, one_process, parameters
 
 STEPS = 5
 

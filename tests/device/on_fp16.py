@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import hmp
-from device_kit import DEVICE, F16, F32, all_same, synchronize, tensor
-from networks_kit import Net, PlainHalf, batch, lists, loss_of, parameters
+from device_kit import DEVICE, F16, F32, Net, PlainHalf, all_same, batch, lists, loss_of, parameters, synchronize, tensor
 
 STEPS, OVERFLOW = 12, 5
 INITIAL = 2.0**12

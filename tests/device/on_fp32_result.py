@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from device_kit import BF16, F16, F32, on_cuda, tensor
+from dispatch_kit import Trace
 from torch_has import TORCH
 
 ROWS, INNER, OUTER = 96, 256, 160
@@ -34,23 +34,10 @@ def test_result_and_gradients_are_sums_in_float32_of_rounded_numbers(low: torch.
     print(f"relative errors {', '.join(f'{error:.1e}' for error in errors)}")
 
 
-class Overloads(TorchDispatchMode):
-    """Notes the products that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if "mm" in str(func):
-            self.called.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @on_cuda("a product of low-precision matrices with a float32 result")
 @pytest.mark.skipif(TORCH < (2, 8) or torch.version.hip is not None, reason="torch 2.7 has no mm(out_dtype=), and ROCm was not tried")
 def test_the_kernels_of_the_low_dtype_compute_it() -> None:
     x, weight = tensor(ROWS, INNER, seed=1).requires_grad_(), tensor(OUTER, INNER, seed=2).requires_grad_()
-    with hmp.casts(hmp.Policy(fp32_result={"linear"})), Overloads() as seen:
+    with hmp.casts(hmp.Policy(fp32_result={"linear"})), Trace() as seen:
         F.linear(x, weight).sum().backward()
-    assert set(seen.called) == {"aten.mm.dtype"}
+    assert set(seen.products()) == {"aten.mm.dtype"}

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, same, tensor
+from device_kit import BF16, DEVICE, Net, batch, loss_of, same, tensor
 from hmp.fp8 import fused_kernels, is_real
 from hmp.fp8.quantization import RECIPES, Layout, quantise
-from networks_kit import Net, batch, loss_of
 
 ROWS, INNER, OUTER = 96, 256, 160
 E4M3 = torch.float8_e4m3fn

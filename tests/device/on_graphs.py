@@ -12,22 +12,40 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import DEVICE, F16, F32, all_same, allocated, on_cuda, policy, same, synchronize, tensor
+from device_kit import (
+    DEVICE,
+    F16,
+    F32,
+    WIDTH,
+    Net,
+    Plain,
+    all_same,
+    allocated,
+    batch,
+    lists,
+    loss_of,
+    on_cuda,
+    parameters,
+    policy,
+    same,
+    synchronize,
+    tensor,
+)
 from hmp.compat import habana
-from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
 
 GRAPHS = "kernels are captured as graphs there alone"
 REPLAYS = 6
 
 
-def captured(function: Callable[[], object], warm: int = 3) -> torch.cuda.CUDAGraph:
-    """A graph of `function`, run a few times before on a side stream, as torch's manual wants it."""
+def captured(function: Callable[[], object], warmed_up: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
+    """A graph of `function`, run a few times before on a side stream, as torch's manual wants it; `warmed_up` is called between."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(warm):
+        for _ in range(3):
             function()
     torch.cuda.current_stream().wait_stream(side)
+    warmed_up()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
@@ -93,24 +111,19 @@ class Training:
     def __init__(self, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.net, self.optimizer = net, optimizer
         self.x, self.y = batch()
-        self.loss = torch.empty(0)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        optimizer.zero_grad(set_to_none=True)  # the gradients are made in the graph's memory
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step(set_to_none=False)
+        self.loss, self.set_to_none = torch.empty(0), True
+        self.graph = captured(self._step, self._warmed_up)
 
-    def _step(self, set_to_none: bool = True) -> None:
+    def _warmed_up(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)  # the gradients are made in the graph's memory
+        self.set_to_none = False
+
+    def _step(self) -> None:
         loss = loss_of(self.net, self.x, self.y)
         loss.backward()
         self.optimizer.step()
         self.loss = loss.detach()
-        self.optimizer.zero_grad(set_to_none=set_to_none)
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
 
     def __call__(self, number: int) -> torch.Tensor:
         x, y = batch(60 + number)

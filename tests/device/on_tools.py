@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import hmp
-from device_kit import BF16, DEVICE, allocated, on_cuda, policy, same, seed, synchronize, tensor
-from networks_kit import Net, batch, lists
+from device_kit import BF16, DEVICE, Net, allocated, batch, lists, on_cuda, policy, same, seed, synchronize, tensor
 
 
 @on_cuda("elsewhere a call ends when its kernel does")

@@ -168,29 +168,6 @@ def test_hmp_run_knows_it_by_its_entry_point(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
-def test_it_can_be_removed() -> None:
-    run_in_another_process(
-        """
-        import stochastic
-        policy, x = hmp.Policy(stochastic={"linear"}), torch.full((1, 3), 1 / 3)
-        with hmp.casts(policy):
-            assert F.linear(x, x).dtype is torch.bfloat16
-        hmp.revert()
-        import list_kit
-        list_kit.remove("stochastic")
-        try:
-            hmp.Policy(stochastic={"linear"})
-        except hmp.HmpError as error:
-            assert "no kind of list 'stochastic' is installed" in str(error)
-        import dataclasses
-        rule = dataclasses.replace(stochastic.RULE, sentence="another kind of that name")
-        stochastic.lists.add(dataclasses.replace(stochastic.KIND, rule=rule))
-        assert hmp.explain("linear", policy).sites[0].endswith("another kind of that name")
-        """,
-        path=str(SUPPORT),
-    )
-
-
 def test_without_the_plug_in_its_list_is_an_error(policy: hmp.Policy, tmp_path: Path) -> None:
     policy.save(tmp_path / "saved")
     (tmp_path / "by_hand").mkdir()

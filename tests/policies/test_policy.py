@@ -1,8 +1,10 @@
-"""Policy: presets, files, environment, Gaudi configurations, and what one does with the value."""
+"""Policy: presets, files, environment, Gaudi configurations, folders with a base.txt, and what one does with the value."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from published import LISTS, gaudi_files, needs_corpus
 
 PUBLISHED = {
     "habana": "c0552fb79b67", "habana-o2": "25a1c39e4cf9", "resnet50": "c1329038401c", "bert": "3bd2cc9cde9f",
@@ -174,3 +177,126 @@ def test_explain_takes_functions_of_torchs(converted: bool) -> None:
         assert hmp.explain(before) == hmp.explain(torch.matmul) == hmp.explain("matmul")
         for name, function in (("softmax", F.softmax), ("linalg.norm", torch.linalg.norm), ("add", torch.Tensor.add)):
             assert hmp.explain(function) == hmp.explain(name)
+
+
+def names_in(file: Path) -> list[str]:
+    lines = (line.split("#")[0] for line in file.read_text(encoding="utf-8-sig").splitlines())
+    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
+
+
+def list_files() -> list[Path]:
+    return sorted(LISTS.rglob("*.txt"))
+
+
+@needs_corpus
+def test_lists_every_name_of_a_published_list_resolves(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for file in list_files():
+        rule = "fp32" if "fp32" in file.name else "bf16"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            policy = hmp.Policy.from_files(**({"bf16": empty, "fp32": empty, "promote": empty} | {rule: file}))
+        names = names_in(file)
+        assert names
+        for name in names:
+            found = hmp.explain(name, policy)
+            assert found.sites and found.cast == rule, f"{name} of {file.name} covers no function"
+
+
+@needs_corpus
+@pytest.mark.parametrize("file", gaudi_files(), ids=lambda p: p.stem)
+def test_lists_a_published_gaudi_configuration_is_a_policy(file: Path) -> None:
+    config = json.loads(file.read_text())
+    for source in (file, config):
+        policy = hmp.Policy.from_gaudi_config(source)
+        assert set(policy.bf16) == set(config["hmp_bf16_ops"]) and set(policy.fp32) == set(config["hmp_fp32_ops"])
+
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def folder(path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (path / f"{name}.txt").write_text(text)
+    return path
+
+
+def test_the_base_decides_what_the_lists_do_not_name(tmp_path: Path) -> None:
+    base = hmp.Policy.load("bert")
+    policy = hmp.Policy.load(folder(tmp_path, base="# Habana's for BERT\nbert\n", fp32="gelu\nmatmul\n", bf16="softmax\n"))
+    assert {"gelu", "matmul"} <= policy.fp32 and "softmax" in policy.bf16
+    for cast in ("bf16", "fp32"):
+        assert getattr(policy, cast) - {"gelu", "matmul", "softmax"} == getattr(base, cast) - {"gelu", "matmul", "softmax"}
+    assert policy.promote == base.promote
+    assert not policy.bf16 & policy.fp32
+    x = torch.randn(4, 4)
+    with hmp.casts(policy):
+        assert (x @ x).dtype is F32 and torch.mm(x, x).dtype is BF16 and torch.softmax(x, -1).dtype is BF16
+
+
+def test_a_promote_list_takes_ops_from_the_base_and_from_the_default_lists(tmp_path: Path) -> None:
+    """R4: a list of the user's wins over a default list. A copy of Habana's promote list, which has ops of its BF16 list, changes none."""
+    habana = hmp.Policy.load("habana")
+    copied = [*sorted(habana.promote), "linear"]
+    over_base = hmp.Policy.load(folder(tmp_path, base="habana", promote="\n".join(copied)))
+    over_default = hmp.Policy.from_files(promote=tmp_path / "promote.txt")
+    assert "mul" in habana.promote & habana.bf16
+    x = torch.randn(4, 4)
+    for policy in (over_base, over_default):
+        assert policy == habana.replace(bf16=habana.bf16 - {"linear"}, promote=habana.promote | {"linear"})
+        with hmp.casts(policy):
+            assert torch.nn.functional.linear(x, x).dtype is F32 and torch.mm(x, x).dtype is BF16 and (x * x).dtype is BF16
+
+
+def test_what_is_saved_has_no_base(tmp_path: Path) -> None:
+    policy = hmp.Policy.load(folder(tmp_path, base="bert", fp32="gelu"))
+    assert hmp.Policy.load(policy.save(tmp_path)) == policy
+    assert not (tmp_path / "base.txt").exists()
+
+
+class Model(torch.nn.Module):
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(32, 32)
+        self.add_module(head, torch.nn.Linear(32, 16))
+        self.name = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(self.name)(self.body(x))
+
+
+@pytest.mark.parametrize("head", ["lm_head", "out"])
+def test_fp8_is_autocast_with_layers_in_fp8_but_for_the_head(head: str) -> None:
+    torch.manual_seed(0)
+    model, x = Model(head), torch.randn(16, 32)
+    with hmp.casts("autocast"):
+        hidden = torch.nn.functional.linear(x, model.body.weight, model.body.bias)
+    with hmp.record() as report:
+        y = hmp.apply(model, "fp8")(x)
+    dtypes = {row.module: row.compute for row in report.grouped("module") if row.calls}
+    assert dtypes["body"] == "float8_e4m3fn"
+    assert dtypes[head] == ("float8_e4m3fn" if head == "out" else "bfloat16")
+    assert y.dtype is hidden.dtype is BF16
+    unscoped, autocast = hmp.Policy.load("fp8").unscoped, hmp.Policy.load("autocast")
+    assert unscoped.fp8 == {"linear", "addmm"} == autocast.bf16 - unscoped.bf16
+    assert (unscoped.fp32, unscoped.promote, unscoped.dtype) == (autocast.fp32, autocast.promote, BF16)
+
+
+def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> None:
+    policy, fp8 = hmp.Policy.load(folder(tmp_path, base="fp8", fp32="softmax")), hmp.Policy.load("fp8")
+    assert [entry.text for entry in policy.scoped] == [entry.text for entry in fp8.scoped]
+    assert (policy.fp8, policy.bf16) == (fp8.fp8, fp8.bf16)
+    own = hmp.Policy.load(folder(tmp_path, fp32="linear"))  # an op that the list names is the list's, everywhere
+    assert (own.scoped, own.fp8) == ((), {"addmm"}) and "linear" in own.fp32
+    torch.manual_seed(0)
+    model = hmp.apply(Model("lm_head"), policy)
+    with hmp.record() as report:
+        model(torch.randn(16, 32))
+    assert [row.compute for row in report.rows if row.op == "linear"] == ["float8_e4m3fn", "bfloat16"]
+
+
+def test_fp8_needs_a_model_and_says_so() -> None:
+    with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* needs a model, .* use hmp.apply\(model, policy\)"):
+        hmp.convert(policy="fp8")
+    assert not hmp.is_converted()

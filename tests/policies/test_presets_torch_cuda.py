@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import hmp
 from ops import title
 from oracle import BF16
-from preset_sweep import MIXTURES, Difference, mixed, named, outcome, samples, shard, spellings
+from preset_sweep import Difference, cases, mixed, named, outcome, shard
 
 SHARDS = 4
 PYTHON = "R8: Python code of torch is one op; autocast decides for each op that it calls"
@@ -77,32 +77,26 @@ def autocasts(call: Any, sample: Any, mixture: str) -> list[torch.dtype] | None:
     return None if results is None or isinstance(results, Exception) else [t.dtype for t in results if isinstance(t, torch.Tensor)]
 
 
-def sweep(infos: list[Any], counts: Counter[str], first: int | None = None) -> dict[str, list[str]]:
+def sweep(infos: list[Any], counts: Counter[str]) -> dict[str, list[str]]:
     """What differs, by op; `counts` says how many cases there were and how many could not be compared."""
     differing: dict[str, list[str]] = {}
     policy = hmp.Policy.load("torch-cuda").replace(dtype=BF16)
-    calls = [(info, list(spellings(info))) for info in infos]  # while nothing is patched
-    for info, spelled_calls in calls:
-        chosen = samples(info, first=first, most=3)
-        for spelled, call in spelled_calls:
-            for number, sample in enumerate(chosen):
-                for mixture in MIXTURES:
-                    want = autocasts(call, sample, mixture)
-                    arguments = mixed(sample, mixture, BF16) if want is not None else None
-                    if want is None or arguments is None:
-                        continue
-                    fallen_back = sum(hmp.fallbacks().values())
-                    results = outcome(call, arguments, hmp.casts(policy))
-                    if isinstance(results, Exception):
-                        counts["refused on the CPU"] += 1  # fake tensors take more than real ones
-                    elif sum(hmp.fallbacks().values()) > fallen_back:
-                        counts["without CPU kernel"] += 1
-                    else:
-                        counts["compared"] += 1
-                        got = [t.dtype for t in results if isinstance(t, torch.Tensor)]
-                        if got != want:
-                            line = f"{title(info)}, {spelled}, sample {number}, {mixture}: {got}, autocast gives {want}"
-                            differing.setdefault(title(info), []).append(line)
+    for op, case, call, sample, mixture in cases(infos, most=3):
+        want = autocasts(call, sample, mixture)
+        arguments = mixed(sample, mixture, BF16) if want is not None else None
+        if want is None or arguments is None:
+            continue
+        fallen_back = sum(hmp.fallbacks().values())
+        results = outcome(call, arguments, hmp.casts(policy))
+        if isinstance(results, Exception):
+            counts["refused on the CPU"] += 1  # fake tensors take more than real ones
+        elif sum(hmp.fallbacks().values()) > fallen_back:
+            counts["without CPU kernel"] += 1
+        else:
+            counts["compared"] += 1
+            got = [t.dtype for t in results if isinstance(t, torch.Tensor)]
+            if got != want:
+                differing.setdefault(op, []).append(f"{case}: {got}, autocast gives {want}")
     return differing
 
 
@@ -112,20 +106,13 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
 
 
-def check(infos: list[Any], *, first: int | None = None) -> tuple[Counter[str], set[str]]:
-    """The counts, and the named ops that differ."""
-    counts: Counter[str] = Counter()
-    differing = sweep(infos, counts, first)
-    unnamed = [line for op, lines in differing.items() if op not in NAMED for line in lines[:3]]
-    assert not unnamed, "\n".join(unnamed)
-    return counts, set(differing)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(SHARDS))
 def test_op_db_has_cuda_autocasts_dtypes(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    infos = shard(number, SHARDS)
-    counts, differing = check(infos)
-    assert differing == NAMED & set(map(title, infos)), "take an op that no longer differs out of the table"
+    infos, counts = shard(number, SHARDS), Counter[str]()
+    differing = sweep(infos, counts)
+    unnamed = [line for op, lines in differing.items() if op not in NAMED for line in lines[:3]]
+    assert not unnamed, "\n".join(unnamed)
+    assert differing.keys() == NAMED & set(map(title, infos)), "take an op that no longer differs out of the table"
     with capsys.disabled():
         print(f"\ntorch-cuda against autocast, shard {number}: {dict(counts)}, {len(differing)} of {len(NAMED)} named exceptions")

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 import hmp
 import sweep_exceptions
-from attempt import accepted
+from attempt import Case, accepted, attempted, case_of, case_off, cases_into, wrong
 from low_kernels_kit import processor
-from one_call import Case, attempted, case_of, case_off, cases_into, wrong
 from ops import KINDS, Call, Sample, more_calls, odd_calls, op_db, samples, title
 from oracle import BF16, CASTABLE, F16, F32, F64, Lists, castable, distinct
 
@@ -36,11 +35,6 @@ RULES = {
     "unlisted": (),
 }
 OTHER = hmp.Policy("another", bf16={"erfinv"}, fp32={"tanh", "matmul", "add", "softmax"})
-
-
-class Calling(torch.nn.Module):
-    def forward(self, work: Callable[[], None]) -> None:
-        work()
 
 
 @contextlib.contextmanager

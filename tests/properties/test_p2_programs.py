@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hmp
 from low_kernels_kit import processor
-from oracle import BF16, F32
+from oracle import BF16, F32, unlike
 from programs import ANOTHER, IN_PLACE, VIEWS, Program, Statement, Step, as_written, by_hand, gradients, programs
 
 OTHER = hmp.Policy("another", **{kind: {n for n, k in ANOTHER.items() if k == kind} for kind in ("bf16", "fp32")})
@@ -37,10 +37,7 @@ def context_of(name: str) -> Any:
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    if got.dtype is not want.dtype or got.shape != want.shape:
-        return False
-    got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
-    return bool((torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))).all())
+    return not unlike(got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor))
 
 
 def check(*together: Program) -> None:

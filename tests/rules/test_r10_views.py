@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,32 +112,12 @@ class Sub(torch.Tensor):
     pass
 
 
-@pytest.mark.parametrize("cls", [torch.Tensor, Sub, TwoTensor])
-def test_r10_a_write_that_goes_another_way_arrives(cls: type) -> None:
-    writes: dict[str, Callable[[torch.Tensor], object]] = {
-        "torch.ops": lambda v: torch.ops.aten.fill_.Scalar(v, 1),
-        "foreach": lambda v: torch._foreach_add_([v], 1.0),
-        "inplace=": lambda v: F.hardtanh(v, 1.0, 1.0, inplace=True),
-        "nn.init": lambda v: torch.nn.init.ones_(v),
-    }
-    if cls is not TwoTensor:
-        writes |= {
-            "storage": lambda v: v.untyped_storage().copy_(torch.ones(4).untyped_storage()),
-            "set_": lambda v: torch.empty(0).set_(v).fill_(1),
-            "numpy": lambda v: v.numpy().fill(1),
-            "np.asarray": lambda v: np.asarray(v).fill(1),
-            "dlpack": lambda v: torch.from_dlpack(v.as_subclass(torch.Tensor)).fill_(1),
-            "as_subclass": lambda v: v.as_subclass(torch.Tensor).fill_(1),
-        }
-    if DEVICE != "cpu":
-        writes = {k: w for k, w in writes.items() if not k.startswith(("n", "s", "dlpack"))}
+def test_r10_a_view_of_a_subclass_is_its_view() -> None:
     with hmp.casts(policy(bf16=CALLS.keys())):
-        for name, write in writes.items():
-            x = TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)) if cls is TwoTensor else torch.zeros(2, 2).as_subclass(cls)
-            view = x.t().view(2, 2) if cls is not TwoTensor else x.t()
-            assert type(view) is cls
-            write(view)
-            assert float((x.a if cls is TwoTensor else x)[0, 0]) == 1, name
+        for x in (torch.zeros(2, 2).as_subclass(Sub), TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2))):
+            view = x.t()
+            view.fill_(1)
+            assert type(view) is type(x) and float(getattr(x, "a", x)[0, 0]) == 1
 
 
 def test_r10_state_takes_a_listed_view() -> None:

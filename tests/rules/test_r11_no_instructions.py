@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from autocast_kit import needs_autocasts_lstm
+from dispatch_kit import Trace
 from low_kernels_kit import in_float32
-from oracle import BF16, F16, F32, assert_identical, cast, flat, kept_for_backward
+from oracle import BF16, F16, F32, assert_identical, cast, kept_for_backward
 from saved_oracle import packs
 from trap_kit import policy, same
 
@@ -50,22 +50,11 @@ def gradients(end: torch.Tensor, of: Any, **kwargs: Any) -> list[torch.Tensor]:
     return list(torch.autograd.grad(end, list(of), weights, **kwargs))
 
 
-def all_same(found: Any, expected: Any) -> None:
-    for number, (one, other) in enumerate(zip(flat(found), flat(expected), strict=True)):
-        assert_identical(one, other, f"tensor {number}")
-
-
-class Kernels(TorchDispatchMode):
+def computed_in(call: Callable[[], Any]) -> set[torch.dtype]:
     """The dtypes of the first tensor of every product that torch's kernels compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name.removeprefix("aten::") in ("mm", "addmm", "bmm", "convolution"):
-            self.dtypes.add(next(a.dtype for a in args if isinstance(a, torch.Tensor)))
-        return func(*args, **(kwargs or {}))
+    with Trace() as trace:
+        call()
+    return {seen[0] for seen in trace.of("mm", "addmm", "bmm", "convolution")}
 
 
 # --- values and gradients
@@ -124,7 +113,7 @@ def test_r11_results_and_gradients_are_those_of_float32_rounded(dtype: torch.dty
                 found = call(*args)
             same(found, end)
             for retain in (True, False):
-                all_same(gradients(found, [args[at] for at in needed], retain_graph=retain), wanted)
+                same(gradients(found, [args[at] for at in needed], retain_graph=retain), wanted)
 
 
 def test_r11_a_write_before_backward_changes_no_gradient() -> None:
@@ -137,7 +126,7 @@ def test_r11_a_write_before_backward_changes_no_gradient() -> None:
                 end = call(*args)
             with torch.no_grad():
                 args[at].mul_(2)
-            all_same(gradients(end, args), wanted)
+            same(gradients(end, args), wanted)
 
 
 def test_r11_float16_overflows_to_infinity_where_it_is_rounded() -> None:
@@ -146,14 +135,6 @@ def test_r11_float16_overflows_to_infinity_where_it_is_rounded() -> None:
         large, small = torch.mm(x, 1000 * x[0, 0] * torch.ones(64, 4)), torch.mm(x, torch.ones(64, 4))
     assert large.dtype is F16 and bool(large.isposinf().all())
     same(small, torch.full((4, 4), 3840.0, dtype=F16))
-
-
-def test_r11_out_takes_no_part_in_autograd_as_in_torch() -> None:
-    for grad, lists in itertools.product((False, True), (hmp.Policy("none"), listed())):
-        x, out = random(4, 4, dtype=BF16, grad=grad), torch.zeros(4, 4, dtype=BF16)
-        with hmp.casts(lists), pytest.raises(RuntimeError, match="automatic differentiation") if grad else contextlib.nullcontext():
-            torch.mm(x, x, out=out)
-        same(out, torch.zeros(4, 4, dtype=BF16) if grad else by_hand(torch.mm)(x, x))
 
 
 def test_r11_at_most_twice_torch_autocasts_bytes_are_kept_for_backward() -> None:
@@ -173,11 +154,7 @@ def test_r11_at_most_twice_torch_autocasts_bytes_are_kept_for_backward() -> None
 def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
     x = random(8, 16, dtype=BF16, grad=False)
 
-    def computed_in() -> set[torch.dtype]:
-        with Kernels() as kernels:
-            torch.mm(x, x.t())
-        return kernels.dtypes
-
+    product = lambda: torch.mm(x, x.t())  # noqa: E731
     with hmp.casts(listed()):
         for inside, wanted in (
             (contextlib.nullcontext(), F32),
@@ -186,11 +163,11 @@ def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
             (hmp.casts(policy(fp32=["mm"])), F32),
         ):
             with inside:
-                assert computed_in() == {wanted}
+                assert computed_in(product) == {wanted}
         for choice, before, wanted in (("native", "float32", BF16), ("float32", "native", F32)):
             assert hmp.set_low_kernels(choice) == before
-            assert computed_in() == {wanted}
-    assert computed_in() == {BF16}  # no policy is active
+            assert computed_in(product) == {wanted}
+    assert computed_in(product) == {BF16}  # no policy is active
 
 
 def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
@@ -232,7 +209,7 @@ def test_r11_nested_tensors_compute_in_float32() -> None:
         with hmp.casts(listed()):
             found = torch.cat(F.linear(nested, w).unbind())
         same(found, expected)
-        all_same(gradients(found, [w]), gradients(expected, [w], retain_graph=True))
+        same(gradients(found, [w]), gradients(expected, [w], retain_graph=True))
 
 
 @packs  # else no call that needs a gradient is tried again in float32
@@ -247,7 +224,7 @@ def test_r11_sparse_operands() -> None:
             found = call(dense.to_sparse(), other)
             rows = call(dense.to(BF16).to_sparse_csr(), other)
         same(found, expected)
-        all_same(gradients(found, [other]), gradients(expected, [other]))
+        same(gradients(found, [other]), gradients(expected, [other]))
         assert rows.dtype is F32
 
 
@@ -261,15 +238,13 @@ def test_r11_compiled_code_computes_what_eager_code_does(backend: str, fresh_com
             found = model(given)
         expected = by_hand(F.linear)(given, layer.weight, layer.bias)
         same(found, expected)
-        all_same(gradients(found, layer.parameters()), gradients(expected, layer.parameters()))
+        same(gradients(found, layer.parameters()), gradients(expected, layer.parameters()))
         with torch.no_grad():
             layer.weight.mul_(1.5)
     with torch.no_grad(), hmp.casts(listed()):
         hmp.set_low_kernels("native")
-        with Kernels() as kernels:
-            native = layer(given)
-        assert kernels.dtypes == {BF16}
-        same(model(given), native)
+        assert computed_in(lambda: layer(given)) == {BF16}
+        same(model(given), layer(given))
 
 
 @packs
@@ -284,7 +259,7 @@ def test_r11_a_saved_list_packs_what_a_float32_product_keeps_and_no_frozen_weigh
         same(found, expected)
         for one, other in zip(gradients(found, [x, w]), gradients(expected, [x, w]), strict=True):
             assert float((one - other).norm() / other.norm()) <= near, recipe
-        all_same(gradients(beside, [x]), gradients(by_hand(F.linear)(x, frozen), [x]))
+        same(gradients(beside, [x]), gradients(by_hand(F.linear)(x, frozen), [x]))
 
 
 RECURRENT = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn": torch.nn.RNN, "gru_cell": torch.nn.GRUCell, "lstm_cell": torch.nn.LSTMCell}
@@ -305,7 +280,7 @@ def test_r11_recurrent_layers_under_torch_cpu_return_the_dtypes_of_torch_autocas
         for one, wide, dtype in zip(_values(found), _values(expected), dtypes, strict=True):
             assert_identical(one, wide.to(dtype), name)
         ends = [next(_values(found)), next(_values(expected)).to(next(_values(found)).dtype)]
-        all_same(*(gradients(end, [x, *states, *layer.parameters()]) for end in ends))
+        same(*(gradients(end, [x, *states, *layer.parameters()]) for end in ends))
 
 
 def test_r11_what_multiplies_nothing_and_packed_batches_are_left_to_torch() -> None:

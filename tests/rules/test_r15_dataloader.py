@@ -49,60 +49,6 @@ def collate(items):
     return torch.stack(images) * 1.003, torch.stack(products) / 3
 
 
-def _batches(dataset, **options):
-    found = []
-    for batch in DataLoader(dataset, batch_size=2, **options):
-        found.append(batch)
-        if hmp.is_converted():
-            assert torch.relu(torch.ones(1)).dtype == torch.bfloat16  # the loop's own code is cast
-    return found
-
-
-def _assert_same(ours, theirs):
-    assert len(ours) == len(theirs) == 2
-    for a, b in zip(ours, theirs, strict=True):
-        for x, y in zip(a, b, strict=True):
-            same(x, y)
-
-
-WORKERS = {
-    "0 workers": {},
-    "fork": {"num_workers": 1, "multiprocessing_context": "fork"},
-    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
-}
-
-
-@pytest.mark.parametrize("workers", ["0 workers", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_r15_the_batches_are_those_without_hmp(workers):
-    plain = _batches(Images(), collate_fn=collate)
-    hmp.convert()
-    _assert_same(_batches(Images(), collate_fn=collate, **WORKERS[workers]), plain)
-
-
-def test_r15_every_kind_of_dataset_and_collate():
-    cases = [(dataset, options) for dataset in (Stream, Plain) for options in ({}, {"collate_fn": collate})]
-    plain = [_batches(dataset(), **options) for dataset, options in cases]
-    hmp.convert()
-    for (dataset, options), wanted in zip(cases, plain, strict=True):
-        _assert_same(_batches(dataset(), **options), wanted)
-    _assert_same(_batches(Stream(), **WORKERS["fork"]), plain[0])
-
-
-def test_r15_in_a_region_and_for_a_loader_made_before():
-    plain = _batches(Images(), collate_fn=collate)
-    loader = DataLoader(Images(), batch_size=2, collate_fn=collate)
-    persistent = DataLoader(
-        Images(), batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context="fork", persistent_workers=True
-    )
-    with hmp.casts("habana"):
-        _assert_same(list(loader), plain)
-        _assert_same(list(persistent), plain)
-    _assert_same(list(loader), plain)
-    hmp.convert()
-    _assert_same(list(loader), plain)
-    _assert_same(list(persistent), plain)
-
-
 class ByScore(torch.utils.data.Sampler):
     """A user's sampler that computes: its order is another one when the scores are rounded."""
 
@@ -118,12 +64,46 @@ class Batches(ByScore):
         yield from (order[:2], order[2:])
 
 
-def test_r15_a_users_sampler_gives_the_same_order():
-    plain = list(DataLoader(Images(), batch_size=2, sampler=ByScore()))
+KINDS = [
+    (Images(), {"collate_fn": collate}),
+    *((dataset, options) for dataset in (Stream(), Plain()) for options in ({}, {"collate_fn": collate})),
+    (Images(), {"sampler": ByScore()}),
+    (Images(), {"batch_sampler": Batches(), "batch_size": 1}),
+]
+
+
+def _batches(dataset, options, workers=None):
+    found = []
+    more = {"num_workers": 1, "multiprocessing_context": workers} if workers else {}
+    for batch in DataLoader(dataset, **{"batch_size": 2, **options, **more}):
+        found.append(batch)
+        if hmp.is_converted():
+            assert torch.relu(torch.ones(1)).dtype == torch.bfloat16  # the loop's own code is cast
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize("workers", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_r15_the_batches_are_those_without_hmp(workers):
+    kinds = KINDS[:1] if workers == "spawn" else KINDS
+    plain = [_batches(*kind) for kind in kinds]
     hmp.convert()
-    _assert_same(list(DataLoader(Images(), batch_size=2, sampler=ByScore(), **WORKERS["fork"])), plain)
-    for options in ({"batch_size": 2, "sampler": ByScore()}, {"batch_sampler": Batches()}):
-        _assert_same(list(DataLoader(Images(), **options)), plain)
+    same([_batches(*kind, workers) for kind in kinds], plain)
+
+
+def test_r15_in_a_region_and_for_a_loader_made_before():
+    plain = _batches(*KINDS[0])
+    loader = DataLoader(Images(), batch_size=2, collate_fn=collate)
+    persistent = DataLoader(
+        Images(), batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+    )
+    with hmp.casts("habana"):
+        same(list(loader), plain)
+        same(list(persistent), plain)
+    same(list(loader), plain)
+    hmp.convert()
+    same(list(loader), plain)
+    same(list(persistent), plain)
 
 
 def test_r15_an_exception_in_a_dataset_leaves_no_trace():

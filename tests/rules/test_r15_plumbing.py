@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from optimizers import OPTIMIZERS as ALL_OPTIMIZERS
 from trap_kit import policy, same
 
 LOW = torch.bfloat16
@@ -23,24 +24,14 @@ def everything() -> hmp.Policy:
     return policy(bf16=HOSTILE, name="hostile")
 
 
-OTHERS = (torch.optim.SparseAdam, torch.optim.LBFGS, getattr(torch.optim, "Muon", None))  # sparse gradients, a closure, matrices alone
-OPTIMIZERS = {
-    f"{kind.__name__}{way}": lambda p, kind=kind, options=options: kind(p, **options)
-    for way, options in {"": {"lr": 0.01, "foreach": False}, "-foreach": {"lr": 0.01, "foreach": True, "weight_decay": 0.0123}}.items()
-    for kind in vars(torch.optim).values()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind not in (torch.optim.Optimizer, *OTHERS)
-    if kind is not torch.optim.Rprop or "weight_decay" not in options
-} | {
+OPTIMIZERS = ALL_OPTIMIZERS | {
     "SGD-loop": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, weight_decay=0.01, foreach=False, maximize=True),
     "SGD-tensor-lr": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.01), momentum=0.9),
-    "Adam-fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
     "Adam-amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, amsgrad=True),
     "ASGD-t0": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2),
     "NAdam-decoupled": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True),
     "RMSprop-centered": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9, weight_decay=0.01),
 }
-if hasattr(torch.optim, "Muon"):  # torch 2.9 and later
-    OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([p[0]], lr=0.01)
 
 
 def _trajectory(make, steps: int = 8):
@@ -60,22 +51,6 @@ def _trajectory(make, steps: int = 8):
 def _gradient(p, step):
     with hmp.disable_casts():
         return torch.sin(torch.arange(float(p.numel())) * 1.7 + step).reshape(p.shape)
-
-
-def _assert_same_tree(ours, theirs) -> None:
-    assert type(ours) is type(theirs)
-    if isinstance(ours, torch.Tensor):
-        same(ours.to_dense(), theirs.to_dense())
-    elif isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            _assert_same_tree(ours[key], theirs[key])
-    elif isinstance(ours, (list, tuple)):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            _assert_same_tree(a, b)
-    else:
-        assert ours == theirs
 
 
 @pytest.mark.parametrize("name", ["Adadelta", "RAdam-foreach", "SGD-tensor-lr"])
@@ -101,7 +76,7 @@ def test_r15_an_optimizer_keeps_the_step_that_its_class_had_before(name):
 
     *ours, seen = trained(everything().replace(bf16={*HOSTILE, "silu"}))
     *theirs, _ = trained(None)
-    _assert_same_tree(ours, theirs)
+    same(ours, theirs)
     assert seen == [LOW] * 10
 
 
@@ -174,7 +149,7 @@ def test_r15_plumbing_computes_what_it_computes_without_hmp(casts):
     with casts():
         for name, run in runs.items():
             try:
-                _assert_same_tree(run(), plain[name])
+                same(run(), plain[name])
             except AssertionError as error:
                 differ.append(f"{name}: {error}")
     assert not differ, "\n".join(differ)
@@ -275,7 +250,7 @@ def test_r15_the_scaler_scales_as_without_hmp(found_inf):
     # the loss itself is the user's: only ops of the scaler are listed
     lists = [each for each in HOSTILE if each not in ("sum", "square", "add")]
     with hmp.casts(policy(bf16=lists, dtype=dtype)):
-        _assert_same_tree(_scaled(found_inf), plain)
+        same(_scaled(found_inf), plain)
 
 
 def test_r15_gradcheck_passes_and_casts_nothing():

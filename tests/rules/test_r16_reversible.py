@@ -44,18 +44,6 @@ def test_r16_revert_goes_all_the_way_back_from_inside(torch_differences):
     assert in_force() == "none"
 
 
-def test_r16_a_failed_region_or_application_changes_nothing(unpatched, torch_differences):
-    model = torch.nn.Linear(2, 2)
-    for attempt in (
-        lambda: hmp.casts("no-such-policy").__enter__(),
-        lambda: hmp.apply(model, "no-such-policy"),
-        lambda: hmp.apply(torch.relu),
-    ):
-        with pytest.raises(hmp.HmpError):
-            attempt()
-    assert torch_differences() == []
-
-
 def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_differences):
     class Users(torch.optim.Optimizer):
         def __init__(self, params):

@@ -29,7 +29,12 @@ USED_AGAIN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def assert_no_more_casts_than_autocast(model: nn.Module, x: Tensor, grad: bool) -> None:
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", USED_AGAIN)
+def test_r18_no_more_casts_are_made_than_by_autocast(name: str, grad: bool) -> None:
+    make, shape = USED_AGAIN[name]
+    model, x = make(), torch.randn(shape)
+
     def run(region: Callable[[], Any]) -> Callable[[], None]:
         def step() -> None:
             with torch.set_grad_enabled(grad), region():
@@ -41,13 +46,6 @@ def assert_no_more_casts_than_autocast(model: nn.Module, x: Tensor, grad: bool) 
     assert casts_of(run(lambda: hmp.casts("torch-cpu"))) <= most
     with hmp.convert(policy="torch-cpu"):
         assert casts_of(run(contextlib.nullcontext)) <= most
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", USED_AGAIN)
-def test_r18_no_more_casts_are_made_than_by_autocast(name: str, grad: bool) -> None:
-    make, shape = USED_AGAIN[name]
-    assert_no_more_casts_than_autocast(make(), torch.randn(shape), grad)
 
 
 def test_r18_a_scoped_policy_shares_copies_in_the_call_of_the_whole_model() -> None:

@@ -182,18 +182,8 @@ def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
     return model.grads, [factor.grad for factor in old]
 
 
-def gradients_by_function(model: Loop) -> Any:
-    x, names = model.batch().detach(), dict(model.named_parameters())
-
-    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
-        return torch.func.functional_call(model, weights, (row[None],)).square().sum()
-
-    together = torch.func.grad(lambda weights: sum(loss(weights, row) for row in x[:3]))(names)
-    return list(together.values()), torch.autograd.functional.vjp(model, x, torch.ones_like(x))
-
-
 # asked of convolutions and cells too
-OF_EVERY_KIND = ("some_inputs_only", "differentiated_twice", "written_between_two_uses", "frozen_in_the_middle", "gradients_by_function")
+OF_EVERY_KIND = ("some_inputs_only", "differentiated_twice", "written_between_two_uses", "frozen_in_the_middle")
 QUESTIONS: dict[str, Callable[[Loop], Any]] = {
     name: value
     for name, value in list(globals().items())

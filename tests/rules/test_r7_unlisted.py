@@ -15,6 +15,7 @@ import hmp
 from low_kernels_kit import products_as_computed
 from oracle import BF16, F16, F32, Outcome, outcome
 from strategies import Leaf
+from trap_kit import same
 
 NOTHING = hmp.Policy(name="nothing listed")
 
@@ -58,8 +59,7 @@ def test_r7_a_mixture_that_only_backward_refuses_is_widened_before(lists: hmp.Po
         with hmp.casts(lists):
             found = call(*given)
         assert found.dtype is expected.dtype is dtype and torch.equal(found, expected)
-        for one, other in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
-            assert one.dtype is other.dtype and torch.equal(one, other)
+        same(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given))
 
 
 RECURRENT = {
@@ -111,8 +111,7 @@ def test_r7_recurrent_nets_cast_a_float32_state_along_and_take_packed_sequences(
         with hmp.casts("habana"):
             got = outcome(module, [x.to(BF16), states[1]])
         assert got.error is None, got.message
-        for one, other in zip(got.results, expected.results, strict=True):
-            assert one.dtype is BF16 and torch.equal(one, other)
+        same(got.results, expected.results)
     module = torch.nn.GRU(3, 4)
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 3).to(BF16), [5, 3])
     with products_as_computed():

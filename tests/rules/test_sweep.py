@@ -1,4 +1,4 @@
-"""Every op of torch's op_db, in every form, under four policies and mixtures of dtypes, against explicit casts in plain torch.
+"""Every op of torch's op_db, in every form, under three policies and mixtures of dtypes, against explicit casts in plain torch.
 
 P1 (tests/properties) draws such calls by default; every 24th op with one sample is slow, the whole sweep is nightly.
 """
@@ -10,7 +10,6 @@ import itertools
 import warnings
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,20 +17,11 @@ import torch
 
 import hmp
 import sweep_exceptions
-from attempt import accepted
-from one_call import Case, attempted, case_of, cases_into, wrong
+from attempt import Case, accepted, attempted, case_of, cases_into, wrong
 from ops import calls, list_name, mixtures, op_db, samples, title
-from oracle import BF16, F32, LISTS, Lists
+from oracle import BF16, F32, Lists
 
-POLICIES = ("habana", "torch-cpu", "random A", "random B")
-
-
-def _torch_autocast_decides(info: Any, policy: str) -> bool:
-    """Whether no rule says what comes of the op: the policy's list has it with `.autocast`. test_presets_torch_cpu compares those."""
-    name = title(info).partition("/")[0].removeprefix("nn.functional.")
-    lines = (Path(__file__).parents[2] / "op_lists/torch-cpu@2.13/bf16.txt").read_text().split()
-    # linalg.matrix_power follows the line of matrix_power
-    return policy == "torch-cpu" and not {f"{name}.autocast", f"{name.removeprefix('linalg.')}.autocast"}.isdisjoint(lines)
+POLICIES = ("habana", "random A", "random B")
 
 
 # Two names of one function object of torch's: no list can tell them apart.
@@ -60,16 +50,8 @@ def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
 @functools.cache
 def policies() -> dict[str, tuple[hmp.Policy, Lists]]:
     """The policies of the sweep, each with its lists as the oracle reads them."""
-    release = ".".join(torch.__version__.split(".")[:2])
-    found = {}
-    for name, folder in (("habana", "habana"), ("torch-cpu", f"torch-cpu@{release}")):
-        policy = hmp.Policy.load(name)
-        # lists of every release are not kept: then the preset is the nearest one's, and says itself what it holds
-        kept = (LISTS / folder).is_dir()
-        found[name] = (policy, Lists.read(folder) if kept else Lists(policy.bf16, policy.fp32, policy.promote))
-    for policy in random_policies():
-        found[policy.name] = (policy, Lists(policy.bf16, policy.fp32, policy.promote))
-    return found
+    random = {policy.name: (policy, Lists(policy.bf16, policy.fp32, policy.promote)) for policy in random_policies()}
+    return {"habana": (hmp.Policy.load("habana"), Lists.read("habana"))} | random
 
 
 def cases(info: Any, lists: Lists, count: int) -> Iterator[Case]:
@@ -91,7 +73,6 @@ def cases(info: Any, lists: Lists, count: int) -> Iterator[Case]:
 def complaints(infos: list[Any], name: str, count: int) -> list[str]:
     """What is wrong, as lines; nothing where hmp does what the rules ask."""
     policy, lists = policies()[name]
-    infos = [info for info in infos if not _torch_autocast_decides(info, name)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         prepared = [case for info in infos for case in cases(info, lists, count)]

@@ -1,19 +1,24 @@
-"""One call of the sweep, with its casts written out or with none, and what it leaves behind."""
+"""One call of an op, as hmp makes it and with its casts written out, and what it leaves behind.
+
+P1 draws such calls, and the sweep goes through them one by one.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
+import hmp
 from low_kernels_kit import products_as_computed
 from ops import Call, Kinds, Sample, calls, given, op_db, samples, seed, title
-from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, flat, plans, tensors
-from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
+from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, flat, plans, tensors, unlike
+from sweep_exceptions import EXCEPTIONS, ROUGH, STRUCTURE, UNINITIALISED
 
 
 @dataclass
@@ -94,19 +99,16 @@ class Attempt:
         copies: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
         def cast(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                dtype = self.targets.get(id(value))
-                if dtype is None or dtype is value.dtype:
-                    return value
-                if id(value) not in copies:
-                    copy = value.to(dtype)
-                    copies[id(value)] = (value, copy, copy.detach().clone())
-                return copies[id(value)][1]
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(cast, value))
-            return {k: cast(v) for k, v in value.items()} if isinstance(value, dict) else value
+            dtype = self.targets.get(id(value))
+            if dtype is None or dtype is value.dtype:
+                return value
+            if id(value) not in copies:
+                copy = value.to(dtype)
+                copies[id(value)] = (value, copy, copy.detach().clone())
+            return copies[id(value)][1]
 
-        result = self.call.function(*cast(self.args), **cast(self.kwargs), **extra)
+        args, kwargs = tree_map(cast, (self.args, self.kwargs))
+        result = self.call.function(*args, **kwargs, **extra)
         self.cast = bool(copies)
         originals = {}
         for value, copy, before in copies.values():
@@ -375,31 +377,75 @@ def roughly(got: Any, want: Any) -> bool:
     return got.shape == want.shape and bool(((got - want).abs() <= 0.05 * want.abs().max().clamp(min=1e-3)).all())
 
 
-def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
-    """How two values differ: dtype, then shape, then bits (NaN equals NaN), or more than `allowed` of the largest value."""
-    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = type(got) is type(want) and (got == want or (got != got and want != want))
-        return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
-    if type(got) is not type(want):
-        return [("type", f"got a {type(got)}, the rules give a {type(want)}")]
-    if got.dtype is not want.dtype:
-        return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]
-    if got.shape != want.shape or got.layout is not want.layout:
-        return [("values", f"got {got.layout} {tuple(got.shape)}, the rules give {want.layout} {tuple(want.shape)}")]
-    if allowed == float("inf"):
-        return []
-    got, want = (_dense(t) for t in (got, want))
-    if bool((torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))).all()):
-        return []
-    wide = torch.complex128 if got.is_complex() else torch.float64
-    worst = (got.to(wide) - want.to(wide)).abs().nan_to_num(nan=float("inf")).max().item()
-    scale = want.to(wide).abs().nan_to_num().max().item()
-    if worst <= allowed * scale:
-        return []
-    return [("values", f"largest difference {worst:.3g} where values are up to {scale:.3g} ({got.dtype})")]
+RECURRENT = {"rnn_relu", "rnn_tanh", "lstm", "gru"}
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.dequantize() if tensor.is_quantized else tensor
+@dataclass
+class Case:
+    """A call with one mixture of dtypes and kinds, what the rules allow for it, and hmp's attempt at it."""
+
+    call: Call
+    sample: Sample
+    dtypes: tuple[torch.dtype, ...]
+    kinds: tuple[str, ...]
+    out: str
+    expected: Expectation
+    attempt: Attempt
+
+    def __str__(self) -> str:
+        dtypes = " ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        return f"{self.call.op} | {self.call.variant} | {dtypes} | {' '.join(self.kinds)} {self.out}"
+
+
+def case_of(
+    call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kind: str | None, kinds: tuple[str, ...] = (), low: torch.dtype = BF16
+) -> Case:
+    """The call on the list `kind`, oracle done. To be called while nothing of torch is patched."""
+    expected = expect(call, sample, dtypes, kind, kinds, low)
+    return Case(call, sample, dtypes, kinds, "", expected, Attempt(call, sample, dtypes, grad=expected.grad, kinds=kinds))
+
+
+def case_off(call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], kinds: tuple[str, ...]) -> Case:
+    """The same where casts are off."""
+    expected = untouched(call, sample, dtypes, kinds)
+    return Case(call, sample, dtypes, kinds, "", expected, Attempt(call, sample, dtypes, grad=expected.grad, kinds=kinds))
+
+
+def cases_into(
+    call: Call,
+    sample: Sample,
+    dtypes: tuple[torch.dtype, ...],
+    kind: str | None,
+    outs: Iterable[tuple[str, torch.dtype]],
+    low: torch.dtype = BF16,
+) -> Iterator[Case]:
+    """The same into each of these outs, given by (how, dtype), of which torch takes such a one at all (R6)."""
+    for how, dtype in outs:
+        expected, out = expect_out(call, sample, dtypes, kind, dtype, how=how, low=low)
+        if expected.allowed:
+            attempt = Attempt(call, sample, dtypes, grad=False, out=out)
+            yield Case(call, sample, dtypes, (), f"into {how} {dtype}", expected, attempt)
+
+
+def attempted(cases: Iterable[Case]) -> None:
+    """Makes the calls, in the context that the caller is in."""
+    for case in cases:
+        case.attempt.run(hmp.disable_casts)
+
+
+def wrong(case: Case, off: bool = False) -> list[str]:
+    """How the attempt differs from what the rules allow, a line each."""
+    got, expected = case.attempt.outcome(), case.expected
+    if got.error.partition(":")[0] in expected.errors:
+        return []
+    if not expected.allowed:
+        return [f"{case}: got {got.error or 'no error'}, torch raises {expected.errors}"]
+    found = min((differences(case.call, got, want, bool(case.out)) for want in expected.allowed), key=len)
+    if found and not off:
+        allowed = lacks_kernel(case.call, case.sample, case.dtypes, expected, case.kinds)  # R11's table knows ops, not samples
+        found = min((found, *(differences(case.call, got, want, bool(case.out)) for want in allowed)), key=len)
+    if len(set(case.dtypes)) > 1 or not case.call.reachable:
+        found = [(what, detail) for what, detail in found if (case.call.op, what) not in EXCEPTIONS]
+    if case.call.op in RECURRENT:  # R21: their steps' gradients are summed in float32, with torch's low kernels in the low dtype
+        found = [(what, detail) for what, detail in found if what != "gradient"]
+    return [f"{case}: {what}: {detail}" for what, detail in found]

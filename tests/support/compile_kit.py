@@ -19,7 +19,6 @@ NOT_IN_2_11 = (2, 11) <= TORCH < (2, 13)
 FAKES_REFUSE = pytest.mark.skipif(
     NOT_IN_2_11, reason="the fake tensors of torch 2.11 take a mixture of dtypes that its kernel then refuses"
 )
-TRACES_GET = pytest.mark.skipif(NOT_IN_2_11, reason="the Dynamo of torch 2.11 does not trace function.__get__")
 # Behind Dynamo, where hmp's part ends, AOTAutograd takes ten times as long: one test of each kind asks it before a change.
 EACH_BACKEND = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.nightly)])
 # low and wide ops whose dtype tells which policy is in force

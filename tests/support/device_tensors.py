@@ -42,13 +42,14 @@ NOT_ON_A_DEVICE = {
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     "test_r11_no_instructions.py": "products compute in float32 on processors without instructions alone",
     "test_r9_files_of_weights_are_read_and_written_as_they_are": "files are read into the CPU's memory",
+    "test_r11_no_op_gives_garbage_in_a_low_dtype": "it is about the CPU's kernels",
+    "test_r11_ops_whose_low_kernels_give_garbage_run_in_float32": "it is about the CPU's kernels",
     "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "its foreign type computes with numpy",
 }
 _LAYOUTS = "the device has strided tensors alone"
 _LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
 _MIXES = "XLA computes with a mixture that torch's kernels refuse"
 _TAKES = "XLA writes what does not fit into integers"
-_CHECKPOINT = "torch's checkpoint asks for torch.xla, which there is none of; torch_xla has a checkpoint of its own"
 _WARNS = "torch_xla makes torch believe that there is CUDA's autocast, and nothing warns"
 _KERNELS = "it is about kernels that the CPU lacks; tests/device/on_rules.py asks which the device has"
 # By device: test → why it says nothing about that one.
@@ -66,6 +67,7 @@ NOT_ON = {
         "test_r1_float8_and_quantized_tensors_are_never_cast": _LAYOUTS,
         "test_r1_sparse_tensors_are_cast": _LAYOUTS,
         "test_r10_the_views_of_a_sparse_tensor_are_not_cast": _LAYOUTS,
+        "test_r9_a_norm_of_nested_tensors_has_no_mixed_kernel": _LAYOUTS,
         "test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient": _LAYOUTS,
         "test_r9_sums_of_rows_are_of_cast_rows_but_where_the_gradient_is_sparse": _LAYOUTS,
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
@@ -76,7 +78,6 @@ NOT_ON = {
         "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",
     },
     "xla": {
-        "test_r14_checkpoint.py": _CHECKPOINT,
         "test_r7_r11_a_refused_call_is_not_tried_again_where_a_hook_is": _MIXES,
         "test_r12_integers_keep_torchs_error": _TAKES,
         "test_r5_what_has_an_input_that_is_no_castable_tensor_is_left_to_torch": _TAKES,

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 # What computes so: products, convolutions, recurrent layers, and what follows one of them, by torch's names without underscores.
 _OPS = frozenset(
@@ -89,17 +90,9 @@ def products_as_computed() -> Iterator[None]:
         yield
 
 
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
 
 
 def _mapped(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(wanted) if value.dtype is given else value
-    if isinstance(value, dict):
-        return {name: _mapped(each, given, wanted) for name, each in value.items()}
-    return type(value)(_mapped(each, given, wanted) for each in value) if isinstance(value, (list, tuple)) else value
+    return tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.dtype is given else leaf, value)

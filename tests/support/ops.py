@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy
 import torch
+from torch.utils._pytree import tree_map
 
 from oracle import BF16, F32, F64, castable, tensors
 from strategies import Leaf, Tagged
@@ -220,18 +221,14 @@ def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool, kinds:
     made: dict[int, torch.Tensor] = {}
 
     def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in made:
-                fresh = of_kind(value.detach().clone().to(wanted.get(id(value), value.dtype)), wished.get(id(value), "plain"))
-                made[id(value)] = fresh.requires_grad_(grad and value.requires_grad)
-            return made[id(value)]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(copied, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(copied, value))
-        return {key: copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            fresh = of_kind(value.detach().clone().to(wanted.get(id(value), value.dtype)), wished.get(id(value), "plain"))
+            made[id(value)] = fresh.requires_grad_(grad and value.requires_grad)
+        return made[id(value)]
 
-    return copied(sample.args), copied(sample.kwargs)
+    return tree_map(copied, (sample.args, sample.kwargs))
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------------

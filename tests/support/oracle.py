@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from low_kernels_kit import products_as_computed
 
@@ -18,16 +19,9 @@ CASTABLE = (F32, BF16, F16)
 MAX = {dtype: torch.finfo(dtype).max for dtype in CASTABLE}
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
     """Every tensor in a tree of lists, tuples and dicts, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def distinct(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -53,27 +47,15 @@ def widest(value: Any, *, join: bool = False) -> torch.dtype:
 
 
 def target(rule: str, value: Any, *, low: torch.dtype = BF16) -> torch.dtype | None:
-    """The dtype that the castable inputs become under a rule, None where nothing is cast."""
+    """The dtype that the castable inputs become on a list, None where nothing is cast."""
     if left_to_torch(value) or not castable(value):
         return None
-    return {
-        "bf16": lambda: low,
-        "fp32": lambda: F32,
-        "promote": lambda: widest(value),
-        "join": lambda: widest(value, join=True),
-        "first": lambda: castable(value)[0].dtype,
-    }[rule]()
+    return {"bf16": low, "fp32": F32}.get(rule) or widest(value)
 
 
 def cast(value: Any, dtype: torch.dtype | None) -> Any:
     """The same tree with each castable tensor in `dtype`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if dtype is not None and value.dtype in CASTABLE else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(cast(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {key: cast(item, dtype) for key, item in value.items()}
-    return value
+    return tree_map(lambda leaf: leaf if dtype is None or getattr(leaf, "dtype", None) not in CASTABLE else leaf.to(dtype), value)
 
 
 def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -168,19 +150,40 @@ def kept_for_backward(call: Callable[[], Any], besides: Iterable[torch.Tensor] =
 
 def assert_identical(got: Any, want: Any, what: str) -> None:
     """The same type, dtype, shape and bits; NaN equals NaN."""
-    if not isinstance(want, torch.Tensor):
-        assert type(got) is type(want) and got == want, f"{what}: got {got!r}, rules.md wants {want!r}"
-        return
-    assert type(got) is type(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
-    assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
-    assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
-    got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
-    if got.device.type == "xla":  # where each comparison would be compiled
-        got, want = got.cpu(), want.cpu()
-    if got.layout is not torch.strided:
-        got, want = got.to_dense(), want.to_dense()
-    same = torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))
-    assert bool(same.all()), f"{what}: got {got}, rules.md wants {want}"
+    found = unlike(got, want)
+    assert not found, f"{what}: {found[0][1]}: got {got}, rules.md wants {want}"
+
+
+def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
+    """How two values differ: dtype, then shape, then bits (NaN equals NaN), or more than `allowed` of the largest value."""
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = type(got) is type(want) and (got == want or (got != got and want != want))
+        return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
+    if type(got) is not type(want):
+        return [("type", f"got a {type(got)}, the rules give a {type(want)}")]
+    if got.dtype is not want.dtype:
+        return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]
+    if got.shape != want.shape or got.layout is not want.layout:
+        return [("values", f"got {got.layout} {tuple(got.shape)}, the rules give {want.layout} {tuple(want.shape)}")]
+    if allowed == float("inf"):
+        return []
+    got, want = (_dense(t) for t in (got, want))
+    if bool((torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))).all()):
+        return []
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    worst = (got.to(wide) - want.to(wide)).abs().nan_to_num(nan=float("inf")).max().item()
+    scale = want.to(wide).abs().nan_to_num().max().item()
+    if worst <= allowed * scale:
+        return []
+    return [("values", f"largest difference {worst:.3g} where values are up to {scale:.3g} ({got.dtype})")]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    tensor = tensor.detach().as_subclass(torch.Tensor)
+    tensor = tensor.cpu() if tensor.device.type == "xla" else tensor  # where each comparison would be compiled
+    tensor = tensor.to(torch.complex64) if tensor.dtype is torch.complex32 else tensor  # which torch cannot compare
+    return tensor.dequantize() if tensor.is_quantized else tensor
 
 
 def assert_same(got: Outcome, want: Outcome) -> None:

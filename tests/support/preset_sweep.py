@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
-from ops import op_db
+from ops import op_db, title
 from oracle import F32, flat
 
 RELEASE = ".".join(torch.__version__.split(".")[:2])
@@ -71,6 +72,15 @@ def samples(info: Any, *, first: int | None = None, most: int = 64) -> list[Samp
     return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
 
+def cases(infos: Iterable[Any], *, first: int | None = None, most: int = 64) -> Iterator[tuple[str, str, Callable[..., Any], Sample, str]]:
+    """Every call: the op, the case in words, what is called, with what, in which mixture. To be begun while nothing of torch is patched."""
+    calls = [(info, list(spellings(info))) for info in infos]  # an op of op_db is found where it stands by comparison
+    for info, spelled_calls in calls:
+        chosen = samples(info, first=first, most=most)
+        for (spelled, call), (number, sample), mixture in itertools.product(spelled_calls, enumerate(chosen), MIXTURES):
+            yield title(info), f"{title(info)}, {spelled}, sample {number}, {mixture}", call, sample, mixture
+
+
 def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.detach().clone().to(dtype)
 
@@ -83,21 +93,13 @@ def mixed(
 
     def fresh(value: Any) -> Any:
         nonlocal count
-        if isinstance(value, torch.Tensor):
-            if value.dtype is not F32:
-                return make(value, value.dtype)
-            count += 1
-            wide = {"fp32": True, "low": False, "first fp32": count == 1, "first low": count > 1}[mixture]
-            return make(value, F32 if wide else low)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(fresh, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(fresh, value))
-        if isinstance(value, dict):
-            return {name: fresh(item) for name, item in value.items()}
-        return value
+        if not isinstance(value, torch.Tensor) or value.dtype is not F32:
+            return make(value, value.dtype) if isinstance(value, torch.Tensor) else value
+        count += 1
+        wide = {"fp32": True, "low": False, "first fp32": count == 1, "first low": count > 1}[mixture]
+        return make(value, F32 if wide else low)
 
-    made = fresh(sample)
+    made = tree_map(fresh, sample)
     return made if count >= {"fp32": 0, "low": 1}.get(mixture, 2) else None
 
 
@@ -110,15 +112,6 @@ def outcome(call: Callable[..., Any], arguments: Sample, region: AbstractContext
             return flat(call(*args, **kwargs))
         except Exception as error:
             return error
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype, shape and layout hold the same values; NaN equals NaN."""
-    if one.layout is not torch.strided:
-        one, other = one.to_dense(), other.to_dense()
-    if one.dtype is torch.complex32:  # which torch cannot compare
-        one, other = one.to(torch.complex64), other.to(torch.complex64)
-    return torch.equal(one, other) or bool((torch.eq(one, other) | (torch.ne(one, one) & torch.ne(other, other))).all())
 
 
 def shard(number: int, count: int) -> list[Any]:

@@ -39,26 +39,8 @@ class Given:
         return nn.Parameter(torch.nested.nested_tensor([rows[:3], rows[3:]], layout=torch.jagged)).unflatten(-1, (2, 4)).transpose(1, 2)
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    mask = flex_attention.create_block_mask(_earlier, None, None, 16, 16, device="cpu", BLOCK_SIZE=16)
-    return flex_attention.flex_attention(query, key, value, block_mask=mask)
-
-
-def _earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
-    return i >= j
-
-
-def _near(b: Any, h: Any, i: Any, j: Any) -> Any:
-    return (i - j).abs() < 4
-
-
 def _scored(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return score * 2 + (i - j) / 4
-
-
-def _with_mask(t: Given, mask_mod: Any) -> Any:
-    mask = flex_attention.create_mask(mask_mod, 1, 1, 16, 16, device="cpu")
-    return F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads(), attn_mask=mask)
 
 
 def _math(t: Given) -> Any:
@@ -106,11 +88,6 @@ CALLS: dict[str, tuple[Callable[[Given], Any], ...]] = {
         lambda t: flex_attention.flex_attention(t(1, 4, 16, 8), t.heads(), t.heads(), enable_gqa=True, scale=0.3),
         lambda t: flex_attention.flex_attention(t.heads(), t.heads(), t.heads(), return_lse=True),
     ),
-    "nn.attention.flex_attention.create_block_mask": (lambda t: _causal(t.heads(), t.heads(), t.heads()),),
-    "nn.attention.flex_attention.create_mask": (lambda t: _with_mask(t, _earlier),),
-    "nn.attention.flex_attention.and_masks": (lambda t: _with_mask(t, flex_attention.and_masks(_earlier, _near)),),
-    "nn.attention.flex_attention.or_masks": (lambda t: _with_mask(t, flex_attention.or_masks(_earlier, _near)),),
-    "nn.attention.flex_attention.noop_mask": (lambda t: _with_mask(t, flex_attention.noop_mask),),
     "nn.attention.bias.causal_upper_left": (
         lambda t: F.scaled_dot_product_attention(t.heads(), t.heads(), t.heads(), attn_mask=bias.causal_upper_left(16, 16)),
         lambda t: F.scaled_dot_product_attention(t.heads(), t(1, 2, 4, 8), t(1, 2, 4, 8), bias.causal_upper_left(16, 4)),

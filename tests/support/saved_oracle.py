@@ -45,7 +45,7 @@ def bf16(block: Tensor) -> Tensor:
 def quantised(tensor: Tensor, recipe: str, block: int = 0) -> Tensor:
     """What backward is to get in the place of a tensor, whose blocks are those of its rows unless their length is given."""
     block = block or block_of(tensor.shape[-1])
-    if recipe == "int8" and block >= 64:  # its 256 steps are FBGEMM's; test_saved_gradients compares these with float64
+    if recipe == "int8" and block >= 64:  # its 256 steps are FBGEMM's; test_saved_memory compares these with float64
         rows = tensor.detach().contiguous().view(-1, block).float()
         packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
         return torch.ops.quantized.embedding_bag_byte_unpack(packed).to(tensor.dtype).view(tensor.shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from oracle import F32
 
@@ -61,10 +62,4 @@ class Leaf:
 
 def build(tree: Any) -> Any:
     """New tensors in place of the leaves of a tree."""
-    if isinstance(tree, Leaf):
-        return tree.build()
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(build(item) for item in tree)
-    if isinstance(tree, dict):
-        return {key: build(item) for key, item in tree.items()}
-    return tree
+    return tree_map(lambda leaf: leaf.build() if isinstance(leaf, Leaf) else leaf, tree)

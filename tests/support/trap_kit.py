@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 import hmp
+from oracle import assert_identical
 
 
 def policy(bf16: Any = (), fp32: Any = (), promote: Any = (), dtype: torch.dtype = torch.bfloat16, name: str = "test") -> hmp.Policy:
@@ -22,8 +24,10 @@ def pasted(line: str, **around: Any) -> hmp.Policy:
     return names["policy"]
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Assert the same dtype, shape and bits."""
-    assert a.dtype == b.dtype, (a.dtype, b.dtype)
-    assert a.shape == b.shape, (a.shape, b.shape)
-    assert torch.equal(a.detach(), b.detach()), (a, b)
+def same(found: Any, wanted: Any, what: object = "") -> None:
+    """Assert the same tree, and of each tensor the same dtype, shape and bits; NaN equals NaN."""
+    (ours, tree), (theirs, its) = tree_flatten(found), tree_flatten(wanted)
+    assert tree == its, (what, tree, its)
+    with hmp.disable_casts():
+        for number, pair in enumerate(zip(ours, theirs, strict=True)):
+            assert_identical(*(leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in pair), f"{what}: leaf {number}")

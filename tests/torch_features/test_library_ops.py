@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from trap_kit import same
 
 LOW, WIDE = torch.bfloat16, torch.float32
 numbers = itertools.count()
@@ -141,7 +142,7 @@ def test_r7_such_an_op_inside_one_compiled_graph(library: Library, way: str, bac
     for around in (hmp.casts("torch-cpu"), torch.autocast("cpu", LOW)):
         with around:
             found = compiled(x)
-        assert all(torch.equal(one, other) and one.dtype is other.dtype for one, other in zip(found, expected, strict=True))
+        same(found, expected)
         assert torch.equal(torch.autograd.grad(sum(each.float().sum() for each in found), weight)[0], gradient)
     with hmp.casts("torch-cpu"), hmp.disable_casts(), pytest.raises(Exception, match="the kernel got"):
         compiled(x)  # without casts `narrow` is given float32

@@ -1,21 +1,32 @@
-"""One region object, entered by many threads and in many ways; and R17: regions that end in any order leave what is open."""
+"""Regions: one object entered by many threads, and regions that do not nest.
+
+A generator that is suspended in one is closed by somebody, or by the garbage collector, at any moment. Whoever is in the middle of
+something stays in what it is in, and what has ended is never in force again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import contextvars
+import gc
+import itertools
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
-from thread_kit import in_threads
+from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
-LISTS, OTHER = policy(bf16=["linear"]), policy(bf16=["tanh"])
+LISTS = policy(bf16=["linear"], fp32=["softmax"])
+OTHER = policy(bf16=["tanh"])
 x = torch.randn(2, 2)
 
 
@@ -25,13 +36,19 @@ def in_force() -> str:
     return {(BF16, F32): "LISTS", (F32, BF16): "OTHER", (F32, F32): "nothing"}[found]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def converted() -> Iterator[None]:
-    with hmp.convert(policy=LISTS):
+    hmp.convert(policy=LISTS)
+    gc.disable()  # what is young stays young, and is collected quickly
+    try:
         yield
+    finally:
+        gc.enable()
+    assert in_force() == "LISTS"
+    hmp.revert()
+    assert in_force() == "nothing"
 
 
-@pytest.mark.usefixtures("converted")
 def test_one_region_object_in_many_threads_at_once() -> None:
     region, wrong = hmp.disable_casts(), []
     barrier = threading.Barrier(4)
@@ -56,7 +73,6 @@ async def async_generator() -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.usefixtures("converted")
 @pytest.mark.parametrize("given", [3, "x", torch.ones(1), torch.nn.Linear, async_generator])
 @pytest.mark.parametrize("region", [hmp.disable_casts, hmp.enable_casts])
 def test_what_is_no_function_is_not_decorated(region: Callable[..., object], given: object) -> None:
@@ -65,3 +81,185 @@ def test_what_is_no_function_is_not_decorated(region: Callable[..., object], giv
     for decorate in (region, region()):
         with pytest.raises(hmp.HmpError, match=re.escape(message)):
             decorate(given)  # type: ignore[operator]
+
+
+# --- regions that do not nest
+
+
+def suspended(*regions: Callable[[], Any]) -> Callable[[], Iterator[str]]:
+    """A generator that is suspended in these regions, and goes on in them."""
+
+    def generator() -> Iterator[str]:
+        with contextlib.ExitStack() as stack:
+            for region in regions:
+                stack.enter_context(region())
+            yield in_force()
+            yield in_force()
+
+    return generator
+
+
+IN_ONE, IN_TWO = suspended(hmp.disable_casts), suspended(lambda: hmp.casts(OTHER), hmp.disable_casts)
+SUSPENDED = [IN_ONE, suspended(lambda: torch.autocast("cpu", enabled=False)), IN_TWO]
+
+
+def begun(make: Callable[[], Iterator[str]]) -> list[Any]:
+    """A generator that is suspended in its region; popped from the list, it is in a cycle that only the garbage collector ends."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself, self.generator = self, make()
+            assert next(self.generator) == "nothing" == in_force()
+
+        def __iter__(self) -> Iterator[str]:
+            return self.generator
+
+        def close(self) -> None:
+            self.generator.close()  # type: ignore[attr-defined]
+
+    return [Cycle()]
+
+
+def before_and_after(end: Callable[[], Any]) -> list[str]:
+    """What is in force before the generator ends, and after it."""
+    before = in_force()
+    end()
+    return [before, in_force()]
+
+
+class Collecting(torch.nn.Module):
+    """Ends the generator in the middle of its call."""
+
+    def forward(self, end: Callable[[], Any]) -> list[str]:
+        return before_and_after(end)
+
+
+class Ending(torch.Tensor):
+    """Ends the generator in the middle of an op that it is given to."""
+
+    end: Callable[[], Any]
+    seen: list[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.softmax:
+            cls.seen = before_and_after(cls.end)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def in_an_applied_call(end: Callable[[], Any]) -> list[str]:
+    model = hmp.apply(Collecting(), OTHER)
+    with hmp.enable_casts():
+        return model(end)
+
+
+def in_a_composite(end: Callable[[], Any]) -> list[str]:
+    Ending.end, Ending.seen = staticmethod(end), []
+    with hmp.enable_casts():
+        F.softmax(x.as_subclass(Ending), 1)
+    return Ending.seen
+
+
+def in_backward(end: Callable[[], Any]) -> list[str]:
+    seen: list[str] = []
+    given = x.clone().requires_grad_()
+    given.register_hook(lambda grad: seen.extend(before_and_after(end)))
+    given.sum().backward()
+    return seen
+
+
+MIDDLES = [in_an_applied_call, in_a_composite, in_backward]
+
+
+ENDS = ["collected", "closed", "gone on with"]
+
+
+@pytest.mark.parametrize(
+    ("make", "middle", "how"),
+    [
+        *zip(SUSPENDED, MIDDLES, ENDS, strict=True),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in itertools.product(SUSPENDED, MIDDLES, ENDS)),
+    ],
+)
+def test_a_region_that_ends_in_the_middle_of_something_does_not_end_that(make: Any, middle: Any, how: str) -> None:
+    held = begun(make)
+
+    def end() -> None:
+        if how == "collected":
+            held.pop()  # with the cycle in it
+            assert gc.collect(0) > 0
+        elif how == "closed":
+            held[0].close()
+        else:
+            list(held[0])
+
+    seen = middle(end)
+    assert len(seen) == 2 and seen[0] == seen[1]
+    assert in_force() == "LISTS" and hmp.casts_enabled()
+
+
+@pytest.mark.parametrize("make", [IN_ONE, IN_TWO])
+def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere_else(make: Any) -> None:
+    generator = make()
+    next(generator)
+    seen: list[str] = []
+
+    def other() -> None:
+        with hmp.casts(OTHER):
+            generator.close()
+            seen.append(in_force())
+        seen.append(in_force())
+
+    in_thread(other)
+    assert seen == ["OTHER", "LISTS"]
+    assert in_force() == "LISTS"
+
+
+def test_a_copy_of_the_context_keeps_what_it_was_made_in() -> None:
+    with hmp.casts(OTHER):
+        copied = contextvars.copy_context()
+    assert in_force() == "LISTS"
+    assert copied.run(in_force) == "OTHER"
+    assert in_force() == "LISTS"
+
+    def inside() -> list[str]:
+        with hmp.disable_casts():
+            seen = [in_force()]
+        return [*seen, in_force()]
+
+    assert copied.run(inside) == ["nothing", "OTHER"]
+    copies = copied.copy()
+    del copied
+    assert copies.run(inside) == ["nothing", "OTHER"]
+    assert in_force() == "LISTS"
+
+
+def test_a_task_keeps_what_it_was_started_in_and_a_model_too() -> None:
+    seen: dict[str, str] = {}
+
+    async def task(name: str, left: asyncio.Event) -> None:
+        await left.wait()
+        seen[name] = in_force()
+        await asyncio.sleep(0)
+        with hmp.disable_casts():
+            await asyncio.sleep(0)
+        seen[name] += " " + in_force()
+
+    class Starting(torch.nn.Module):
+        def forward(self, left: asyncio.Event) -> Any:
+            return asyncio.ensure_future(task("call", left))
+
+    model = hmp.apply(Starting(), OTHER)
+
+    async def main() -> None:
+        left = asyncio.Event()
+        with hmp.casts(OTHER):
+            first = asyncio.ensure_future(task("region", left))
+        second = model(left)
+        assert in_force() == "LISTS"
+        left.set()
+        await asyncio.gather(first, second)
+        assert in_force() == "LISTS"
+
+    asyncio.run(main())
+    assert seen == {"region": "OTHER OTHER", "call": "OTHER OTHER"}

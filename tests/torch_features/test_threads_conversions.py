@@ -4,13 +4,11 @@ A function that is Python code of many ops, and was called before, may be half c
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from thread_kit import in_threads
 from trap_kit import policy
 
 A, B, V = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6)
@@ -50,35 +49,6 @@ def _allowed() -> dict[str, set[tuple[torch.dtype, str]]]:
     return allowed
 
 
-@contextlib.contextmanager
-def threads(work: Callable[[random.Random], None], count: int) -> Iterator[None]:
-    """Meanwhile so many threads work, over and over, and take turns as often as they can; raises what one of them raised."""
-    done, errors = threading.Event(), []
-
-    def repeat(seed: int) -> None:
-        rng = random.Random(seed)
-        while not done.is_set() and not errors:
-            try:
-                work(rng)
-            except BaseException as error:
-                errors.append(error)
-
-    interval = sys.getswitchinterval()
-    started = [threading.Thread(target=repeat, args=(seed,)) for seed in range(count)]
-    for thread in started:
-        thread.start()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in started:
-            thread.join()
-        sys.setswitchinterval(interval)
-    if errors:
-        raise errors[0]
-
-
 def _convert_and_revert(seconds: float) -> None:
     """One policy after another, back and forth between them and plain torch, a context of this thread's in between."""
     rng, end = random.Random(0), time.monotonic() + seconds
@@ -94,21 +64,31 @@ def _convert_and_revert(seconds: float) -> None:
 
 @pytest.mark.slow
 def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_differences: Callable[[], list[str]]) -> None:
-    allowed, names = _allowed(), list(OPS)
-    seen: dict[str, Counter[torch.dtype]] = {name: Counter() for name in names}
+    allowed, done, seen = _allowed(), threading.Event(), set()
 
-    def work(rng: random.Random) -> None:
-        name = rng.choice(names)
-        bits = _bits(OPS[name]())
-        assert bits in allowed[name], f"{name} gave neither what plain torch nor what a policy gives: {bits[0]}"
-        seen[name][bits[0]] += 1
+    def call_over_and_over() -> None:
+        while not done.is_set():
+            for name, op in OPS.items():
+                bits = _bits(op())
+                assert bits in allowed[name], f"{name} gave neither what plain torch nor what a policy gives: {bits[0]}"
+                seen.add((name, bits[0]))
 
-    with threads(work, 4):
-        _convert_and_revert(4)
+    def convert() -> None:
+        try:
+            _convert_and_revert(4)
+        finally:
+            done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        in_threads(lambda role: role(), [convert, *[call_over_and_over] * 4])
+    finally:
+        sys.setswitchinterval(interval)
     hmp.revert()
     assert torch_differences() == []
     # the race was one: the threads met plain torch and policies
-    assert len(seen["matmul"]) >= 2 and len(seen["F.relu"]) >= 2, seen
+    assert all(len({dtype for name, dtype in seen if name == op}) >= 2 for op in ("matmul", "F.relu")), seen
 
 
 def test_first_calls_at_once_in_many_threads_are_cast() -> None:

@@ -1,11 +1,16 @@
-"""Functions of the user's own, in every form that they come in: one op, one decision, and nothing of theirs is lost."""
+"""Functions of the user's own, in every form and by every way to make them ops: the decorators, hmp.register, dotted names in list files.
+
+One op, one decision, and nothing of theirs is lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import inspect
 import operator
+import re
 import sys
 import types
 import warnings
@@ -14,13 +19,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from trap_kit import policy
 
 ONE = torch.ones(1)
-LOW = torch.bfloat16
+LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 
 
 class Ops:
@@ -281,3 +288,187 @@ def test_functions_that_write_nothing_run_under_transforms_of_torch() -> None:
         assert torch.equal(torch.func.vmap(lambda row: doubled(row, (row,)))(x), expected)
         assert torch.equal(torch.func.grad(lambda row: doubled(row, [row]).sum())(x), torch.full_like(x, 3))
         assert torch.equal(torch.jit.trace(lambda a: doubled(a, (a,)), (x,))(x), expected)
+
+
+@hmp.bf16_function
+def fused_low(q, k, *, mask=None, parts=()):
+    """Docs of it."""
+    inside = torch.softmax(q, -1).dtype
+    return q.dtype, k.dtype, None if mask is None else mask.dtype, [part.dtype for part in parts], inside
+
+
+@hmp.fp32_function
+def fused_wide(q, k):
+    return q.dtype, k.dtype, torch.relu(q).dtype
+
+
+@hmp.promote_function
+def fused_widest(q, *rest):
+    return [q.dtype, *(each.dtype for each in rest)]
+
+
+def ones(dtype, *shape):
+    return torch.ones(shape or (2,), dtype=dtype)
+
+
+def test_register_decorators_cast_where_a_policy_is_in_force():
+    arguments = {"mask": ones(torch.bool), "parts": (ones(WIDE), ones(HALF), ones(torch.float64).long())}
+    with hmp.casts("habana"):
+        low = fused_low(ones(WIDE), ones(HALF), **arguments)
+        assert low == (LOW, LOW, torch.bool, [LOW, LOW, torch.int64], LOW)
+        assert fused_wide(ones(LOW), ones(torch.int64)) == (WIDE, torch.int64, WIDE)
+        assert fused_widest(ones(LOW), ones(WIDE), ones(torch.int64)) == [WIDE, WIDE, torch.int64]
+        assert fused_widest(ones(LOW), ones(HALF)) == [WIDE, WIDE]
+        assert fused_low(ones(torch.float64), ones(WIDE))[:2] == (torch.float64, WIDE)
+
+
+def test_register_decorators_do_nothing_elsewhere():
+    assert fused_low(ones(WIDE), ones(HALF)) == (WIDE, HALF, None, [], WIDE)
+    with hmp.casts("habana"), hmp.disable_casts():
+        assert fused_low(ones(WIDE), ones(HALF)) == (WIDE, HALF, None, [], WIDE)
+        assert fused_widest(ones(LOW), ones(WIDE)) == [LOW, WIDE]
+
+
+def test_register_decorated_functions_look_like_themselves():
+    assert (fused_low.__name__, fused_low.__doc__) == ("fused_low", "Docs of it.")
+    assert list(inspect.signature(fused_low).parameters) == ["q", "k", "mask", "parts"]
+
+
+@pytest.mark.parametrize("given", [torch.nn.Linear, 3], ids=["a class", "a number"])
+def test_register_decorates_functions_alone(given):
+    with pytest.raises(hmp.HmpError, match=r"@hmp\.bf16_function expected a function, got"):
+        hmp.bf16_function(given)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A user's package with an op, importable as `users_ops.fused.attention`."""
+    package, module = types.ModuleType("users_ops"), types.ModuleType("users_ops.fused")
+    package.__path__ = []
+
+    def attention(q, k):
+        return q.dtype, k.dtype
+
+    module.attention, package.fused = attention, module
+    monkeypatch.setitem(sys.modules, "users_ops", package)
+    monkeypatch.setitem(sys.modules, "users_ops.fused", module)
+    return module
+
+
+def test_register_before_and_after_convert(library):
+    hmp.convert()
+    hmp.register(library, "attention", "bf16")
+    assert library.attention(ones(WIDE), ones(WIDE)) == (LOW, LOW)
+    with hmp.casts(policy(bf16=["relu"], dtype=HALF)):
+        assert library.attention(ones(WIDE), ones(WIDE)) == (HALF, HALF)
+    hmp.convert(policy="bert")
+    assert library.attention(ones(WIDE), ones(WIDE)) == (LOW, LOW)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (F, "nosuch", "expected a function of torch.nn.functional, got 'nosuch'; pass the module or class"),
+        (torch, 3, "expected a function of torch, got 3; pass the module or class"),
+        (F, "relu", "got torch's torch.nn.functional.relu; put 'relu' on a list of the policy instead"),
+        (torch.linalg, "inv", "got torch's torch.linalg.inv; put 'linalg.inv' on a list of the policy instead"),
+        (torch.Tensor, "__add__", "got torch's Tensor.__add__; put 'add' on a list of the policy instead"),
+        (torch, "save", "got torch's torch.save; register a function of your own that calls it"),
+    ],
+)
+def test_register_says_of_what_is_in_torch_what_it_is(owner, name, message):
+    with pytest.raises(hmp.HmpError, match=re.escape(message)):
+        hmp.register(owner, name, "bf16")
+    assert {"relu", "linalg.inv", "add"} == hmp.Policy(bf16={"relu", "linalg.inv", "add"}).bf16, "what it advises is possible"
+
+
+def steps(x, *, log):
+    """What a generator can be told, and what it says."""
+    log.append(("begins", x.dtype))
+    try:
+        got = yield x.dtype
+        while got is not None:
+            try:
+                got = yield got * 2
+            except KeyError as error:
+                got = yield ("caught", error.args)
+        return "returned"
+    finally:
+        log.append("ended")
+
+
+@types.coroutine
+def awaited_by_old_hands(x):
+    got = yield x.dtype
+    return x.dtype, got
+
+
+async def coroutine(x):
+    await asyncio.sleep(0)
+    return x.dtype
+
+
+# so long as they are nobody's ops
+PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, awaited_by_old_hands, coroutine)}
+
+
+def drive(generator):
+    """What it answers to next, send, throw and the end."""
+    answers = [next(generator), generator.send(3), generator.throw(KeyError("k")), generator.send(4)]
+    with pytest.raises(StopIteration) as end:
+        generator.send(None)
+    return [*answers, end.value.value]
+
+
+@pytest.fixture
+def registered():
+    owner = types.ModuleType("owner")
+    for function in PLAIN:
+        copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+        setattr(owner, function.__name__, copy)
+        hmp.register(owner, function.__name__, "bf16")
+    return owner
+
+
+def test_register_a_generator_is_sent_to_thrown_into_closed_and_returns(registered):
+    log, plain_log = [], []
+    with hmp.convert():
+        assert inspect.isgeneratorfunction(registered.steps)
+        answers = drive(registered.steps(torch.ones(1), log=log))
+        left = registered.steps(torch.ones(1), log=log)
+        next(left)
+        left.close()
+        left = registered.steps(torch.ones(1), log=log)
+        next(left)
+        with pytest.raises(ZeroDivisionError):
+            left.throw(ZeroDivisionError)
+    x = torch.ones(1, dtype=LOW)
+    assert answers == drive(steps(x, log=plain_log)) == [LOW, 6, ("caught", ("k",)), 8, "returned"]
+    assert log == [("begins", LOW), "ended"] * 3
+
+
+def test_register_a_coroutine_is_awaited(registered):
+    with hmp.convert():
+        assert inspect.iscoroutinefunction(registered.coroutine)
+        assert asyncio.run(registered.coroutine(torch.ones(1))) is LOW
+        old = registered.awaited_by_old_hands(torch.ones(1))
+        assert inspect.isawaitable(old)
+        assert old.send(None) is LOW
+        with pytest.raises(StopIteration) as end:
+            old.send("sent")
+        assert end.value.value == (LOW, "sent")
+
+
+def test_an_asynchronous_generator_is_refused():
+    """In its steps lists would apply, though it is one op."""
+
+    @hmp.fp32_function
+    async def products(x):
+        yield (x @ x).dtype
+
+    async def first():
+        with hmp.casts("habana"):
+            return [each async for each in products(torch.ones(2, 2))]
+
+    with pytest.raises(hmp.HmpError, match="async generator"):
+        asyncio.run(first())

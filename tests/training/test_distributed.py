@@ -22,13 +22,7 @@ pytestmark = [
 ]
 
 KIT = Path(__file__).parent / "distributed_kit"
-STEPS = 20
 BF16 = 2.0**-8  # the unit in the last place of 1.0 is twice that
-
-DDP = ["ddp", "ddp, bucket view", "ddp, static graph", "ddp, no_sync", "ddp, own hook"]  # the hook asks whether casts are off (R13)
-FSDP2 = ["fsdp2", "fsdp2, bf16"]
-DTENSOR = ["tensor parallel"]
-MORE = ["fsdp2, no_sync"]
 
 
 def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 300) -> list[Any]:
@@ -49,44 +43,15 @@ def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 30
     return [json.loads((folder / f"rank.{rank}").read_text()) for rank in range(2)]
 
 
-def check(folder: Path, policies: list[str], modes: list[str]) -> None:
-    """Both ranks, under each policy in each mode, against one process and against plain torch with explicit casts."""
-    ranks = launched(folder, "train.py", policies, modes)
-    for found in ranks:
-        assert [(each["policy"], each["mode"]) for each in found] == [(policy, mode) for policy in policies for mode in modes]
-        for each in found:
-            says = f"{each['policy']}, {each['mode']}: {each}"
-            losses, alone = each["losses"], each["losses alone"]
-            assert len(losses) == len(alone) == STEPS, says
-            assert all(abs(a - b) < BF16 * b for a, b in zip(losses, alone, strict=True)), says
-            assert alone[-1] < 0.6 * alone[0], says  # it learns, so that a wrong gradient shows in the losses
-            assert each["weights differ"] < 0.04, says
-            # no weight is stale: bit for bit what explicit casts of the weights give, where a product is not summed over ranks
-            assert each["alone of now"] == 0, says
-            assert each["of now"] < 4 * BF16 if each["mode"] == "tensor parallel" else each["of now"] == 0, says
-            assert each["of before"] > 10 * 4 * BF16, says  # weights of a step ago would have shown
-    assert [each["losses"] for each in ranks[0]] == [each["losses"] for each in ranks[1]]
-
-
-@pytest.mark.slow
-def test_ddp_fsdp2_and_tensor_parallel_train_as_one_process(tmp_path: Path) -> None:
-    check(tmp_path, ["habana", "torch-cpu"], DDP + FSDP2 + DTENSOR)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("policies", [["habana", "torch-cpu"], ["habana-o2", "bert", "autocast"]], ids=" ".join)
-def test_every_mode_trains_as_one_process(policies: list[str], tmp_path: Path) -> None:
-    check(tmp_path, policies, DDP + FSDP2 + DTENSOR + MORE)
-
-
 def check_engines(folder: Path, engines: list[str]) -> None:
     """By apply(), before and behind what the engine does to the model, and by convert(), the losses are those under torch.autocast."""
     for rank in launched(folder, "engines.py", engines):
         assert list(rank) == engines
         for engine, ways in rank.items():
             float32, under_autocast = ways.pop("float32"), ways["autocast"]["losses"]
-            assert float32["seen"] == ["float32"] * 3
-            assert 0 < max(abs(a - b) / b for a, b in zip(float32["losses"], under_autocast, strict=True)) < BF16, engine
+            if engine != "fsdp2, bf16":  # whose weights are in bfloat16 in the whole forward pass
+                assert float32["seen"] == ["float32"] * 3
+                assert 0 < max(abs(a - b) / b for a, b in zip(float32["losses"], under_autocast, strict=True)) < BF16, engine
             assert under_autocast[-1] < 0.85 * under_autocast[0], engine
             assert ways.keys() == {"autocast", "convert", "apply", "apply behind"}
             for way, found in ways.items():
@@ -94,9 +59,20 @@ def check_engines(folder: Path, engines: list[str]) -> None:
                 assert found["losses"] == under_autocast, (engine, way)
 
 
+DDP = ["ddp, bucket view", "ddp, static graph", "ddp, no_sync", "ddp, own hook"]  # the hook asks whether casts are off (R13)
+
+
 @pytest.mark.slow
-def test_every_engine_of_torch_has_the_losses_of_autocast(tmp_path: Path) -> None:
-    check_engines(tmp_path, ["ddp", "fsdp2", "tensor parallel", "one mesh, sharded", "one mesh, tensor parallel", "pipeline"])
+@pytest.mark.parametrize(
+    "engines",
+    [
+        ["ddp", "fsdp2", "tensor parallel", "one mesh, sharded", "one mesh, tensor parallel", "pipeline"],
+        [*DDP, "fsdp2, bf16", "fsdp2, no_sync"],
+    ],
+    ids=["each", "in other ways"],
+)
+def test_every_engine_of_torch_has_the_losses_of_autocast(engines: list[str], tmp_path: Path) -> None:
+    check_engines(tmp_path, engines)
 
 
 @pytest.mark.nightly

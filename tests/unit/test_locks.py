@@ -1,20 +1,24 @@
-"""A process forked while another thread holds a lock of hmp's converts, enters contexts, runs a model and answers questions.
+"""A process forked while another thread holds a lock of hmp's; what other threads are making while all objects are searched; listeners.
 
-No public call holds a lock at a known time.
+No public call holds a lock or looks at Python's objects at a known time, or makes a tool raise where another one listens.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import hmp
+from hmp.core.observe import Call, Listener, listen
+from hmp.core.patching import names
 from trap_kit import policy
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -71,3 +75,76 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(na
         finally:
             done.set()
             holder.join()
+
+
+@pytest.mark.slow
+def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> None:
+    """Python refuses to finish a tuple that somebody else refers to, and a list of all objects refers to it."""
+    errors: list[BaseException] = []
+    done = threading.Event()
+    model = torch.nn.Identity()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                assert len(tuple(x for x in range(40))) == 40
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    gc.disable()
+    try:
+        for thread in threads:
+            thread.start()
+        found = [names.instances(torch.nn.Module) for _ in range(5)]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        gc.enable()
+    assert all(any(o is model for o in each) for each in found)
+    assert errors == []
+
+
+def test_a_listener_that_raises_leaves_the_call_to_those_after_it() -> None:
+    heard: list[str] = []
+
+    class Raises(Listener):
+        unlisted = True
+
+        def end(self, call: Call) -> None:
+            raise ValueError("no more")
+
+    class Hears(Listener):
+        unlisted = True
+
+        def end(self, call: Call) -> None:
+            heard.append(call.op)
+
+    x = torch.randn(2, 4)
+    with hmp.casts("habana"), listen(Raises(), Hears()):
+        for op in (torch.nn.functional.linear, torch.special.ndtr):
+            with pytest.raises(ValueError, match="no more"):
+                op(*([x, x] if op is torch.nn.functional.linear else [x]))
+    assert heard[0] == "linear" and len(heard) == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_listener_of_aten_computes_itself_reaches_no_other_one(order: int) -> None:
+    heard: list[str] = []
+
+    class Hears(Listener):
+        def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            heard.append(func._schema.name)
+            return run(*args, **kwargs)
+
+    class Computes(Listener):
+        def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            torch.neg(args[0])
+            return run(*args, **kwargs)
+
+    first, second = (Hears(), Computes())[::order]
+    x = torch.ones(2)
+    with listen(first), listen(second):
+        torch.exp(x)
+    assert heard == ["aten::exp"]

@@ -1,10 +1,11 @@
-"""Distances of tensors and tokens, and how numbers are shown.
+"""Distances of tensors and tokens, how numbers are shown, what few numbers tell of an output, and names that are rewritten.
 
-No public call gives the tensors of which a distance is told.
+No public call gives the tensors of which a distance is told, or shows a hash or a renamed name alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import pytest
@@ -14,6 +15,8 @@ from hmp.tools.compare import distance as distances
 from hmp.tools.compare import tokens
 from hmp.tools.compare.tokens import token_distance
 from hmp.tools.formatting import duration, share
+from hmp.tools.traces.compare import renamer
+from hmp.tools.traces.file import bits
 
 INF, NAN = math.inf, math.nan
 MASK = torch.finfo(torch.float32).min
@@ -84,3 +87,23 @@ def test_a_duration_has_three_digits_in_the_largest_unit_that_it_reaches(seconds
 @pytest.mark.parametrize(("percent", "shown"), [(0, "0 %"), (0.05, "< 0.1 %"), (0.14, "0.1 %"), (9.94, "9.9 %"), (12.4, "12 %")])
 def test_a_share_has_two_digits_and_nothing_that_is_something_is_0(percent: float, shown: str) -> None:
     assert share(percent * 7, 700) == shown and share(percent, 0) == "-"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_the_hash_is_of_each_byte_and_its_place(dtype: torch.dtype) -> None:
+    a = (torch.randn(4, 1000) > 0).to(dtype)
+    other = a.clone()
+    other[-1, -1] = 1 - a[-1, -1].int() if dtype is torch.bool else a[-1, -1] + 1
+    assert bits(other) != bits(a) == bits(a.T.contiguous().T), "the order of elements counts, and not that of memory"
+    assert bits(torch.empty(0)) and bits(torch.tensor(1.0)) == hashlib.blake2b(b"\0\0\x80\x3f", digest_size=16).hexdigest()
+
+
+def test_a_prefix_is_put_on_and_taken_away() -> None:
+    names = ["", "model", "model.layers.0.mlp", "lm_head", "(inputs)"]
+    for rules, wanted in [
+        (["model.*=*"], ["", "", "layers.0.mlp", "lm_head", "(inputs)"]),
+        (["*=engine.*"], ["engine", "engine.model", "engine.model.layers.0.mlp", "engine.lm_head", "(inputs)"]),
+        (["model.layers.*=transformer.h.*", "lm_head=head"], ["", "model", "transformer.h.0.mlp", "head", "(inputs)"]),
+        (["model.*=*", "layers.*.mlp=h.*.ffn"], ["", "", "h.0.ffn", "lm_head", "(inputs)"]),
+    ]:
+        assert list(map(renamer(rules, names), names)) == wanted

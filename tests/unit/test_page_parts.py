@@ -11,7 +11,7 @@ import pytest
 
 import page_kit
 from hmp.tools.record import page as model
-from hmp.tools.traces.comparison import CaptureComparison, Computed, Gap, Side
+from hmp.tools.traces.compare import CaptureComparison, Computed, Gap, Side
 from page_kit import NASTY, Page, html_of, said
 
 

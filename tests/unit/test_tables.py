@@ -1,22 +1,27 @@
 """Tables that say what other files say, or this torch: its private names, releases, extras, the lists of the nearest release.
 
-No public call shows a table of what is not there.
+The registry of rules: each is complete, and one that is added is chosen, carried out, explained and reported by its entry alone.
+
+No public call shows a table of what is not there, or adds a rule.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import hmp
-from hmp.core import torch_private
+import list_kit
+from command_kit import error_without
+from hmp.core import lists, torch_private
 from hmp.core.policy import presets
+from hmp.core.rules import registry
+from hmp.core.rules.plug_ins import CastRule, one_dtype_wrapper
 from hmp.tools.extras import EXTRAS
 from making import versions
 from process_kit import ROOT, run_in_another_process, to_install
@@ -135,15 +140,6 @@ def test_what_hmp_does_with_an_op_of_a_new_release_is_one_row() -> None:
     assert "got two of blend" in run_in_another_process(code)
 
 
-def imported_anew(module: str, patch: pytest.MonkeyPatch) -> str:
-    """The error of an import of this module."""
-    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
-        patch.delitem(sys.modules, name)
-    with pytest.raises(ImportError) as error:
-        importlib.import_module(module)
-    return str(error.value)
-
-
 def test_the_table_says_what_pyproject_says() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra, wanted in EXTRAS.items():
@@ -171,6 +167,58 @@ def test_a_module_names_what_it_needs(
         monkeypatch.syspath_prepend(tmp_path)
         said = f"{who} {package} {EXTRAS[extra][package]} or later, and {release} is installed: {to_install(extra)}"
     else:
-        monkeypatch.setitem(sys.modules, package, None)
         said = f"{who} {package}, not installed here: {to_install(extra)}"
-    assert imported_anew(module, monkeypatch) == said
+    assert error_without(module, *([] if is_there else [package])) == said
+
+
+def test_every_rule_has_its_name_a_number_of_the_page_and_a_sentence_of_its_own() -> None:
+    assert [getattr(registry, rule.name) for rule in registry.RULES] == list(registry.RULES)
+    page = (ROOT / "docs" / "pages" / "background" / "how-casting-works.md").read_text(encoding="utf-8")
+    assert {rule.number for rule in registry.RULES} <= set(re.findall(r"^\| (R\d+) \|", page, re.MULTILINE))
+    assert len({rule.sentence for rule in registry.RULES}) == len(registry.RULES)
+
+
+@pytest.fixture
+def second() -> Iterator[CastRule]:
+    rule = CastRule(
+        "SECOND_LIST",
+        label="second",
+        sentence="its second input is cast to the low-precision dtype",
+        make=one_dtype_wrapper,
+        only=frozenset({1}),
+        is_list=True,
+        dtype=lambda low_dtype: low_dtype,
+    )
+    lists.add(lists.ListKind(name="second", title="second", contents="ops whose second input is rounded", module=__name__, rule=rule))
+    yield rule
+    hmp.revert()
+    list_kit.remove("second")
+
+
+def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog: pytest.LogCaptureFixture) -> None:
+    policy = hmp.Policy("mine", second={"hypot", "addmv"})
+    x, y = torch.tensor([3.0, 6.0]), torch.tensor([4.001, 8.001])  # bfloat16 has neither of the second
+    matrix, low = y.outer(y), x.bfloat16()
+    with hmp.record() as report, hmp.convert(policy=policy, verbose=True):
+        for found in (torch.hypot(x, y), torch.hypot(input=x, other=y), torch.hypot(other=y, input=x), x.hypot(y)):
+            assert torch.equal(found, torch.tensor([5.0, 10.0]))
+        assert torch.hypot(y, x).tolist() != [5.0, 10.0]  # not the first
+        for added in (torch.addmv(low, matrix, low), torch.addmv(low, mat=matrix, vec=low)):
+            assert torch.equal(added, low.addmv(matrix.bfloat16(), low))
+        with pytest.raises(RuntimeError, match="dtype"):  # torch refuses what the rule makes; that is no missing kernel
+            torch.addmv(x, matrix, x)
+        assert hmp.fallbacks() == {}
+    rows = {(row.op, row.rule, row.source, row.compute, row.casts > 0) for row in report.rows if row.op in ("hypot", "addmv")}
+    assert {row[:3] for row in rows} == {("hypot", "second", "hypot"), ("addmv", "second", "addmv")}
+    assert ("hypot", "second", "hypot", "float32", True) in rows and ("addmv", "second", "addmv", "bfloat16", True) in rows
+    logged = caplog.text
+    assert "hypot (second)" in logged and "float32 -> bfloat16" in logged and "kernel" not in logged
+    assert hmp.explain("addmv", policy).why == second.sentence
+
+
+def test_two_rules_with_one_label_are_an_error(second: CastRule) -> None:
+    for label in ("second", "in place", "bf16"):
+        rule = CastRule("OTHER", label=label, sentence="", make=one_dtype_wrapper)
+        with pytest.raises(hmp.HmpError, match=f"no other rule has, got '{label}' of OTHER"):
+            lists.add(lists.ListKind(name="other", title="other", contents="", module=__name__, rule=rule))
+    assert "other" not in lists.names()

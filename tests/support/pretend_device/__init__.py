@@ -139,6 +139,5 @@ def _device_module(code: Any) -> types.ModuleType:
         memory_allocated=lambda device=None: code.live(_index(device)),
         max_memory_allocated=lambda device=None: code.peak(_index(device)),
         reset_peak_memory_stats=lambda device=None: code.reset_peak(_index(device)),
-        allocations=lambda device=None: code.allocations(_index(device)),  # how many there have been
     )
     return module

@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from on_ranks import measured
-from parallel_modes import MODES, ROWS, Net
+from parallel_modes import MODES, ROWS, Net, Spread, batch, no_sync
 from torch import Tensor, nn
-from train import batch
 
 import hmp
 
-STEPS, POLICY = 12, "torch-cpu"  # the lists of torch.autocast
+STEPS, POLICY = 12, "torch-cpu"  # the lists of torch.autocast; habana's, by which convert() goes, make the same of this model
 # "apply" before what the engine does to the model, and behind it; "convert" first, as ZeRO-3 replaces F.linear for the process's life
 WAYS = ("convert", "float32", "autocast", "apply", "apply behind")
 Step = Callable[[Tensor, Tensor], float]
@@ -39,18 +38,24 @@ class WithIsland(Net):
         return out
 
 
-def stepping(model: nn.Module, shares_batch: bool) -> Step:
-    """A step of a loop of one's own."""
+def stepping(model: nn.Module, spread: Spread) -> Step:
+    """A step of a loop of one's own, of two micro-batches where gradients are accumulated, and an evaluation of the new weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
 
     def step(x: Tensor, y: Tensor) -> float:
-        loss = F.mse_loss(model(x).float(), y)
-        loss.backward()
+        count = 2 if spread.accumulates else 1
+        total = 0.0
+        for at, (rows, wanted) in enumerate(zip(x.chunk(count), y.chunk(count), strict=True)):
+            with no_sync(model) if at + 1 < count else contextlib.nullcontext():
+                loss = F.mse_loss(model(rows).float(), wanted) / count
+                loss.backward()
+            total += loss.item()
         optimizer.step()
         optimizer.zero_grad()
-        return loss.item()
+        with torch.no_grad():
+            return total + F.mse_loss(model(x).float(), y).item()
 
-    return on_own_rows(step) if shares_batch else step
+    return on_own_rows(step) if spread.shares_batch else step
 
 
 def on_own_rows(step: Step) -> Step:
@@ -71,7 +76,7 @@ def of_mode(name: str) -> Callable[[Net, Behind], Step]:
 
     def spread(net: Net, behind: Behind) -> Step:
         made = MODES[name](net)
-        return stepping(behind(made.model), made.shares_batch)
+        return stepping(behind(made.model), made)
 
     return spread
 
@@ -138,11 +143,11 @@ def run(engine: str, way: str) -> dict[str, Any]:
     net = WithIsland()
     if way == "autocast":
         net.forward = torch.autocast("cpu", torch.bfloat16)(net.forward)
-    with hmp.convert(policy=POLICY) if way == "convert" else contextlib.nullcontext():
+    with hmp.convert(policy="habana") if way == "convert" else contextlib.nullcontext():
         if way == "apply":
             hmp.apply(net, POLICY)
         step = ENGINES[engine](net, lambda model: hmp.apply(model, POLICY) if way == "apply behind" else model)
-        losses = [step(*batch(number, 0)) for number in range(STEPS)]
+        losses = [step(*batch(number)) for number in range(STEPS)]
     hmp.revert()
     return {"losses": losses, "seen": net.seen}
 

@@ -131,3 +131,9 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         model.set_requires_gradient_sync(False)
         yield
         model.set_requires_gradient_sync(True)
+
+
+@hmp.disable_casts()
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(100 * step))
+    return x, torch.tanh(x[:, :OUT] + x[:, -OUT:])

@@ -1,4 +1,7 @@
-"""torch.export (not strict), make_fx and fx.symbolic_trace of a model whose casts are on: the casts are in what they give."""
+"""torch.export (not strict), make_fx, fx.symbolic_trace and torch.jit.trace of a model whose casts are on: the casts are in what they give.
+
+Where torch refuses an op, torch.jit.trace raises torch's error. torch.jit.script compiles code without casts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from oracle import BF16, F32
 from trap_kit import policy, same
 
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(5))
-LISTS = policy(bf16=["linear", "matmul", "layer_norm", "relu", "t"], fp32=["softmax"])
+LISTS = policy(bf16=["linear", "matmul", "mm", "layer_norm", "relu", "t", "linalg.inv"], fp32=["softmax"])
 
 
 OTHER = policy(fp32=["linear", "matmul", "relu", "layer_norm"], bf16=["softmax"])
@@ -27,10 +30,10 @@ OTHER = policy(fp32=["linear", "matmul", "relu", "layer_norm"], bf16=["softmax"]
 class Model(torch.nn.Module):
     """Functions, methods, operators, a module, and a region without casts."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+        self.linear, self.norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width)
 
     def forward(self, x):
         hidden = self.norm(self.linear(x))
@@ -43,7 +46,7 @@ class Model(torch.nn.Module):
 def by_hand(model, x):
     """What `Model` gives under LISTS, in plain torch."""
     low, linear, norm = x.to(BF16), model.linear, model.norm
-    hidden = F.layer_norm(F.linear(low, linear.weight.to(BF16), linear.bias.to(BF16)), (16,), norm.weight, norm.bias)
+    hidden = F.layer_norm(F.linear(low, linear.weight.to(BF16), linear.bias.to(BF16)), linear.bias.shape, norm.weight, norm.bias)
     scores = torch.softmax((hidden @ hidden.t()).to(F32), -1)
     return hidden, scores, x.matmul(x.t()), low.matmul(low.t()), low.relu(), F.relu(low)
 
@@ -52,8 +55,7 @@ def assert_casts(got, model, x=X):
     with hmp.disable_casts():
         want = by_hand(model, x)
     assert [t.dtype for t in got] == [BF16, F32, F32, BF16, BF16, BF16]
-    for one, other in zip(got, want, strict=True):
-        same(one.detach(), other.detach())
+    same(list(got), list(want))
 
 
 SCOPES = {
@@ -119,8 +121,7 @@ def test_an_exported_graph_takes_any_size_is_saved_and_loaded_and_trains(tmp_pat
     graph = program.module()
     sum(t.float().square().sum() for t in graph(X)).backward()
     want = torch.autograd.grad(sum(t.float().square().sum() for t in by_hand(model, X)), list(model.parameters()))
-    for parameter, gradient in zip(graph.parameters(), want, strict=True):
-        same(parameter.grad, gradient)
+    same([parameter.grad for parameter in graph.parameters()], list(want))
 
 
 # --- fx.symbolic_trace: no tensors, so its graph calls torch's functions as the model does
@@ -155,11 +156,75 @@ def test_a_symbolic_trace_casts_as_its_model_does_and_so_do_its_copies(when, mon
     for each in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), torch.fx.Transformer(graph).transform()):
         got = each(X)
         assert [t.dtype for t in got] == TRACED_DTYPES
-        for one, other in zip(got, model(X), strict=True):
-            same(one.detach(), other.detach())
+        same(list(got), list(model(X)))
         with hmp.disable_casts():
             assert {t.dtype for t in each(X)} == {F32}
     got = torch.fx.Interpreter(graph).run(X)
     assert [t.dtype for t in got] == TRACED_DTYPES
     hmp.revert()
     assert {t.dtype for t in graph(X)} == {F32}
+
+
+# --- torch.jit
+
+
+INVERTIBLE = torch.randn(4, 4, generator=torch.Generator().manual_seed(5)) + 4 * torch.eye(4)
+
+
+@pytest.mark.native_kernels
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+@pytest.mark.parametrize("width", [4, 96], ids=["small", "of a size that is shared"])
+def test_a_trace_holds_the_casts_also_when_it_is_saved_and_loaded(width, tmp_path):
+    model, x = Model(width), torch.randn(width, width)
+    with hmp.casts(LISTS):
+        traced = torch.jit.trace(model, (x,))  # torch checks it: traces the model again, without gradients
+    traced.save(tmp_path / "traced.pt")
+    hmp.revert()
+    for scope in (hmp.casts(policy(fp32=["*"])), hmp.casts(LISTS), contextlib.nullcontext()):
+        with scope:
+            results = traced(x), torch.jit.load(tmp_path / "traced.pt")(x)
+        for got in results:
+            assert_casts(got, model, x)
+
+
+def traced_inverse(x):
+    return torch.relu(torch.linalg.inv(torch.relu(x).float())).float()
+
+
+def test_a_trace_holds_the_float32_call_of_an_op_that_is_known_to_have_no_kernel():
+    with hmp.casts(LISTS):
+        same(
+            torch.jit.trace(traced_inverse, (INVERTIBLE,))(INVERTIBLE),
+            torch.linalg.inv(INVERTIBLE.to(BF16).relu().float()).to(BF16).relu().float(),
+        )
+
+
+REFUSED = {
+    "a missing kernel": (lambda x: torch.mm(x.to_sparse_csr(), x), "BFloat16"),
+    "a mixture": (lambda x: torch.inner(x.bfloat16(), x), "dtype"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_trace_of_an_op_that_torch_refuses_raises_torchs_error(name):
+    """The error ends torch's trace: to call the op again would crash the interpreter."""
+    function, error = REFUSED[name]
+    hmp.revert()  # forgets what calls of other tests have shown
+    with hmp.casts(LISTS):
+        with pytest.raises(RuntimeError, match=error):
+            torch.jit.trace(lambda x: torch.relu(function(torch.relu(x).float())), (INVERTIBLE.clone(),))
+        assert torch._C._get_tracing_state() is None
+        assert function(INVERTIBLE.clone()).shape == INVERTIBLE.shape
+
+
+def scripted(x):
+    return torch.softmax(F.linear(x, x) @ x.t(), -1), F.relu(x), x.relu(), torch.mul(x, 2), F.gelu(x)
+
+
+def test_scripted_code_has_no_casts():
+    want = scripted(INVERTIBLE)
+    with hmp.convert():
+        compiled = torch.jit.script(scripted)
+        under = compiled(INVERTIBLE)
+    for got in (under, compiled(INVERTIBLE)):
+        same(list(got), list(want))
