@@ -12,9 +12,8 @@ import torch
 from ...core import lists
 from ...core.casting import dtype_name
 from ...core.policy import can_be_listed
-from ..formatting import two_digits
 from ..op_owners import AtenCall, Direction
-from ..pages.page import Page, Result
+from ..pages.page import Page, Result, error_text
 from .tokens import TokenDistance
 
 
@@ -228,12 +227,14 @@ class Comparison(Result):
                 said = ", ".join(f"{each.named} ({_gain(trials.start, each)})" for each in of)
                 change = f"{'take off' if kind.instead else 'move to'} the {kind.title} list"
                 found.append(f'to {change} first: {said}; policy.move("{of[0].named}", "{of[0].moves[0].to}")')
-        if not found:
+        if trials.start.far <= trials.tolerance:
+            found.insert(0, f"nothing has to be moved: the error is within the tolerance of {error_text(trials.tolerance)}")
+        elif not found:
             found.append(self._why_nothing(trials))
         best = trials.together
         if best is not None and (best not in trials.alone or best.far > trials.tolerance):
             reached = "within" if best.far <= trials.tolerance else "the nearest of the sets tried to"
-            found.append(f"together: {best.named} ({_gain(trials.start, best)}), {reached} the tolerance of {two_digits(trials.tolerance)}")
+            found.append(f"together: {best.named} ({_gain(trials.start, best)}), {reached} the tolerance of {error_text(trials.tolerance)}")
         found += [f"{each.named} was not measured: {each.why_not}" for each in trials.alone if each.why_not]
         if trials.untried:
             found.append(f"not tried: {trials.untried} more moves; a larger trials= tries them, too")
@@ -241,14 +242,10 @@ class Comparison(Result):
 
     def _why_nothing(self, trials: Trials) -> str:
         """Return why no single move is advised."""
-        most = max(self.by_op(), key=lambda group: group.share, default=None)
-        if most is None or not most.share:
-            return "no op adds a rounding error, so there is nothing to move to the FP32 list"
-        if trials.start.far <= trials.tolerance:
-            return f"nothing has to be moved: the error is within the tolerance of {two_digits(trials.tolerance)}"
         if trials.together is not None:
             return "no single move brings the error down by a tenth: several ops share the cause"
         lead = "no single move brings the error down by a tenth" if trials.alone else "nothing to move to the FP32 list"
+        most = max(self.by_op(), key=lambda group: group.share)
         cannot = "" if can_be_listed(most.name) else ", and lists don't affect it"
         return f"{lead}: {most.name} adds most of it ({most.share:.0%}){cannot}"
 
@@ -257,7 +254,7 @@ def _gain(start: Trial, trial: Trial) -> str:
     """Return the first error that a trial lowers, before and after."""
     ends = list(zip(("output", "gradient", "loss"), start.order, trial.order, strict=True))
     end, before, after = next((each for each in ends if each[2] < 0.9 * each[1]), ends[0])
-    return f"{end} {two_digits(before)} becomes {two_digits(after)}"
+    return f"{end} {error_text(before)} becomes {error_text(after)}"
 
 
 class ErrorSums:
