@@ -37,10 +37,11 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..tools.compare.compare import another, compare_under
+    from ..tools.compare.compare import another, check_search, compare_under
     from . import recipe  # here, with what it imports: other subcommands do without
 
     check_page(options.html)
+    check_search(options.tolerance, options.trials)
     torch.manual_seed(options.seed)
     policy = hmp.Policy.load(options.policy)
     against = None if options.against is None else another(hmp.Policy.load(options.against), policy)

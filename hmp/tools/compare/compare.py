@@ -89,10 +89,19 @@ def compare(  # noqa: PLR0913
         True
     """
     _check(model, loss)
+    check_search(tolerance, trials)
     chosen = model_call.chosen_policy(model, policy)
     other = None if against is None else another(model_call.chosen_policy(model, against), chosen)
     step = Step(model, batch, loss)
     return compare_under(step, chosen, other, shift=shift, tolerance=tolerance, trials=trials, progress=progress)
+
+
+def check_search(tolerance: float | None, trials: int) -> None:
+    """Raise HmpError for numbers that cannot bound a search."""
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
+        raise HmpError(f"invalid tolerance={tolerance!r}: expected a relative error of the output from 0 on, such as 0.01, or None")
+    if not isinstance(trials, int) or trials < 0:
+        raise HmpError(f"invalid trials={trials!r}: expected how many steps to try moves in, from 0 on")
 
 
 def another(against: Policy, policy: Policy) -> Policy:
@@ -118,10 +127,6 @@ def compare_under(
     progress: bool | None = None,
 ) -> Comparison:
     """Return the comparison of a step under the policy, and against another one."""
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
-        raise HmpError(f"invalid tolerance={tolerance!r}: expected a relative error of the output from 0 on, such as 0.01, or None")
-    if not isinstance(trials, int) or trials < 0:
-        raise HmpError(f"invalid trials={trials!r}: expected how many steps to try moves in, from 0 on")
     for tensor in step.tensors():
         refuse_xla(tensor.device, "compare()")
     shown = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
