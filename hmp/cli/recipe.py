@@ -18,7 +18,7 @@ import torch
 
 from ..errors import HmpError, is_interrupt
 from ..tools.benchmark.runner import misfit
-from ..tools.compare.trials import Step
+from ..tools.compare.trials import ModelStep
 from ..tools.model_call import named_arguments
 from ..tools.tune.task import scalar, stepping
 
@@ -112,7 +112,7 @@ class RecipeStep:
 
 
 @dataclass
-class RecipeLoss(Step):
+class RecipeLoss(ModelStep):
     """A recipe's loss on a batch; the output is what the model returns where the recipe calls it, or the loss where it never does."""
 
     recipe: TaskRecipe | None = None

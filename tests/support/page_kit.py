@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tools.compare.comparison import Comparison, ErrorRow, Move, Trial, Trials
+from hmp.tools.compare.comparison import Comparison, ErrorRow, Move, MoveTrial, Trials
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"
@@ -85,10 +85,10 @@ def comparison(**changes: Any) -> Comparison:
         "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
         "float32_loss_value": 2.25, "notes": ("One batch.",),
         "trials": Trials(
-            Trial((), 0.04, 1e-5, math.inf),
-            (Trial((Move(f"mul @ net.{NASTY}", "fp32"),), 0.01, 1e-5, 0.5), Trial((Move("linear", "fp32"),), 0.039, 1e-5, 0.7),
-             Trial((Move("cos @ net.1", "fp32"),), why_not=f"raised KeyError: {NASTY}")),
-            Trial((Move(f"mul @ net.{NASTY}", "fp32"), Move("linear", "fp32")), 0.001, 1e-5, 0.5), 0.0039, 12),
+            MoveTrial((), 0.04, 1e-5, math.inf),
+            (MoveTrial((Move(f"mul @ net.{NASTY}", "fp32"),), 0.01, 1e-5, 0.5), MoveTrial((Move("linear", "fp32"),), 0.039, 1e-5, 0.7),
+             MoveTrial((Move("cos @ net.1", "fp32"),), why_not=f"raised KeyError: {NASTY}")),
+            MoveTrial((Move(f"mul @ net.{NASTY}", "fp32"), Move("linear", "fp32")), 0.001, 1e-5, 0.5), 0.0039, 12),
         "rows": tuple(sorted(rows, key=lambda row: -(row.isolated or 0.0))),
     }  # fmt: skip
     return Comparison(**values | changes)

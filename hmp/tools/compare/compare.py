@@ -26,7 +26,7 @@ from ..model_state import preserve_state
 from .comparison import Comparison, ErrorSums, Trials
 from .float32_reference import Float32Reference
 from .tokens import distance_of_tokens
-from .trials import MOST_TRIALS, Draws, Ends, Step, candidates, ends_of, search
+from .trials import MOST_TRIALS, Draws, Ends, ModelStep, candidates, ends_of, search
 
 Tensor = torch.Tensor
 # The model took another path if it is farther than this many times its ops' errors, of at least _LEAST, from a run without hmp.
@@ -92,7 +92,7 @@ def compare(  # noqa: PLR0913
     check_search(tolerance, trials)
     chosen = model_call.chosen_policy(model, policy)
     other = None if against is None else another(model_call.chosen_policy(model, against), chosen)
-    step = Step(model, batch, loss)
+    step = ModelStep(model, batch, loss)
     return compare_under(step, chosen, other, shift=shift, tolerance=tolerance, trials=trials, progress=progress)
 
 
@@ -117,7 +117,7 @@ def another(against: Policy, policy: Policy) -> Policy:
 
 
 def compare_under(
-    step: Step,
+    step: ModelStep,
     policy: Policy,
     against: Policy | None = None,
     *,
@@ -144,7 +144,7 @@ def compare_under(
     return found if against is None else replace(found, against=compared(against))
 
 
-def _untouched(step: Step) -> Ends | str:
+def _untouched(step: ModelStep) -> Ends | str:
     """Return what the step ends in without hmp, or why that is not known."""
     try:
         return ends_of(step, None)
@@ -152,7 +152,7 @@ def _untouched(step: Step) -> Ends | str:
         return f"the model raised {type(error).__name__}: {error}"
 
 
-def _compared(step: Step, chosen: Policy, untouched: Ends | str, shift: bool, searched: Callable[..., Trials]) -> Comparison:
+def _compared(step: ModelStep, chosen: Policy, untouched: Ends | str, shift: bool, searched: Callable[..., Trials]) -> Comparison:
     model, statistics, draws = step.model, ErrorSums(), Draws()
     float32 = Float32Reference(statistics.add, _by_storage(step.tensors()))
     clear_cache()  # a weight cast before has lost what it was cast from

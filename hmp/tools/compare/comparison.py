@@ -69,7 +69,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trial:
+class MoveTrial:
     """A step under a policy with these moves: how far output, loss and gradients are from float32's; `why_not` says why that is not known.
 
     An error is None for what was not computed.
@@ -96,7 +96,7 @@ class Trial:
         """Return the errors by which trials are ranked, the output's first."""
         return tuple(math.inf if each is None else each for each in (self.output, self.gradient, self.loss))
 
-    def gains(self, before: Trial) -> bool:
+    def gains(self, before: MoveTrial) -> bool:
         """Return True if the output's or the gradients' error is a tenth less than before, the loss's where the output is the same."""
         (output, gradient, loss), (output_before, gradient_before, loss_before) = self.order, before.order
         if self.why_not or output > 1.1 * output_before:
@@ -113,9 +113,9 @@ class Trials:
     `untried` moves were not tried.
     """
 
-    start: Trial
-    alone: tuple[Trial, ...] = ()
-    together: Trial | None = None
+    start: MoveTrial
+    alone: tuple[MoveTrial, ...] = ()
+    together: MoveTrial | None = None
     tolerance: float = 0.0
     untried: int = 0
     why_not: str = ""
@@ -165,7 +165,7 @@ class Comparison(Result):
     against: Comparison | None = None
 
     @property
-    def advice(self) -> tuple[Trial, ...]:
+    def advice(self) -> tuple[MoveTrial, ...]:
         """Return the moves that gain, the best first: each brings the output's or the gradients' error down by a tenth or more."""
         trials = self.trials
         return () if trials is None else tuple(each for each in trials.alone if each.gains(trials.start))
@@ -250,7 +250,7 @@ class Comparison(Result):
         return f"{lead}: {most.name} adds most of it ({most.share:.0%}){cannot}"
 
 
-def _gain(start: Trial, trial: Trial) -> str:
+def _gain(start: MoveTrial, trial: MoveTrial) -> str:
     """Return the first error that a trial lowers, before and after."""
     ends = list(zip(("output", "gradient", "loss"), start.order, trial.order, strict=True))
     end, before, after = next((each for each in ends if each[2] < 0.9 * each[1]), ends[0])

@@ -23,7 +23,7 @@ from ...errors import HmpError
 from .. import model_call
 from ..aten import facts, local
 from ..model_state import changed_since, preserve_state
-from .comparison import ErrorRow, Move, Trial, Trials
+from .comparison import ErrorRow, Move, MoveTrial, Trials
 from .distance import total
 
 Tensor = torch.Tensor
@@ -32,7 +32,7 @@ _ALONE = 5  # trials of one move each; the others are of several moves
 
 
 @dataclass
-class Step:
+class ModelStep:
     """What compare() runs: the model's forward on a batch, and a loss."""
 
     model: torch.nn.Module
@@ -92,9 +92,9 @@ class Ends(NamedTuple):
         """Return these with what is made of each tensor."""
         return Ends(*(list(map(made, part)) for part in self[:3]))
 
-    def against(self, exact: Ends, moves: tuple[Move, ...] = ()) -> Trial:
+    def against(self, exact: Ends, moves: tuple[Move, ...] = ()) -> MoveTrial:
         """Return how far these are from the exact ones."""
-        return Trial(moves, _far(self.outputs, exact.outputs), _far(self.loss, exact.loss), _far(self.gradients, exact.gradients))
+        return MoveTrial(moves, _far(self.outputs, exact.outputs), _far(self.loss, exact.loss), _far(self.gradients, exact.gradients))
 
 
 def _far(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float | None:
@@ -132,7 +132,7 @@ def _drawn(func: Any, name: str, draws: bool, args: Any, out: Any) -> list[Any]:
     return [(name, *(t.dtype for t in each_tensor((out,))))]
 
 
-def ends_of(step: Step, policy: Policy | None, *listeners: Listener) -> Ends:
+def ends_of(step: ModelStep, policy: Policy | None, *listeners: Listener) -> Ends:
     """Return what the step ends in under the policy, without hmp for None. The model's state is then as before."""
     written = changed_since(map(local, step.tensors()))
     region = disable_casts() if policy is None else _under(step.model, policy)
@@ -182,9 +182,9 @@ def candidates(rows: Sequence[ErrorRow], blame: Mapping[tuple[str, str], float],
 
 
 def search(
-    step: Step,
+    step: ModelStep,
     policy: Policy,
-    start: Trial,
+    start: MoveTrial,
     exact: Ends,
     moves: Sequence[Move],
     *,
@@ -197,13 +197,13 @@ def search(
     `start` is the policy without a move, `exact` what float32 ends in.
     """
     allowed = torch.finfo(policy.dtype).eps / 2 if tolerance is None else tolerance
-    tried: dict[frozenset[Move], Trial] = {}
+    tried: dict[frozenset[Move], MoveTrial] = {}
     if not most:
         return Trials(start, why_not="trials is 0")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         return Trials(start, why_not="several processes would try different ones; call compare() in one process")
 
-    def trial(moved: tuple[Move, ...]) -> Trial:
+    def trial(moved: tuple[Move, ...]) -> MoveTrial:
         key = frozenset(moved)
         if key not in tried:
             say(f"step {len(tried) + 1} of at most {most}, {' + '.join(move.entry for move in moved)} moved")
@@ -224,7 +224,7 @@ def search(
     return Trials(start, tuple(ranked), best if best.moves else None, allowed, len(moves) - len(alone))
 
 
-def _trial(step: Step, policy: Policy, moved: tuple[Move, ...], exact: Ends) -> Trial:
+def _trial(step: ModelStep, policy: Policy, moved: tuple[Move, ...], exact: Ends) -> MoveTrial:
     """Return how far the step is from float32 with these ops moved, or why that is not known."""
     listener = Draws()
     try:
@@ -232,7 +232,7 @@ def _trial(step: Step, policy: Policy, moved: tuple[Move, ...], exact: Ends) -> 
             policy = policy.move(entry, to)
         ends = ends_of(step, policy, *([listener] if exact.draws else []))
     except Exception as error:  # torch's or the model's, which may refuse another dtype
-        return Trial(moved, why_not=f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return MoveTrial(moved, why_not=f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     if listener.found != exact.draws:
-        return Trial(moved, why_not="draws other random numbers than the compared run; call model.eval() first")
+        return MoveTrial(moved, why_not="draws other random numbers than the compared run; call model.eval() first")
     return ends.against(exact, moved)
