@@ -169,9 +169,8 @@ report.assert_dtype("linear", torch.float16)
 # %% [markdown]
 # ## The comparison with float32
 #
-# The loss is finite, but is it right? `hmp.compare` runs forward and backward once more and compares each op with float32. `isolated` is
-# the error that the op itself adds, `accumulated` includes the rounding of earlier ops, and `share` shows which ops the error comes from.
-# First the original lists:
+# The loss is finite, but is it right? `hmp.compare` compares each op of forward and backward with float32, and measures what the output
+# gains when an op of one module computes in float32. First the original lists:
 
 
 # %%

@@ -16,8 +16,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "compare",
         example="hmp compare recipe.py --policy autocast --html comparison.html",
         help="compare every op of your model with float32",
-        description="Runs forward and backward of a recipe's first batch under a policy. Prints, by op and by module, the error that each "
-        "op adds and the error accumulated so far; with --against, under a second policy too. "
+        description="Runs forward and backward of a recipe's first batch under a policy. Prints what output, loss and gradients gain where "
+        "an op computes in float32, and by op and by module the error that each op adds and the error accumulated so far; with --against, "
+        "under a second policy too. The output is what the model returns where loss(model, batch) calls it. "
         "A recipe is a Python file that defines model(), batches() and loss(model, batch). Exit status 0 done, 1 if the step failed, 2 for "
         "wrong use.",
     )
@@ -25,6 +26,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset or a folder of list files (default autocast)")
     parser.add_argument("--against", metavar="NAME", help="a second policy, shown in extra columns")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="the relative error of the output that moved ops are to reach")
+    parser.add_argument("--trials", type=int, default=7, metavar="N", help="how many steps measure moves of ops (default 7)")
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
 
@@ -33,22 +36,25 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..tools.compare.compare import another, compare_under
+    from ..tools.compare.compare import another, check_search, compare_under
     from . import recipe  # here, with what it imports: other subcommands do without
-    from .recipe import LossAsModel, RecipeError
 
     check_page(options.html)
+    check_search(options.tolerance, options.trials)
     torch.manual_seed(options.seed)
     policy = hmp.Policy.load(options.policy)
     against = None if options.against is None else another(hmp.Policy.load(options.against), policy)
     found = recipe.load(options.recipe, "compare")
-    step = found.make_step()
-    assert step.model is not None  # a recipe for compare has one
+    model, batches = found.make_model_and_batches(1)
     try:
-        model = LossAsModel(step.model, found)
-        # scoped entries name the modules of the recipe's model; what the loss computes outside follows the others
-        result = compare_under(model, (step.batches[0],), policy, against, lambda loss: loss, scopes=step.model)
-    except (hmp.OpListError, RecipeError):
+        result = compare_under(
+            recipe.RecipeLoss(model, batches[0], recipe=found),
+            policy,
+            against,
+            tolerance=options.tolerance,
+            trials=options.trials,
+        )
+    except (hmp.OpListError, recipe.RecipeError):
         raise  # wrong use
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 
 from ..errors import HmpError, is_interrupt
 from ..tools.benchmark import misfit
+from ..tools.compare.trials import ModelStep
+from ..tools.model_call import named_arguments
 from ..tools.tune.task import scalar, stepping
 
 _MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
@@ -109,22 +111,31 @@ class RecipeStep:
     batches: Sequence[Any] = ()
 
 
-class LossAsModel(torch.nn.Module):
-    """A recipe's loss as a module: the model is called by the recipe."""
+@dataclass
+class RecipeLoss(ModelStep):
+    """A recipe's loss on a batch; the output is what the model returns where the recipe calls it, or the loss where it never does."""
 
-    def __init__(self, model: torch.nn.Module, recipe: TaskRecipe) -> None:
-        super().__init__()
-        self.model = model
-        self._recipe = recipe
+    recipe: TaskRecipe | None = None
 
-    def _get_name(self) -> str:
-        return str(self.model._get_name())  # what pages call it
-
-    def forward(self, batch: Any) -> Any:
-        """Return the loss of the batch."""
-        of = self._recipe.loss
+    def forward(self) -> tuple[Any, torch.Tensor | None, str, Mapping[str, Any]]:
+        """Return the output, or the outputs of all calls, the loss, what that is, and the arguments of the last call."""
+        assert self.recipe is not None
+        of = self.recipe.loss
         assert of is not None
-        return scalar(of(self.model, batch), self._recipe._error)
+        outputs: list[Any] = []
+        given: list[tuple[Any, Any]] = [((), {})]
+
+        def called(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            outputs.append(output)
+            given.append((args, kwargs))
+
+        hook = self.model.register_forward_hook(called, with_kwargs=True)
+        try:
+            loss = scalar(of(self.model, self.batch), self.recipe._error)
+        finally:
+            hook.remove()
+        output = outputs[0] if len(outputs) == 1 else outputs or loss
+        return output, *self.started(loss, "forward and backward of the recipe's loss"), named_arguments(self.model, *given[-1])
 
 
 class _Position:

@@ -33,6 +33,7 @@ WRONG = [
     ("benchmark recipe.py --json no/out.json", "hmp benchmark: --json no/out.json: the folder does not exist"),
     ("compare none.py --html a.html", "hmp compare: none.py: "),
     ("compare vector.py", "hmp compare: vector.py: loss(model, batch) returned a tensor of shape (4, 2); return a scalar tensor"),
+    ("compare recipe.py --trials -1", "hmp compare: invalid trials=-1: expected how many steps to try moves in"),
     ("compare recipe.py --policy scoped", "hmp compare: scoped/bf16.txt:1: 'linear @ head' matches no module"),
     ("summary recipe.py --policy scoped", "hmp summary: scoped/bf16.txt:1: 'linear @ head' matches no module"),
     ("compare recipe.py --html folder.json", "hmp compare: --html folder.json: expected a file to write, got a folder"),

@@ -313,7 +313,7 @@ def test_packing_alone_moves_gradients_as_quantised_tensors_do(tmp_path: Path) -
 
     torch.manual_seed(7)
     compared = hmp.compare(model, x, hmp.Policy("eight bits", saved={"gelu", "linear", "dropout"}, saved_recipe="fp8"), loss=squares)
-    assert compared.gradient_packed == pytest.approx(relative(*names), rel=1e-9)
+    assert compared.gradient_packed == pytest.approx(relative(*names), rel=1e-6)
     # nothing else is rounded under this policy, and what is compared with float32 packs nothing
     assert compared.gradient == 0.0
     assert int(model.norm.num_batches_tracked) == 0 and all(p.grad is None for p in model.parameters())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tools.compare.comparison import Comparison, ErrorRow
+from hmp.tools.compare.comparison import Comparison, ErrorRow, Move, MoveTrial, Trials
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"
@@ -72,23 +72,23 @@ def report(rows: tuple[Any, ...] = ROWS, **about: Any) -> hmp.Report:
 def comparison(**changes: Any) -> Comparison:
     """A comparison made by hand; ranked as compare() has its rows, not in the order of calls."""
     forward = [
-        (0, "embedding", "net.embed", WIDE, "fp32", 1e-8, 1e-8, 0.0), (1, "linear", "net.0", LOW, "bf16", 0.002, 0.002, 0.2),
-        (2, "mul", f"net.{NASTY}", LOW, "bf16", 0.03, 0.03, 0.7), (3, "softmax", "net.1", WIDE, "fp32", 2e-8, 0.031, 0.0),
-        (4, "linear", "net.1", LOW, "bf16", 0.003, 0.04, 0.1),
+        ("embedding", "net.embed", WIDE, "fp32", 1e-8, 1e-8, 0.0), ("linear", "net.0", LOW, "bf16", 0.002, 0.002, 0.2),
+        ("mul", f"net.{NASTY}", LOW, "bf16", 0.03, 0.03, 0.7), ("softmax", "net.1", WIDE, "fp32", 2e-8, 0.031, 0.0),
+        ("linear", "net.1", LOW, "bf16", 0.003, 0.04, 0.1),
     ]  # fmt: skip
     rows = [
-        ErrorRow(
-            op, op, "forward", module, dtype, listed, 3, own, own, own * 256, accumulated, accumulated, accumulated * 256, share, order
-        )
-        for order, op, module, dtype, listed, own, accumulated, share in forward
+        ErrorRow(op, op, "forward", module, dtype, listed, 3, 3, own, accumulated, share)
+        for op, module, dtype, listed, own, accumulated, share in forward
     ]
-    rows += [
-        replace(row, direction="backward", accumulated=math.inf, isolated=None, isolated_ulps=None, share=0.0, order=9 - row.order)
-        for row in rows
-    ]
+    rows += [replace(row, direction="backward", accumulated=math.inf, isolated=None, share=0.0) for row in rows]
     values = {
         "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
-        "advice": (("mul", 0.7), ("linear", 0.3)), "notes": ("One batch.",),
+        "float32_loss_value": 2.25, "notes": ("One batch.",),
+        "trials": Trials(
+            MoveTrial((), 0.04, 1e-5, math.inf),
+            (MoveTrial((Move(f"mul @ net.{NASTY}", "fp32"),), 0.01, 1e-5, 0.5), MoveTrial((Move("linear", "fp32"),), 0.039, 1e-5, 0.7),
+             MoveTrial((Move("cos @ net.1", "fp32"),), why_not=f"raised KeyError: {NASTY}")),
+            MoveTrial((Move(f"mul @ net.{NASTY}", "fp32"), Move("linear", "fp32")), 0.001, 1e-5, 0.5), 0.0039, 12),
         "rows": tuple(sorted(rows, key=lambda row: -(row.isolated or 0.0))),
     }  # fmt: skip
     return Comparison(**values | changes)

@@ -12,9 +12,6 @@ from model_zoo import MODELS
 from model_zoo.kit import Model, build, feed, forward, gradients, loss_of, seed_all
 from model_zoo.selection import each
 
-# Slices that overlap: backward adds their gradients up in bfloat16, and that is nearly all of what is lost.
-BEYOND_LISTS = {"longformer"}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", each(quick=("bert", "mixtral", "resnet")))
@@ -29,19 +26,23 @@ def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
     for name, parameter in built.named_parameters():
         if not parameter.requires_grad:
             continue
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: found.__setitem__(name, p.grad.detach().clone()))
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: found.setdefault(name, []).append(p.grad.detach().clone()))
     seed_all(2)
-    comparison = hmp.compare(built, batch, "habana", loss=loss_of)
+    comparison = hmp.compare(built, batch, "habana", loss=loss_of, trials=0)
     assert comparison.loss_value == loss.item()
     for name, gradient in wanted.items():
         assert (gradient is None) == (name not in found)
-        if gradient is not None and ".lstm." in name:
+        if gradient is None:
+            continue
+        watched, measured = found[name][-2:]  # each op beside float32, and the step whose errors are told
+        assert torch.equal(gradient, measured), name
+        if ".lstm." in name:
             # a comparison watches by a dispatch mode, under which the steps of a recurrent op are not summed in float32 (R21)
-            assert (gradient - found[name]).norm() <= 2 * torch.finfo(torch.bfloat16).eps * gradient.norm(), name
+            assert (gradient - watched).norm() <= 2 * torch.finfo(torch.bfloat16).eps * gradient.norm(), name
         else:
-            assert gradient is None or torch.equal(gradient, found[name]), name
+            assert torch.equal(gradient, watched), name
     assert all(r.isolated is not None for r in comparison.rows if r.aten != "mkldnn_rnn_layer_backward")
-    assert bool(comparison.advice) == (model.name not in BEYOND_LISTS) and comparison.gradient > 0
+    assert comparison.gradient > 0
 
 
 def half() -> hmp.Policy:

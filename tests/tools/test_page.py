@@ -17,11 +17,10 @@ import page_kit
 import tune_result_kit
 from page_kit import Page, html_of, said
 
-BARE = {"rows": (), "loss": None, "advice": ()}
+BARE = {"rows": (), "loss": None, "trials": None}
 NOTHING = replace(tune_result_kit.bare(), best=tune_result_kit.FLOAT32)
 TUNED = tune_result_kit.result()
 BETTER = replace(TUNED.best, loss=1.98, loss_change=-0.01, metric=0.92, metric_change=-0.011)
-LEAST = (("mul", 0.9), ("linear", 0.005))  # compare() has said what is worth an entry
 MINE = page_kit.comparison()
 BOTH = replace(
     MINE, gradient_packed=0.0123,
@@ -46,15 +45,15 @@ PAGES = {
     ),
     "empty": (hmp.Report(), ("No policy applied to any of 0 calls",), ()),
     "comparison": (
-        page_kit.comparison(gradient=0.0061), ("mine", "4 %", "0.001 %", "0.61 %", "mul makes 70 %"),
-        ("0.04", "1.0e-5", "to move to the FP32 list first: mul (70%), linear (30%)"),
+        page_kit.comparison(gradient=0.0061), ("mine", "the error of the output is 0.04", "gains most in float32"),
+        ("0.04", "1.0e-5", "2.25 became 2.5", "0.0061", "(output 0.04 becomes 0.01), linear (gradient inf becomes 0.7)",
+         "(output 0.04 becomes 0.001), within the tolerance of 0.0039", "not tried: 12 more moves", "raised KeyError"),
     ),
-    "comparison with a small share": (page_kit.comparison(advice=LEAST), (), ("linear (0%)",)),
-    "exact comparison": (page_kit.comparison(**BARE, output=0.0, gradient=None), ("0 %", "no op"), ()),
-    "infinite comparison": (page_kit.comparison(**BARE, output=None, gradient=math.inf), ("gradient cannot be compared",), ()),
+    "exact comparison": (page_kit.comparison(**BARE, output=0.0, gradient=None), ("the error of the output is 0.",), ()),
+    "infinite comparison": (page_kit.comparison(**BARE, output=None, gradient=math.inf), ("the output is -",), ("inf",)),
     "two policies": (
         BOTH, (),
-        ("mine and other against float32", "0.5 under other", "Under other the", "other accumulated", "odd - - - - - - 0.25", "0.012 "),
+        ("mine and other against float32", "0.5 under other", "Under other the error", "By op under other", "odd 3 0.25", "0.012 "),
     ),
     "tuning": (
         TUNED, ("0.62", "2 of 9 units", "0.10% worse", "0.11% worse"),
@@ -140,4 +139,4 @@ def test_a_page_says_first_what_was_found_and_then_all_of_it(name: str) -> None:
     (verdict,) = re.findall(r'<p id="verdict">(.*?)</p>', html, re.DOTALL)
     assert [each for each in first if each not in said(f"<p>{verdict}</p>")] == []
     assert [each for each in anywhere if each not in said(html)] == []
-    assert ("other accumulated" in said(html)) is ("by packing alone" in said(html)) is (name == "two policies")
+    assert ("By op under other" in said(html)) is ("by packing alone" in said(html)) is (name == "two policies")

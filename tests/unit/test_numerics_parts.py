@@ -23,25 +23,25 @@ MASK = torch.finfo(torch.float32).min
 
 
 def test_distance() -> None:
-    for got, reference, relative, ulps in (
-        ([4.0, 3.0], [4.0, 3.0], 0.0, 0.0),
-        ([4.0, 0.0], [4.0, 3.0], 3 / 5, 3 / (2.0**-10 + 2.0**-12) ** 0.5),
-        ([1.0, -INF], [2.0, -INF], 0.5, 64.0),  # masked in both; at 2 the spacing is 2**-6
-        ([1.0, NAN], [2.0, 1.0], INF, INF),
-        ([1.0, torch.finfo(torch.bfloat16).min], [2.0, MASK], 0.5, 64.0),
+    for got, reference, relative in (
+        ([4.0, 3.0], [4.0, 3.0], 0.0),
+        ([4.0, 0.0], [4.0, 3.0], 3 / 5),
+        ([1.0, -INF], [2.0, -INF], 0.5),  # masked in both
+        ([1.0, NAN], [2.0, 1.0], INF),
+        ([1.0, torch.finfo(torch.bfloat16).min], [2.0, MASK], 0.5),
     ):
-        assert distances.distance(torch.tensor(got), torch.tensor(reference)) == pytest.approx((relative, ulps))
+        assert distances.distance(torch.tensor(got), torch.tensor(reference)) == pytest.approx(relative)
     for masked in (torch.finfo(torch.float16).min, torch.finfo(torch.float16).min + 64, -INF):  # float16's mask is float32's (R12)
-        assert distances.distance(torch.tensor([1.0, masked]).half(), torch.tensor([2.0, MASK])).relative == 0.5
-    assert distances.distance(torch.tensor([4e4]).half(), torch.tensor([4e4])).relative < 2.0**-11  # a number where float32 has one
+        assert distances.distance(torch.tensor([1.0, masked]).half(), torch.tensor([2.0, MASK])) == 0.5
+    assert distances.distance(torch.tensor([4e4]).half(), torch.tensor([4e4])) < 2.0**-11  # a number where float32 has one
     for alone in (NAN, -INF, 2.0**101):  # what one side alone has instead of a number is not hidden
         whole, broken = torch.tensor([1.0, 2.0]), torch.tensor([1.0, alone])
         for one, other in ((broken, whole), (whole, broken), (torch.tensor([1.0, -alone if alone == alone else INF]), broken)):
-            assert distances.distance(one, other) == (INF, INF)
+            assert distances.distance(one, other) == INF
             assert distances.total([(torch.ones(2), torch.ones(2)), (one[1:], other[1:])]) == INF
-        assert distances.distance(broken, broken) == (0.0, 0.0)
+        assert distances.distance(broken, broken) == 0.0
     reference = torch.tensor([1.0, 2.0**100])  # a number that rounding takes over the limit is none that one side alone has
-    assert distances.distance(torch.tensor([1.0, 0.9 * 2.0**100]), reference) == (0.0, 0.0)
+    assert distances.distance(torch.tensor([1.0, 0.9 * 2.0**100]), reference) == 0.0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e25])  # squares of the last two are beyond float32
@@ -50,9 +50,7 @@ def test_distance_of_many_elements_is_that_of_float64(scale: float):
     reference = torch.randn(2048) * scale
     got = reference.bfloat16()
     error, exact = got.double() - reference.double(), reference.double()
-    spacing = 2.0 ** (exact.abs().log2().floor() - 7)
-    wanted = (float(error.norm() / exact.norm()), float(error.norm() / spacing.norm()))
-    assert distances.distance(got, reference) == pytest.approx(wanted, rel=1e-6)
+    assert distances.distance(got, reference) == pytest.approx(float(error.norm() / exact.norm()), rel=1e-6)
 
 
 def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:

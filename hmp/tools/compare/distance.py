@@ -1,10 +1,9 @@
-"""How far a tensor is from its reference: relative to it, and in units of bfloat16's spacing."""
+"""How far a tensor is from its reference, relative to it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 
@@ -12,34 +11,16 @@ import torch
 LARGE = 2.0**100
 # A block's sum of squares is off by a few units of float32 at most; with norms from here on, no square that counts is subnormal.
 _BLOCK, _LEAST_BY_BLOCKS = 512, 1e-10
-_SMALLEST = 2.0**-126  # bfloat16's smallest normal number
-# The integers of the same size, and the bits of the exponent in them.
-_EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
 
-class Distance(NamedTuple):
-    """`relative` is ||got - reference|| / ||reference||; `ulps` is ||got - reference|| / ||spacing of bfloat16 at the reference||.
+def distance(got: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return ||got - reference|| / ||reference|| over all elements, without masks.
 
-    Infinite where one of the two alone is NaN, infinite, or beyond 2**100, or where they are that with different signs.
+    Masks are what is NaN in both, or infinite or beyond 2**100 with the same sign in both. If the reference is such a value, half of
+    2**100, or half of the largest number of a dtype with less range, is enough in `got`. The distance is infinite where one of the two
+    alone is NaN, infinite, or beyond 2**100, or where they are that with different signs.
     """
-
-    relative: float
-    ulps: float
-
-
-def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Return the distance over all elements, without masks: what is NaN in both, or infinite or beyond 2**100 with the same sign in both.
-
-    If the reference is such a value, half of 2**100, or half of the largest number of a dtype with less range, is enough in `got`.
-
-    The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
-    """
-    error, size, reference = error_and_size(got, reference)
-    if not math.isfinite(error):
-        return Distance(math.inf, math.inf)
-    if error == 0.0:
-        return Distance(0.0, 0.0)
-    return Distance(ratio(error, size), ratio(error, 2.0**-7 * _norm(_power_below(reference))))
+    return ratio(*error_and_size(got, reference))
 
 
 def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
@@ -48,14 +29,14 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
     found = False
     for got, reference in pairs:
         found = True
-        error, size, _ = error_and_size(held(got), held(reference))
+        error, size = error_and_size(held(got), held(reference))
         errors += error**2
         sizes += size**2
     return ratio(math.sqrt(errors), math.sqrt(sizes)) if found else None
 
 
-def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float, torch.Tensor]:
-    """Return ||got - reference||, ||reference||, and the reference's real numbers, all without masked elements.
+def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Return ||got - reference|| and ||reference|| without masked elements.
 
     The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone.
     """
@@ -70,20 +51,14 @@ def error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, f
         got, reference = got[known], reference[known]
         size = _norm(reference)
         if not torch.equal(*kinds):
-            return math.inf, size, reference
+            return math.inf, size
     error = _norm(got - reference)
-    return error if error < LARGE else math.inf, size, reference
+    return error if error < LARGE else math.inf, size
 
 
 def _infinities(tensor: torch.Tensor, least: float) -> torch.Tensor:
     """Return what each element stands for: 1 or -1 for an infinity, which numbers from `least` on are, 2 for NaN, 0 for a number."""
     return torch.where(tensor.abs() < least, 0.0, tensor.clamp(-1.0, 1.0).nan_to_num(2.0))
-
-
-def _power_below(tensor: torch.Tensor) -> torch.Tensor:
-    """2 ** floor(log2 |v|) of each element, at least bfloat16's smallest normal number: what is left without sign and mantissa."""
-    integer, exponent = _EXPONENT[tensor.dtype]
-    return (tensor.view(integer) & exponent).view(tensor.dtype).clamp_(min=_SMALLEST)
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.casting import each_tensor, map_tensors
-from ...core.observe import Call, here
+from ...core.observe import Call, here, modules
 from ...core.torch_private import without_torch_function
 from ..aten import Facts, argument, facts, is_collective, is_point_to_point, local, run_collective, storage_address, written_by_collective
 from ..model_state import States, put_back, random_state
 from ..op_owners import AtenCall, OpOwners
-from .distance import Distance, distance
+from .distance import distance
 
 Tensor = torch.Tensor
 # FP8 data without its rounding is what its scale gives the values back from.
@@ -30,7 +31,8 @@ WIDE = {**dict.fromkeys((torch.bfloat16, torch.float16, *_FP8), torch.float32), 
 _CASTS = frozenset({"_to_copy"})
 
 
-Seen = Callable[[AtenCall, str, torch.dtype, Distance | None, Distance, bool], None]
+Seen = Callable[[AtenCall, str, torch.dtype, float | None, float, bool], None]
+Unit = tuple[str, str]  # an op, and the module that called it
 
 
 class Float32Reference(OpOwners):
@@ -51,13 +53,12 @@ class Float32Reference(OpOwners):
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
         self._received = WeakTensorKeyDictionary()  # what collectives wrote
         self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round → how to report it
+        self._origins = WeakTensorKeyDictionary()  # what an op has computed → where most of its error began, and how large it is
         self._node: Any = None
+        self.calls: Counter[Unit] = Counter()  # of ops
+        self.blame: dict[Unit, float] = {}  # the largest accumulated error that began at each
         self._guarded = guarded  # storage → tensors: what must be as before when all is over
         self.written: list[tuple[Tensor, Tensor]] = []
-
-    def __len__(self) -> int:
-        """Return how many references are held."""
-        return len(self._references)
 
     def reference(self, tensor: Tensor) -> Tensor:
         """Return the float32 run's counterpart of `tensor`, of a DTensor of this process's part; what no op has made is its own."""
@@ -66,7 +67,9 @@ class Float32Reference(OpOwners):
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
     def end(self, call: Call) -> None:
-        """Handle the end of an op of hmp's: what comes next takes its result as it is, rounded."""
+        """Count the call. After an op of hmp's what comes next takes its result as it is, rounded."""
+        if call.ruled is not None or (here.call is None and not call.decided):  # else its calls are those of the ops in it
+            self.calls[call.op, modules.path] += 1
         if call.ruled is None:
             return
         self._inside.clear()
@@ -100,7 +103,7 @@ class Float32Reference(OpOwners):
             exact = None
             if not known.is_view and self._is_low(flat):
                 exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
-            state = random_state(filter(_is_tensor, flat)) if known.is_random and not known.draws else None
+            state = random_state(filter(torch.is_tensor, flat)) if known.is_random and not known.draws else None
         out = run(*args, **kwargs)
         with without_torch_function():
             if known.draws or known.unwritten:
@@ -166,18 +169,18 @@ class Float32Reference(OpOwners):
             if tensor.is_floating_point() or tensor.is_complex():
                 if id(tensor) not in held:
                     self._references[tensor] = reference
-                self._keep_result(known, call, tensor, reference, in_float32, exact is None, wide[0])
+                self._keep_result(known, call, tensor, reference, in_float32, exact is None, wide)
             elif known.has_workspace and tensor.dtype is torch.uint8:
                 self._references[tensor] = reference
 
     def _keep_result(
-        self, known: Facts, call: AtenCall, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, first: Any
+        self, known: Facts, call: AtenCall, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, given: list[Any]
     ) -> None:
         """Keep what the op gives in float32 of the same inputs, and count how far its own result is from that and from the reference.
 
         `is_exact`: no input is in a low-precision dtype, so that the op's own result is what float32 gives.
         """
-        is_inside = here.call is not None
+        is_inside, first = here.call is not None, given[0]
         # a product that was computed in float32 is reported where it is rounded, as the kernel's would be
         rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
         # the error of a copy that the op made of its input is part of the op's own
@@ -187,9 +190,10 @@ class Float32Reference(OpOwners):
         if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
             accumulated = distance(tensor, reference)
             if in_float32 is None:
-                own = Distance(0.0, 0.0) if is_exact else None
+                own = 0.0 if is_exact else None
             else:
                 own = accumulated if in_float32 is reference else distance(tensor, in_float32)
+            self._trace(call, tensor, own, accumulated, given)
             name = known.name if rounded is None else rounded.args[1]
             tell = functools.partial(self._seen, call, name, tensor.dtype, own, accumulated, is_part)
             computes_wide = in_float32 is not None and is_inside and tensor.dtype is torch.float32 and _may_be_rounded(call)
@@ -198,8 +202,20 @@ class Float32Reference(OpOwners):
             elif not (computes_wide and first in self._casts):  # a low-precision copy that is widened again
                 tell()
 
+    def _trace(self, call: AtenCall, tensor: Tensor, own: float | None, accumulated: float, given: list[Any]) -> None:
+        """Note where most of the tensor's error began: at this op, if its own is half of it, else where that of its inputs did."""
+        found = [self._origins[t] for t in given if isinstance(t, Tensor) and t in self._origins]
+        origin = max(found, key=operator.itemgetter(1), default=(None, 0.0))[0]
+        if origin is None or own is None or 2 * own >= accumulated:
+            origin = call.owner.op, call.owner.place.module
+        self._origins[tensor] = origin, accumulated
+        if call.node is None:
+            self.blame[origin] = max(self.blame.get(origin, 0.0), min(accumulated, 1.0))
+
     def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
         sources = [t for t in wide if isinstance(t, Tensor)]
+        for tensor in made if sources and sources[0] in self._origins else ():
+            self._origins[tensor] = self._origins[sources[0]]
         if any(t in self._references for t in sources):
             for tensor, reference in zip(made, reference_outs, strict=True):
                 if tensor.is_floating_point() or tensor.is_complex():
@@ -321,7 +337,7 @@ def _again(func: Any, args: Any, kwargs: Any, state: States | None, values: list
         args = (*args[:2], False)
     after = None
     if state is not None:
-        after = random_state(filter(_is_tensor, values))
+        after = random_state(filter(torch.is_tensor, values))
         put_back(state)
     try:
         outs = _tensors(func(*args, **kwargs))
@@ -338,7 +354,3 @@ def _again(func: Any, args: Any, kwargs: Any, state: States | None, values: list
 
 def _tensors(value: Any) -> list[Tensor]:
     return list(each_tensor((value,)))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)

@@ -85,15 +85,8 @@ def token_distance(logits: Tensor, reference: Tensor, tokens: Tensor, where: Ten
     if not errors:
         return None
     error, divergence = torch.cat(errors), torch.cat(divergences)
-    return TokenDistance(
-        of=of,
-        tokens=len(error),
-        reference=float(torch.cat(exact).mean()),
-        error_mean=float(error.mean()),
-        error_max=float(error.max()),
-        kl_mean=float(divergence.mean()),
-        kl_max=float(divergence.max()),
-    )
+    numbers = torch.cat(exact).mean(), error.mean(), error.max(), divergence.mean(), divergence.max()
+    return TokenDistance(of, len(error), *map(float, numbers))
 
 
 def _logits_of(output: Any, given: Mapping[str, Any]) -> Tensor | None:

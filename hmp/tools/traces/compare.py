@@ -418,7 +418,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
     Infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign.
     """
-    found = distance(a.to(torch.float64), b.to(torch.float64)).relative
+    found = distance(a.to(torch.float64), b.to(torch.float64))
     if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
         return torch.finfo(torch.float64).eps  # integers that float64 does not distinguish
     return found
