@@ -78,6 +78,18 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
             by_hand().table(*wrong)
 
 
+def test_an_op_has_one_row_with_its_dtypes_and_rules_below_it() -> None:
+    low = of_report("rows", *LINEAR[:3], "bfloat16", *LINEAR[4:], "head", "model.py", 50, 5, 0, 0, 0, 1e-3)
+    lines = hmp.Report((*ROWS, low)).table("op").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("linear "))
+    assert lines[at].split()[1:4] == ["25", "50", "10"]  # 10 + 10 + 5 calls, 30 + 20 casts, 10 more avoided
+    assert lines[at + 1 : at + 3] == [
+        "  float32 → bfloat16 → bfloat16  20 calls  bf16: linear (lists/bf16.txt:3)",
+        "  bfloat16 → bfloat16 → bfloat16  5 calls  bf16: linear (lists/bf16.txt:3)",
+    ]
+    assert [line.split()[0] for line in lines if line[:1].isalpha()] == ["op", "linear", "softmax", "linalg.solve", "matmul"]
+
+
 ROW = '{"op": "linear", "rule": "bf16"}'
 NO_REPORTS = [
     "{", "[]", '{"hmp_report": 99, "rows": []}', '{"hmp_report": 1}', '{"hmp_report": 1, "rows": {}}', '{"hmp_report": 1, "rows": [{}]}',

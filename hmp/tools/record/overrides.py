@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -64,29 +64,13 @@ def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
     return table.policy
 
 
-class AppliedParts:
-    """Finds for submodules of applied models, which run outside of any policy, the model. It looks again when a module gets a policy."""
-
-    def __init__(self) -> None:
-        self._changes = -1
-        self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
-
-    def model_of(self, running: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, Any] | None:
-        """Return the applied model that holds the innermost of the modules `running`, outermost first, or None.
-
-        With it comes the policy that would be active in that part inside a call of the model.
-        """
-        if self._changes != module_calls.changes():
-            self._models.clear()
-            self._changes = module_calls.changes()
-            for whole in module_calls.applied_models():
-                self._models.update((part, weakref.ref(whole)) for part in whole.modules() if part is not whole)
-        found = self._models.get(running[-1])
-        model = None if found is None else found()
-        applied = module_calls.applied(model)
-        if model is None or applied is None or applied.applied is None:
-            return None
-        return model, _policy_in(applied.applied, running)
+@functools.lru_cache(1)
+def _wholes(changes: int) -> weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]:
+    """Return the applied model of each submodule of one; `changes` is how often a module has got a policy."""
+    found: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+    for whole in module_calls.applied_models():
+        found.update((part, weakref.ref(whole)) for part in whole.modules() if part is not whole)
+    return found
 
 
 def outside_of(model: torch.nn.Module) -> Overrider:
@@ -179,9 +163,8 @@ class OverrideRecorder:
         self._lock = locks.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
-        self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self._users: dict[int, Policy] = {}  # the users' policies, by id
         self.rounded = RoundedBefore()
-        self._parts = AppliedParts()
 
     def found(self) -> list[Violation]:
         """Return what was noted so far, most calls first."""
@@ -190,9 +173,9 @@ class OverrideRecorder:
 
     def decided(self, call: Call, ruled: OpUnderRule, given: Given) -> None:
         """Note a call of an op that hmp decided by `rule`."""
-        policy, given_by_user = call.here.policy, call.here.user_policy
-        if given_by_user is not None and id(given_by_user) not in self._outside:
-            self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
+        policy, user_policy = call.here.policy, call.here.user_policy
+        if user_policy is not None:
+            self._users[id(user_policy)] = user_policy
         if policy is not None and ruled.rule.is_list:
             lacks = (
                 Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)")
@@ -231,20 +214,17 @@ class OverrideRecorder:
         policy = overridden(modules.running)
         if policy is not None:
             self._check(policy, op, got, overrider, given, result)
-        elif overrider.kind == OverrideKind.BACKWARD and self._outside:
-            # backward is called outside of the model's calls, after them: of several policies it may have been any
-            found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
-            violated = [each for each in found if each is not None]
-            if len(violated) == len(found):
-                self._note(op, *violated[0], got, overrider)
+        elif overrider.kind == OverrideKind.BACKWARD and len(self._users) == 1:  # of several it may have been any
+            self._check(next(iter(self._users.values())).unscoped, op, got, overrider, given, result)
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
         """Note a call without an active policy. In a submodule of an applied model somebody called a part of it, or another method."""
         running = modules.running
-        found = self._parts.model_of(running) if running else None
-        if found is not None:
-            model, policy = found
-            self._check(policy, op, got, outside_of(model), given, result)
+        whole = _wholes(module_calls.changes()).get(running[-1]) if running else None
+        model = None if whole is None else whole()
+        applied = module_calls.applied(model)
+        if model is not None and applied is not None and applied.applied is not None:
+            self._check(_policy_in(applied.applied, running), op, got, outside_of(model), given, result)
 
     def _is_torchs(self) -> bool:
         """Return True if torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""

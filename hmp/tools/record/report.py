@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result
 from ..pages.text import table
 from .models import Model, merge_models
-from .parts import report_parts
-from .rows import BYPASSED, FIELDS, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_words, together
+from .rows import BYPASSED, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 FORMAT = 1
-_SHOWN = 40  # names that were never called; `never_called` has them all
+SHOWN = 40  # entries that no call matched; `never_called` has them all
 _TOLD = ("policies", "never_called", "uncast_calls")  # what a recording knows by itself
 
 
@@ -95,10 +93,7 @@ class Report(Result):
         Raises:
             HmpError: `by` or `sort` isn't one of these.
         """
-        if sort not in FIELDS:
-            raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
-        rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
-        return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
+        return in_order(grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by), sort)
 
     @property
     def policies(self) -> list[dict[str, Any]]:
@@ -107,7 +102,7 @@ class Report(Result):
 
     @property
     def never_called(self) -> list[str]:
-        """Return the names on their lists none of whose ops was called."""
+        """Return your entries on their lists that no call matched. A preset's are not among them: it has the ops of many models."""
         return list(self._told("never_called"))
 
     @property
@@ -188,8 +183,6 @@ class Report(Result):
                 f"{count(sum(row.calls for row in past), 'call')} of {names} bypassed hmp, through references taken before it patched "
                 "torch: hmp.unreachable() lists them."
             )
-        if self._about["ranks"] > 1:
-            notes.append(f"The sum of {self._about['ranks']} recordings, of ranks or of runs.")
         return notes
 
     def _told(self, name: str) -> Any:
@@ -264,9 +257,9 @@ class Report(Result):
 
     @property
     def never_called_notice(self) -> str:
-        """Return a line that names what is on the lists and matched no call; "" for nothing."""
+        """Return a line that names the user's entries that no call matched; "" for none."""
         names = self.never_called
-        return f"\nnotice: entries that no call matched: {some(names, _SHOWN)}" if names else ""
+        return f"\nnotice: entries of your lists that no call matched: {some(names, SHOWN)}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
         """Return what ran in other dtypes in another report: ops that compute otherwise, that came or went.
@@ -429,12 +422,6 @@ class Report(Result):
         from .page import report_page  # here: it imports this module
 
         return report_page(self)
-
-    def __repr__(self) -> str:
-        calls: Counter[str] = Counter()
-        for row in self.rows:
-            calls[row.rule] += row.calls
-        return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
