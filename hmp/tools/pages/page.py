@@ -22,7 +22,7 @@ class Cell:
 
     `kind` is "text", "code", "op", "module", "place", "number", "chips", "flow", "bar", "why" or "rule"; `value` is what a number sorts by;
     `title` is the path of a place, and of a rule the sentence that it unfolds to; `dtypes` are those of chips, of a flow three of them;
-    `shares` are a bar's colours, each with the percentage of the cell's width. `below` has lines of cells that stand under the text.
+    `shares` are a bar's colours, each with the percentage of the cell's width. `below` has lines of cells to show under the text.
     """
 
     text: str = ""

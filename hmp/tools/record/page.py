@@ -136,7 +136,7 @@ def _violations(found: list[Violation]) -> Section | None:
     return Section("violations", "Did not follow", "Calls that did not follow their list", [table, remedies])
 
 
-# What a line of a table adds up: its first columns, each with the fields of a row that make a line of its own. Dtypes stand below an op.
+# What a line of a table adds up: its first columns, each with the fields of a row that make a line of its own. An op's dtypes are below it.
 _LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "op": {"op": ("op",)},
     "module": {"module": ("module",)},

@@ -410,8 +410,8 @@ class Report(Result):
 
         Example:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
-            module  calls  casts  saved  cast  in casts  in ops
-            ---------------------------------------------------
+            module  calls  casts  avoided  bytes cast  in casts  in ops
+            -----------------------------------------------------------
         """
         from .page import rows_table  # here: it imports this module
 
