@@ -41,7 +41,6 @@ from .rows import BYPASSED, UNLISTED, OverrideKind, Row, Violation, in_order, in
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
-_OPEN_LEVELS = 3  # of the tree, which are shown before anything is unfolded
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 
 
@@ -206,16 +205,10 @@ class Branch:
     """A module in the tree: its own calls, and the modules below it; `counted` are the calls of both."""
 
     name: str
-    path: str
     rows: list[Row] = field(default_factory=list)
     branches: dict[str, Branch] = field(default_factory=dict)
     counted: list[Row] = field(default_factory=list)
     hidden: int = 0  # lines that the page leaves out
-
-    @property
-    def is_open(self) -> bool:
-        """Return True if it is shown before anything is unfolded."""
-        return self.path.count(".") + 2 < _OPEN_LEVELS
 
     @property
     def sums(self) -> Row:
@@ -233,7 +226,7 @@ class Branch:
 
 def tree(rows: Sequence[Row]) -> Branch:
     """Return the modules of `rows` as a tree in the order of their first calls, with the calls that take most time."""
-    root = Branch("all modules", "")
+    root = Branch("all modules")
     shown = {id(row) for row in sorted(rows, key=lambda row: -row.seconds)[:TREE_LINES]}
     for row in sorted(rows, key=lambda row: id(row) not in shown):
         branch = root
@@ -242,7 +235,7 @@ def tree(rows: Sequence[Row]) -> Branch:
             if name not in branch.branches:
                 if id(row) not in shown:
                     break
-                branch.branches[name] = Branch(name, f"{branch.path}.{name}" if branch.path else name)
+                branch.branches[name] = Branch(name)
             branch = branch.branches[name]
             branch.counted.append(row)
         if id(row) in shown:
@@ -255,7 +248,10 @@ def tree(rows: Sequence[Row]) -> Branch:
 def verdict(report: Report, sums: Row) -> str:
     """Return what was seen, in a sentence."""
     if all(row.rule in (BYPASSED, UNLISTED) for row in report.rows):
-        return f"No policy applied to any of {count(sums.calls, 'call')}: all ran as in plain torch."
+        if report.policies:
+            return f"A policy was active, but no op on its lists is among the {count(sums.calls, 'call')}."
+        told = "use hmp.apply(), hmp.casts() or hmp.convert(), before or inside hmp.record()"
+        return f"No policy applied to any of {count(sums.calls, 'call')}: {told}."
     dtypes = sorted({policy["dtype"] for policy in report.policies})
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""

@@ -76,24 +76,21 @@ class Recorder(Listener):
 
     def _unlisted(self, call: Call) -> None:
         """Note a call of a torch function that no list decides."""
-        result = call.result
-        if call.here.policy is None:
-            self.uncast += 1
-            self.last_word.rounded.notice_cast(call.op, call.given, result)
-            call.computed = _computed(call.given, dtypes_of(call.given), result)
-            self.last_word.uncast(call)
-            return
-        if call.decided or not isinstance(result, (torch.Tensor, tuple, list)) or isinstance(result, torch.Size):
+        result, is_cast_off = call.result, call.here.policy is None
+        computes = isinstance(result, (torch.Tensor, tuple, list)) and not isinstance(result, torch.Size)
+        if not is_cast_off and (call.decided or not computes):
             return  # hmp decided something inside, which was noted; or nothing was computed
-        inputs, output = dtypes_of(call.given), dtypes_of((result,))
-        self.last_word.rounded.notice_cast(call.op, call.args, result)
+        inputs = dtypes_of(call.given)
+        self.last_word.rounded.notice_cast(call.op, call.given, result)
         call.computed = _computed(call.given, inputs, result)
-        rule = None
-        if call.function in call.here.replacements.functions:
-            rule = BYPASSED
+        if is_cast_off:
+            self.uncast += 1
+            self.last_word.uncast(call)
+        elif call.function in call.here.replacements.functions:
             self.last_word.past(call)
-        if inputs or output:
-            self._note(call, rule, inputs, output, False)
+            self._note(call, BYPASSED, inputs, dtypes_of((result,)), False)
+        else:
+            self._note(call, None, inputs, dtypes_of((result,)), False)
 
     def _note(self, call: Call, rule: CastRule | str | None, inputs: str, output: str, raised: bool) -> None:
         policy, given = call.here.policy, call.here.user_policy

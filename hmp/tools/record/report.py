@@ -162,12 +162,6 @@ class Report(Result):
         """Return what a reader must know of how this was recorded."""
         rows = self.rows
         notes = []
-        if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
-            notes.append(
-                "No policy applied to any call: use hmp.apply(), hmp.casts() or hmp.convert(), before or inside hmp.record()."
-                if not self.policies
-                else "A policy was active, but none of the ops on its lists was called."
-            )
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
@@ -272,12 +266,8 @@ class Report(Result):
         """
         _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
-        lines = []
-        for op in sorted(mine.keys() | theirs.keys()):
-            here, there = mine.get(op), theirs.get(op)
-            if here != there:
-                lines.append(f"{op}: {_named(here)} -> {_named(there)}")
-        return lines
+        changed = sorted(op for op in mine.keys() | theirs.keys() if mine.get(op) != theirs.get(op))
+        return [f"{op}: {mine.get(op, 'not called')} -> {theirs.get(op, 'not called')}" for op in changed]
 
     # --- taking several together ---
 
@@ -436,13 +426,9 @@ def _check_reports(method: str, *others: object) -> None:
             raise HmpError(f"Report.{method}(): expected reports, got {each!r}; load a file with Report.load(path)")
 
 
-def _dtypes_by_op(report: Report) -> dict[str, set[str]]:
+def _dtypes_by_op(report: Report) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for row in report.rows:
         if row.compute:
             found.setdefault(row.op, set()).add(row.compute)
-    return found
-
-
-def _named(dtypes: set[str] | None) -> str:
-    return "not called" if dtypes is None else " and ".join(sorted(dtypes))
+    return {op: " and ".join(sorted(dtypes)) for op, dtypes in found.items()}
