@@ -177,13 +177,11 @@ class OverrideRecorder:
         if user_policy is not None:
             self._users[id(user_policy)] = user_policy
         if policy is not None and ruled.rule.is_list:
-            lacks = (
-                Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)")
-                if call.lacks_kernel
-                else _LEFT
-            )
-            got = "float32" if call.lacks_kernel else call.computed
-            self._check(policy, ruled.op, got, over_casts() or lacks, given, call.result)
+            overrider, got = _LEFT, call.computed
+            if call.lacks_kernel:
+                words = f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)"
+                overrider, got = Overrider(OverrideKind.NO_KERNEL, words), "float32"
+            self._check(policy, ruled.op, got, over_casts() or overrider, given, call.result)
             if ruled.rule is registry.FP32_LIST:
                 self._look_at_inputs(policy, ruled.op, given, call.result)
         self.rounded.notice(given, call.result)
@@ -214,8 +212,10 @@ class OverrideRecorder:
         policy = overridden(modules.running)
         if policy is not None:
             self._check(policy, op, got, overrider, given, result)
-        elif overrider.kind == OverrideKind.BACKWARD and len(self._users) == 1:  # of several it may have been any
-            self._check(next(iter(self._users.values())).unscoped, op, got, overrider, given, result)
+            return
+        outside = {each.unscoped for each in list(self._users.values())}
+        if overrider.kind == OverrideKind.BACKWARD and len(outside) == 1:  # of several policies it may have been any
+            self._check(outside.pop(), op, got, overrider, given, result)
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
         """Note a call without an active policy. In a submodule of an applied model somebody called a part of it, or another method."""
@@ -242,32 +242,27 @@ class OverrideRecorder:
             self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
 
     def _check(self, policy: Policy | Any, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
-        found = self._violated(policy, op, got, overrider, given, result)
-        if found is not None:
-            self._note(op, *found, got, overrider)
-
-    def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
-        """Return the line that the call did not follow, and the dtype that it asks for; or None."""
+        """Note the call if it did not follow the entry that the policy has for the op."""
         entry = self._entry(policy, op)
         if entry is None or not got:
-            return None
+            return
         kind = lists.kind_of(entry.list_name)
         wanted = None if kind.rule.dtype is None else kind.rule.dtype(policy.dtype)
         if wanted is None:
-            return None
+            return
         dtypes = got.split(", ")
         if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
-            return None  # torch.autocast decides inside the op
+            return  # torch.autocast decides inside the op
         if dtype_name(wanted) in dtypes or dtypes[0] in map(dtype_name, kind.computes_in) or _is_asked(given):
-            return None
+            return
         tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
         if any(tensor.dtype in _WIDE for tensor in tensors):
-            return None  # left to torch
+            return  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
-            return None  # in place and out=: the first input's dtype counts
+            return  # in place and out=: the first input's dtype counts
         if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
-            return None  # a look-up, whose table is not cast, and what saturates
-        return entry.source, dtype_name(wanted)
+            return  # a look-up, whose table is not cast, and what saturates
+        self._note(op, entry.source, dtype_name(wanted), got, overrider)
 
     def _entry(self, policy: Policy, op: str) -> ListEntry | None:
         known = self._listed.get(id(policy))
