@@ -6,11 +6,10 @@ import base64
 import io
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ..extras import needed
-from .page import Depth, Point, TradeOff
+from .page import Depth, TradeOff
 
 with needed("a report's page needs", "report", "matplotlib"):
     import matplotlib
@@ -24,12 +23,8 @@ COLOURS = {
 }  # fmt: skip
 _WIDTH, _TEXT = 4.8, 9.5  # inches and points: in a phone's width, which is about as many points as pixels, text can be read
 _NAME = 24  # letters of a name in the legend
+_MARKERS = "os^D"
 _FRAMES = "osD^vphH"  # around the points that have names, what was chosen first; the legend says the names
-
-
-def colour_of(name: str) -> str:
-    """Return the colour of a dtype or of "casts"."""
-    return COLOURS.get(name, COLOURS["other"])
 
 
 def drawn(figure: Depth | TradeOff) -> str:
@@ -39,15 +34,16 @@ def drawn(figure: Depth | TradeOff) -> str:
 
 def _depth(figure: Depth) -> str:
     axes = _axes(figure.across, "relative error")
-    for line in figure.lines:
-        style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.2}
-        axes.plot(*zip(*line.points, strict=True), color=colour_of(line.colour), label=line.name, markeredgewidth=0, **style)
+    for line, marker in zip(figure.lines, itertools.cycle(_MARKERS)):  # what looks alike in two colours has two forms
+        style: dict[str, Any] = {"linestyle": "", "marker": marker, "markersize": max(line.size, 3)} if line.size else {"linewidth": 1.2}
+        style["color"] = COLOURS.get(line.colour, COLOURS["other"])
+        axes.plot(*zip(*line.points, strict=True), label=line.name, markeredgewidth=0, **style)
     axes.set_yscale("log")
     axes.margins(x=0.03)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if figure.named is not None:
         x, y, name = figure.named
-        _frame(axes, x, y, "o", f"largest: {name}")
+        _frame(axes, x, y, "o", name)
     if figure.mark is not None:
         axes.axhline(figure.mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=figure.marked)
     return _image(axes)
@@ -56,13 +52,10 @@ def _depth(figure: Depth) -> str:
 def _trade_off(figure: TradeOff) -> str:
     """Return the chart: what fits is a dot and what does not is a cross, so that they differ without colours.
 
-    There is a line along the best trade-offs; what has a name is in a frame of its own, what was chosen in a thick one.
+    What has a name is in a frame of its own, what was chosen in a thick one.
     """
     points, allowed = figure.points, figure.allowed
     axes = _axes(figure.cost, figure.worse)
-    front = best_of(points)
-    if len(front) > 1:
-        axes.plot([p.cost for p in front], [p.worse for p in front], color=COLOURS["bfloat16"], linewidth=1, drawstyle="steps-post")
     for fits, marker, colour, label in ((True, "o", "bfloat16", "within the tolerance"), (False, "x", "casts", "beyond it")):
         own = [point for point in points if point.fits is fits]
         if own:
@@ -79,16 +72,6 @@ def _trade_off(figure: TradeOff) -> str:
         name = ": ".join(filter(None, ("chosen" if point.is_chosen else "", point.name)))
         _frame(axes, point.cost, point.worse, frame, name, 1.5 if point.is_chosen else 0.8)
     return _image(axes)
-
-
-def best_of(points: Sequence[Point]) -> list[Point]:
-    """Return those of what fits that nothing else is both cheaper and better than, the cheapest first."""
-    found, least = [], math.inf
-    for point in sorted((point for point in points if point.fits), key=lambda each: (each.cost, each.worse)):
-        if point.worse < least:
-            found.append(point)
-            least = point.worse
-    return found
 
 
 def _axes(across: str, up: str) -> Any:

@@ -41,7 +41,7 @@ def html(page: Page) -> str:
 
 def _breakable(text: str) -> Any:
     """Let a long name go on in the next line after a dot or an underscore, and between the words of a class's name."""
-    return markupsafe.Markup(re.sub(r"(?<=[._])|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
+    return markupsafe.Markup(re.sub(r"(?<=[._])(?=\D)|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
 
 
 def _coded(text: str) -> Any:

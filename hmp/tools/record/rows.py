@@ -86,8 +86,7 @@ class Row:
     @property
     def place(self) -> str:
         """Return `module at file:line`, what of it is known."""
-        at = f"{self.file}:{self.line}" if self.file else ""
-        return " at ".join(part for part in (self.module, at) if part)
+        return " at ".join(filter(None, (self.module, f"{self.file}:{self.line}" if self.file else "")))
 
 
 def in_words(rule: str) -> str:
@@ -214,7 +213,7 @@ class Violation:
     @property
     def place(self) -> str:
         """Return `module at file:line`, what of it is known."""
-        return " at ".join(part for part in (self.module, f"{self.file}:{self.line}" if self.file else "") if part)
+        return " at ".join(filter(None, (self.module, f"{self.file}:{self.line}" if self.file else "")))
 
     @property
     def remedy(self) -> str:

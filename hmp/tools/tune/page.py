@@ -94,8 +94,8 @@ def _curve(result: TuneResult) -> Section:
     what = "loss" if metric is None else "metric"
     told = (
         f"Each point is a policy that the model ran under; above 0 its {what} is worse than float32's, below 0 better. Further left is "
-        "cheaper. Dots are within the tolerance, crosses are not. The legend names the framed points, the line joins the best trade-offs, "
-        "and beyond the dashed line the scale is logarithmic. Trials without finite numbers, or without a time, are not drawn."
+        "cheaper. Dots are within the tolerance, crosses are not. The legend names the framed points. Beyond the dashed lines the scale is "
+        "logarithmic. Trials without finite numbers, or without a time, are not drawn."
     )
     drawn = TradeOff(points, f"{_COSTS[result.objective]}, float32 = 1", f"{what}: worse (+) or better (-)", allowed)
     parts: list[Part] = [Text(told), drawn if points else Text("No trial has finite numbers.")]
