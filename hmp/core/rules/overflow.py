@@ -123,7 +123,7 @@ def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping
             wide = result
             result = casting.cast_sum(wide, _operands(args, kwargs), dtype) if is_dense_sum else casting.cast_finite(wide, dtype)
             if not _compiling() and here.call is not None:
-                here.call.saturates = _differ(_isinf(casting.cast(wide, dtype)), _isinf(result))
+                here.call.saturates = not _has_values(wide) or _differ(_isinf(casting.cast(wide, dtype)), _isinf(result))
         except kernels.OF_CASTS as error:
             if not kernels.is_cast_refusal(error, (result,)):
                 raise  # else the op has run: it is not called again
