@@ -163,7 +163,6 @@ class Heading:
     """A heading within a section."""
 
     text: str
-    id: str = ""
 
     kind = "heading"
 
