@@ -22,7 +22,7 @@ FIELDS = {
     "rows": "op rule source inputs compute output module file line calls casts casts_saved cast_bytes op_seconds cast_seconds "
     "no_kernel raised",
     "violations": "op source wanted got kind by module file line calls",
-    "models": "name parameters trainable parameter_bytes kept count",
+    "models": "name parameters trainable parameter_bytes kept count kept_weight_bytes",
 }
 
 

@@ -38,7 +38,7 @@ VIOLATIONS = (
     of_report("violations", SOLVE[0], SOLVE[2], "bfloat16", "float32", "no_kernel", NO_KERNEL, "head", "model.py", 31, 1),
 )
 MODELS = (
-    of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),
+    of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}, 1, 512),
     of_report("models", "Teacher", {"float32": 10}, 0, 40, None, 2),
 )
 POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}

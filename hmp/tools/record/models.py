@@ -27,10 +27,11 @@ class Model:
     The name of its class, `count` of them with such parameters, and of one the numbers of its parameters by dtype, of those to be trained,
     and their bytes.
 
-    `kept` are the bytes that its first call that autograd recorded saves for backward, by the path of the module that ran: each storage
-    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low-precision dtype not. Of a checkpoint
-    its inputs count. None without such a call, where other hooks for saved tensors are active around the model (save_on_cpu, a checkpoint),
-    or if torch does not show it; what such hooks inside of it keep themselves is not seen.
+    `kept` are the bytes that its first call that autograd recorded keeps for backward, by the path of the module that ran: each storage
+    once, at the first module that keeps it, parameters and buffers left out. `kept_weight_bytes` of them are copies of weights in another
+    dtype, the others activations. Of a checkpoint its inputs count. None without such a call, where other hooks for saved tensors are
+    active around the model (save_on_cpu, a checkpoint), or if torch does not show it; what such hooks inside of it keep themselves is not
+    seen.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Model:
     parameter_bytes: int
     kept: dict[str, int] | None = None
     count: int = 1
+    kept_weight_bytes: int = 0
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -76,8 +78,8 @@ def merge_models(models: Iterable[Model]) -> list[Model]:
     found: dict[Any, Model] = {}
     for model in models:
         known = found.get(model.alike, model)
-        kept = model.kept if known.kept is None else known.kept
-        found[model.alike] = replace(known, kept=kept, count=max(known.count, model.count))
+        met = model if known.kept is None else known
+        found[model.alike] = replace(met, count=max(known.count, model.count))
     return list(found.values())
 
 
@@ -101,8 +103,7 @@ class RunningModels(Listener):
     @property
     def found(self) -> list[Model]:
         """Return the models so far. What is packed after a call of one is counted by then."""
-        kept = {key: {path: nbytes for path, nbytes in meter.by_module.items() if nbytes} for key, meter in self._meters.items()}
-        return [replace(each, kept=kept.get(key)) for key, each in self._models.items()]
+        return [_with_kept(each, self._meters.get(key)) for key, each in self._models.items()]
 
     def entered(self, module: torch.nn.Module) -> None:
         """Begin to count in the call of an outermost module."""
@@ -165,3 +166,10 @@ class RunningModels(Listener):
         known = self._models.get(model.alike)
         self._models[model.alike] = model if known is None else replace(known, count=known.count + 1)
         return model.alike
+
+
+def _with_kept(model: Model, meter: SavedActivations | None) -> Model:
+    if meter is None:
+        return model
+    kept = {path: nbytes for path, nbytes in meter.by_module.items() if nbytes}
+    return replace(model, kept=kept, kept_weight_bytes=meter.weight_bytes)

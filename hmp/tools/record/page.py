@@ -98,7 +98,8 @@ _CLOSING = (
     "Dtypes: of the floating-point inputs that the caller passed, of the computation, and of the result; ops without such inputs are left "
     "out. Times are the calling thread's; on an accelerator they include the kernels only with `hmp.record(synchronize=True)`. Autograd's "
     "own ops in backward are not included, because lists don't apply to them. Bytes cast: the tensors' sizes before their casts. Avoided: "
-    "casts that were not needed because a copy was there. Kept: what autograd saves for backward."
+    "casts that were not needed because a copy was there. Kept: what autograd keeps for backward in a call of the model: "
+    "activations, and copies of weights in another dtype."
 )
 _UNCAST = (
     "calls ran where no policy is active (optimizer steps, disable_casts(), outside of hmp.casts() or of an applied model), and are not "
@@ -186,10 +187,11 @@ def _tree(rows: Sequence[Row]) -> Section | None:
 def _models(models: list[Model]) -> Section | None:
     rows = [
         [op(f"{each.name} ({each.count:,} of them)" if each.count > 1 else each.name), whole(each.size), whole(each.trainable),
-         Cell(each.dtypes), nbytes(each.parameter_bytes), nbytes(each.kept_bytes)]
+         Cell(each.dtypes), nbytes(each.parameter_bytes),
+         nbytes(each.kept_bytes - each.kept_weight_bytes), nbytes(each.kept_weight_bytes)]
         for each in models
     ]  # fmt: skip
-    columns = ("model", ">parameters", ">trainable", "dtypes", ">bytes", ">kept for backward by a call")
+    columns = ("model", ">parameters", ">trainable", "dtypes", ">bytes", ">activations kept", ">weight copies kept")
     return Section("models", "Models", "Models", [Table(columns, rows, where="report.models holds them")]) if models else None
 
 
