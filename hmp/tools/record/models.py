@@ -1,4 +1,4 @@
-"""The models that run while somebody records, and what a call of each saves for backward."""
+"""The models that run while somebody records, and what a call of each keeps for backward."""
 
 from __future__ import annotations
 

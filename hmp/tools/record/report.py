@@ -130,7 +130,7 @@ class Report(Result):
     def models(self) -> list[Model]:
         """Return the models that ran, in the order in which they first returned.
 
-        Their parameters, and what a call of each saves for backward.
+        Their parameters, and what a call of each keeps for backward.
         """
         return list(self._told("models"))
 
