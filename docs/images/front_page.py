@@ -74,10 +74,14 @@ def _recording(model_class: type[torch.nn.Module], folder: Path) -> str:
     """The page of a recorded forward and backward pass, under Habana's lists."""
     torch.manual_seed(0)
     model = hmp.apply(model_class(), "habana")
-    for _ in range(2):  # the first call pays for what torch does once
+    reports = []
+    for _ in range(9):
         with hmp.record() as report:
             model(torch.randn(8, 32, 64)).sum().backward()
-    report.to_html(folder / "report.html")
+        reports.append(report)
+    # the first call pays for what torch does once, and others wait for the machine
+    quickest = min(reports, key=lambda report: sum(row.seconds for row in report.rows))
+    quickest.to_html(folder / "report.html")
     return (folder / "report.html").read_text(encoding="utf-8")
 
 

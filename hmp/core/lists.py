@@ -106,7 +106,7 @@ class ListKind:
         around_cast: For a list that `adds`: gets the function that casts, and returns the one to call in its place.
         columns: What a call adds to its row of a report, and to a policy's of hmp.benchmark(), by the column's name: each function gets the
             finished call and returns a number.
-        report: Makes the part of a report that is the list's own; see `hmp.tools.record.parts.ReportPart`.
+        report: Makes the part of a report that is the list's own; see `hmp.tools.record.rows.ReportPart`.
         level: How hmp.tune() tries the list; None where it does not.
     """
 

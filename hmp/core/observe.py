@@ -47,13 +47,13 @@ class Call:
 
     The others are noted for listeners that measure: the dtypes that torch's op `computed` in, seconds in the op and in casts, how many
     `casts` were made, of how many bytes, and how many a cache saved; `cast_dtypes` has the two dtypes of each, where a listener asks.
-    `is_autocast`: torch.autocast decided. `in_float32`: a product that rounds its inputs to the low-precision dtype and computes in
-    float32. `lacks_kernel`: it ran in float32 for want of a kernel.
+    `is_autocast`: torch.autocast decided. `saturates`: a value was moved to a finite extreme. `in_float32`: a product that rounds its
+    inputs to the low-precision dtype and computes in float32. `lacks_kernel`: it ran in float32 for want of a kernel.
     """
 
     result: Any = None
     error: BaseException | None = None
-    decided = is_autocast = in_float32 = lacks_kernel = False
+    decided = is_autocast = saturates = in_float32 = lacks_kernel = False
     casts = casts_saved = cast_bytes = 0
     cast_seconds = op_seconds = 0.0
     computed = ""

@@ -69,9 +69,9 @@ def _shows(objective: str, policy: Policy, device: torch.device) -> bool:
 
 
 def _report() -> Any:
-    from .report import Fp8Part  # the pages' modules, which only a report needs
+    from .report import FP8_PART  # the pages' modules, which only a report needs
 
-    return Fp8Part()
+    return FP8_PART
 
 
 lists.add(

@@ -10,8 +10,7 @@ from ..core import locks
 from ..core.casting import Tensor, has_values
 from ..core.torch_private import has_storage, in_plain_autograd
 from ..tools.pages.page import Cell, Section, Table, Text, left_out, module, number, op, whole
-from ..tools.record.parts import Recording
-from ..tools.record.rows import group_rows
+from ..tools.record.rows import Recording, ReportPart, group_rows
 from .quantization import Statistics
 
 _ROWS = 200  # of the page's table
@@ -103,11 +102,4 @@ def _section(report: Any) -> Section | None:
     return Section("fp8", "In FP8", "Quantisation of the operands of FP8 matrix multiplications", [Text(told, is_soft=True), table])
 
 
-class Fp8Part:
-    """The part of a report on products in FP8."""
-
-    name, row = "fp8", Fp8Row
-
-    recording = Fp8Recording
-    merged = staticmethod(merged)
-    section = staticmethod(_section)
+FP8_PART = ReportPart("fp8", Fp8Row, Fp8Recording, merged, _section)

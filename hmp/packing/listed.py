@@ -51,9 +51,9 @@ def _explained(op: str, entry: ListEntry, policy: Policy) -> str:
 
 
 def _report() -> Any:
-    from .report import PackingPart  # the pages' modules, which only a report needs
+    from .report import PACKING_PART  # the pages' modules, which only a report needs
 
-    return PackingPart()
+    return PACKING_PART
 
 
 def _recording(bounded: Callable[[str], str]) -> Any:

@@ -12,8 +12,7 @@ import torch
 from ..core import locks
 from ..core.observe import modules
 from ..tools.pages.page import Section, Table, Text, duration, module, nbytes, number, op, whole
-from ..tools.record.parts import Recording
-from ..tools.record.rows import group_rows
+from ..tools.record.rows import Recording, ReportPart, group_rows
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,4 @@ def _section(report: Any) -> Section | None:
     return Section("kept", "Packed", "Packed activations", [Text(told, is_soft=True), table])
 
 
-class PackingPart:
-    """The part of a report on packed activations."""
-
-    name, row = "kept", PackingRow
-
-    recording = PackingRecording
-    merged = staticmethod(merged)
-    section = staticmethod(_section)
+PACKING_PART = ReportPart("kept", PackingRow, PackingRecording, merged, _section)

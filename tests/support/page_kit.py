@@ -11,6 +11,7 @@ from typing import Any
 
 import hmp
 from hmp.tools.compare.comparison import Comparison, ErrorRow, Move, MoveTrial, Trials
+from hmp.tools.traces.compare import CaptureComparison, Computed, Gap, Side
 
 LOW, WIDE = "bfloat16", "float32"
 FILE = "/home/somebody/model.py"
@@ -21,7 +22,7 @@ FIELDS = {
     "rows": "op rule source inputs compute output module file line calls casts casts_saved cast_bytes op_seconds cast_seconds "
     "no_kernel raised",
     "violations": "op source wanted got kind by module file line calls",
-    "models": "name parameters trainable parameter_bytes kept count",
+    "models": "name parameters trainable parameter_bytes kept count kept_weight_bytes",
 }
 
 
@@ -92,6 +93,32 @@ def comparison(**changes: Any) -> Comparison:
         "rows": tuple(sorted(rows, key=lambda row: -(row.isolated or 0.0))),
     }  # fmt: skip
     return Comparison(**values | changes)
+
+
+SIDE = Side("trainer", "trainer.capture", "Net", {"float32": 3}, {"float32": 2, "bfloat16": 1}, ("habana",), {"model": "Net"})
+IN_WIDE, IN_LOW = Computed((WIDE,), (WIDE,), WIDE, (2, 4)), Computed((WIDE,), (LOW,), LOW, (2, 4))
+
+
+def _gap(module: str, relative: float | None, is_leaf: bool = True, why: str = "", **changes: object) -> Gap:
+    how = "" if relative is None else "values"
+    return replace(Gap(module, module, "Linear", 0, 0, is_leaf, "", IN_WIDE, IN_LOW, relative, how, why), **changes)
+
+
+GAPS = (
+    _gap("(inputs)", 0.0, kind="", output="x"),
+    _gap("layers.0.a", 0.002),
+    _gap(f"layers.0.{NASTY}", 0.2),
+    _gap("layers.0", 0.01, False),
+    _gap("layers.1.a", float("inf")),
+    _gap("layers.1", 0.02, False),
+    _gap("odd", None, why="shapes [2] and [3]"),
+    _gap("", 0.05, False, output="y"),
+)
+
+
+def captures() -> CaptureComparison:
+    """A comparison of two captures made by hand."""
+    return CaptureComparison(SIDE, replace(SIDE, name=NASTY), GAPS, notes=("A note.",))
 
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())

@@ -201,3 +201,16 @@ def test_under_a_checkpoint_all_tools_count_the_same_bytes(preset: str) -> None:
     benchmarked = hmp.benchmark(lambda: net(x).sum().backward(), [preset], model=net, rounds=3, steps=1, device="cpu")
     # in bfloat16: what the first and the last layer are given, the weight of the last one, and what the checkpoint is given
     assert model.kept_bytes == hmp.summary(net, x, preset).saved_bytes == benchmarked[preset].memory == 2 * (3 * 32 * 16 + 16)
+
+
+@pytest.mark.native_kernels  # computed in float32, products save float32
+def test_copies_of_weights_are_told_from_activations() -> None:
+    net, x = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Linear(32, 4, bias=False)), torch.randn(8, 16)
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        net(x).float().sum().backward()
+    (model,) = report.models
+    # in bfloat16: the inputs of both, and for the gradient of its input the weight of the second
+    assert (model.kept_bytes, model.kept_weight_bytes) == (2 * (8 * 16 + 8 * 32 + 32 * 4), 2 * 32 * 4)
+    row = next(line for line in str(report).splitlines() if line.startswith("Sequential"))
+    assert row.split()[-4:] == ["768", "B", "256", "B"]
+    assert report.merge(report).models == [model]

@@ -36,7 +36,8 @@ PAGES = {
     # in bfloat16: linear 4, mul 2, layer_norm 2, max_pool2d 3, view 2; 130 ms of 681 ms are casts; for want of a kernel, and never called
     "report": (
         page_kit.report(), ("13 of 24 calls", "19 %"),
-        (f"mine {page_kit.POLICY.fingerprint}", "130 ms", "551 ms", "24 calls, 17 decided by hmp", "cdist: 2 of 2 calls",
+        (f"fingerprint {page_kit.POLICY.fingerprint}", "130 ms", "551 ms", "24 calls, 17 decided by hmp",
+         "in float32, as 2 of 2 calls had no kernel (R11)",
          "max_pool1d"),
     ),
     "models": (

@@ -79,6 +79,50 @@ def test_what_no_list_decides_is_seen_too() -> None:
     assert report.never_called == ["conv2d", "linear", "matmul", "softmax"]
 
 
+LOW, MASK, LEAST = torch.tensor([[0.5, -2.0]]).bfloat16(), torch.tensor([True, False]), torch.finfo(F32).min
+SATURATES = {
+    "a fill of float32's least number": (lambda: LOW.masked_fill(MASK, LEAST), True),
+    "a fill of -inf, which stays": (lambda: LOW.masked_fill(MASK, -torch.inf), False),
+    "a fill that fits": (lambda: LOW.masked_fill(MASK, -1e9), False),
+    "a tensor of float32's least number": (lambda: torch.where(MASK, LOW, torch.tensor(LEAST)), True),
+    "a tensor of -inf": (lambda: torch.where(MASK, LOW, torch.tensor(-torch.inf)), False),
+    "integers beyond float16": (lambda: LOW.half().masked_fill(MASK, torch.tensor(70_000)), True),
+    "a product beyond bfloat16 and within float32": (lambda: LOW.abs().clamp(max=1.0) * LEAST, True),
+    "a product that fits": (lambda: (LOW * 1e-3) * LEAST, False),
+    "a bound": (lambda: LOW.clamp(-1, 1), False),
+}
+
+
+@pytest.mark.parametrize("case", SATURATES)
+def test_a_call_saturates_only_where_a_value_was_moved(case: str) -> None:
+    call, moves = SATURATES[case]
+    with hmp.casts(policy(bf16={"linear"})), hmp.record() as report:
+        result = call()
+    assert ("R12" in {row.rule for row in report.rows}) is moves
+    # a moved value is the dtype's extreme
+    assert bool((result.abs() == torch.finfo(result.dtype).max).any()) is moves
+
+
+def test_ops_without_floating_inputs_are_left_out() -> None:
+    ids = torch.arange(3)
+    with hmp.casts(policy(bf16={"linear", "mul"})), hmp.record() as report:
+        ids * 2, ids + ids, torch.ones(2), ids.float()
+        F.linear(torch.ones(2, 2), torch.ones(2, 2))
+    assert [row.op for row in report.rows] == ["linear"]
+    assert report.never_called == []  # mul was called
+
+
+def test_only_the_users_own_entries_are_said_to_match_no_call(tmp_path: Path) -> None:
+    (tmp_path / "base.txt").write_text("autocast")
+    (tmp_path / "fp32.txt").write_text("gelu\nexp\n")
+    moved = hmp.Policy.load("autocast").move("softmax", "fp32")
+    for given, never in (("autocast", []), (moved, ["softmax"]), (hmp.Policy.load(tmp_path), ["gelu"])):
+        with hmp.casts(given), hmp.record() as report:
+            torch.exp(LOW)
+        assert report.never_called == never
+        assert ("Entries of your lists that no call matched: " in str(report)) is bool(never)
+
+
 def test_what_a_hook_calls_in_backward_and_what_runs_where_casts_are_off_is_counted_as_left_alone() -> None:
     x = torch.randn(8, 8, requires_grad=True)
     x.register_hook(torch.tanh)
@@ -137,7 +181,7 @@ def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:
         assert torch.linalg.solve(x, x).dtype is F32
     (row,) = report.no_kernel
     assert (row.op, row.rule, row.compute, row.no_kernel) == ("linalg.solve", "bf16", "float32", 1)
-    assert "linalg.solve: 1 of 1 calls" in str(report)
+    assert "bf16: linalg.solve; in float32, as 1 of 1 calls had no kernel (R11)" in str(report)
 
 
 @pytest.mark.usefixtures("no_instructions")

@@ -38,7 +38,7 @@ VIOLATIONS = (
     of_report("violations", SOLVE[0], SOLVE[2], "bfloat16", "float32", "no_kernel", NO_KERNEL, "head", "model.py", 31, 1),
 )
 MODELS = (
-    of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),
+    of_report("models", "Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}, 1, 512),
     of_report("models", "Teacher", {"float32": 10}, 0, 40, None, 2),
 )
 POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}
@@ -76,6 +76,18 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
     for wrong in (("colour",), ("op", "colour")):
         with pytest.raises(hmp.HmpError, match=r"invalid .*'colour'"):
             by_hand().table(*wrong)
+
+
+def test_an_op_has_one_row_with_its_dtypes_and_rules_below_it() -> None:
+    low = of_report("rows", *LINEAR[:3], "bfloat16", *LINEAR[4:], "head", "model.py", 50, 5, 0, 0, 0, 1e-3)
+    lines = hmp.Report((*ROWS, low)).table("op").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("linear "))
+    assert lines[at].split()[1:4] == ["25", "50", "10"]  # 10 + 10 + 5 calls, 30 + 20 casts, 10 more avoided
+    assert lines[at + 1 : at + 3] == [
+        "  float32 → bfloat16 → bfloat16  20 calls  bf16: linear (lists/bf16.txt:3)",
+        "  bfloat16 → bfloat16 → bfloat16  5 calls  bf16: linear (lists/bf16.txt:3)",
+    ]
+    assert [line.split()[0] for line in lines if line[:1].isalpha()] == ["op", "linear", "softmax", "linalg.solve", "matmul"]
 
 
 ROW = '{"op": "linear", "rule": "bf16"}'

@@ -5,13 +5,13 @@ No public call shows a page's parts as values, nor makes a comparison of capture
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import page_kit
+import tune_result_kit
+from hmp.tools.pages.page import TradeOff
 from hmp.tools.record import page as model
-from hmp.tools.traces.compare import CaptureComparison, Computed, Gap, Side
+from hmp.tools.tune.page import tuning_page
 from page_kit import NASTY, Page, html_of, said
 
 
@@ -23,29 +23,15 @@ def test_the_tree_has_the_sums_of_what_is_below() -> None:
     assert tree.sums.casts == sum(row.casts for row in page_kit.ROWS)
 
 
-SIDE = Side("trainer", "trainer.capture", "Net", {"float32": 3}, {"float32": 2, "bfloat16": 1}, ("habana",), {"model": "Net"})
-WIDE, LOW = Computed(("float32",), ("float32",), "float32", (2, 4)), Computed(("float32",), ("bfloat16",), "bfloat16", (2, 4))
-
-
-def gap(module: str, relative: float | None, is_leaf: bool = True, why: str = "", **changes: object) -> Gap:
-    how = "" if relative is None else "values"
-    return replace(Gap(module, module, "Linear", 0, 0, is_leaf, "", WIDE, LOW, relative, how, why), **changes)
-
-
-GAPS = (
-    gap("(inputs)", 0.0, kind="", output="x"),
-    gap("layers.0.a", 0.002),
-    gap(f"layers.0.{NASTY}", 0.2),
-    gap("layers.0", 0.01, False),
-    gap("layers.1.a", float("inf")),
-    gap("layers.1", 0.02, False),
-    gap("odd", None, why="shapes [2] and [3]"),
-    gap("", 0.05, False, output="y"),
-)
+def test_the_chart_of_a_search_shows_a_smaller_loss_below_float32s_and_a_larger_one_above() -> None:
+    trials = [tune_result_kit.trial(name, (), ratio=0.5, loss_change=change) for name, change in (("better", -0.0016), ("worse", 0.0016))]
+    page = tuning_page(tune_result_kit.result(trials=(tune_result_kit.FLOAT32, *trials)))
+    (figure,) = [part for section in page.sections for part in section.parts if isinstance(part, TradeOff)]
+    assert [point.worse for point in figure.points] == [0.0, -0.0016, 0.0016] and figure.allowed == [0.01, -0.01]
 
 
 def test_it_is_well_formed_and_says_what_the_comparison_says() -> None:
-    comparison = CaptureComparison(SIDE, replace(SIDE, name=NASTY), GAPS, notes=("A note.",))
+    comparison = page_kit.captures()
     html = html_of(comparison)
     page, text = Page(html), said(html)
     assert len(page.ids) == len(set(page.ids)) and NASTY not in html

@@ -11,13 +11,14 @@ import torch
 
 from .. import casting
 from ..casting import FINITE_MAX, Caster, Tensor, cast_call, castable
+from ..observe import here
 from ..ops import sites, table
 from . import kernels
 from .op import Op, OpUnderRule
 
 # torch's own, taken before anything is patched
 _and, _clamp, _detach, _isinf = torch.logical_and, torch.clamp, Tensor.detach, torch.isinf
-_ne, _not, _where = torch.ne, torch.logical_not, torch.where
+_ne, _not, _where, _equal = torch.ne, torch.logical_not, torch.where, torch.equal
 _grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 # Half a unit in the last place of each dtype's largest number: what is smaller takes no finite number to infinity when it is added.
 HARMLESS = {torch.float16: 16.0, torch.bfloat16: 2.0**119, torch.float32: math.inf}
@@ -119,7 +120,10 @@ def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping
     if castable(result):
         try:
             is_dense_sum = is_sum(ruled) and _has_values(result)
-            result = casting.cast_sum(result, _operands(args, kwargs), dtype) if is_dense_sum else casting.cast_finite(result, dtype)
+            wide = result
+            result = casting.cast_sum(wide, _operands(args, kwargs), dtype) if is_dense_sum else casting.cast_finite(wide, dtype)
+            if not _compiling() and here.call is not None:
+                here.call.saturates = not _has_values(wide) or _differ(_isinf(casting.cast(wide, dtype)), _isinf(result))
         except kernels.OF_CASTS as error:
             if not kernels.is_cast_refusal(error, (result,)):
                 raise  # else the op has run: it is not called again
@@ -159,13 +163,28 @@ def choice_of_integers(op: Op) -> Op:
         dtype = casting.widest(tensors, count_0dim=False) if tensors else torch.float32
         if dtype is torch.float32:
             return op(*args, **kwargs)
-        return op(*(_within(each, dtype) for each in args), **{name: _within(each, dtype) for name, each in kwargs.items()})
+        inside = tuple(_within(each, dtype) for each in args), {name: _within(each, dtype) for name, each in kwargs.items()}
+        note_moved((args, kwargs), inside)
+        return op(*inside[0], **inside[1])
 
     return choice
 
 
 def _within(value: Any, dtype: torch.dtype) -> Any:
     return casting.within(value, dtype) if isinstance(value, Tensor) and value.dtype in casting.INTEGERS else value
+
+
+def note_moved(given: tuple[tuple[Any, ...], Mapping[str, Any]], inside: tuple[tuple[Any, ...], Mapping[str, Any]]) -> None:
+    """Note in a call that somebody listens to if a value was moved: `given` are its arguments, `inside` what they became."""
+    if not _compiling() and here.call is not None:
+        pairs = zip((*given[0], *given[1].values()), (*inside[0], *inside[1].values()), strict=True)
+        if any(old is not new and (not isinstance(old, Tensor) or _differ(old, new)) for old, new in pairs):
+            here.call.saturates = True
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have other values, or may have."""
+    return not casting.is_readable(one) or not _equal(one, other)
 
 
 SATURATING = {"baddbmm": baddbmm_of_mask, "where": choice_of_integers, "masked_fill": choice_of_integers}

@@ -1,4 +1,4 @@
-"""Curves drawn by matplotlib, as images of a page: in colours that show on light and on dark paper."""
+"""Curves drawn by matplotlib, as images of a page that are as wide as a phone, and in colours that show on light and on dark paper."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import base64
 import io
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ..extras import needed
-from .page import Depth, Point, TradeOff
+from .page import Depth, TradeOff
 
 with needed("a report's page needs", "report", "matplotlib"):
     import matplotlib
@@ -18,15 +17,14 @@ with needed("a report's page needs", "report", "matplotlib"):
     from matplotlib.figure import Figure as Drawing
 
 _INK, _LINE = "#7d8794", "#8e98a466"
+_STYLE = ":root{color-scheme:light dark}text{fill:light-dark(#59636e,#a0a9b4)!important}"  # the page's --soft
 COLOURS = {
     "bfloat16": "#2c8fa3", "float16": "#9272bd", "float32": "#dca52e", "float8_e4m3fn": "#c25aa4", "other": "#8b96a1", "casts": "#d8485f",
 }  # fmt: skip
+_WIDTH, _TEXT = 4.8, 9.5  # inches and points: in a phone's width, which is about as many points as pixels, text can be read
+_NAME = 24  # letters of a name in the legend
+_MARKERS = "os^D"
 _FRAMES = "osD^vphH"  # around the points that have names, what was chosen first; the legend says the names
-
-
-def colour_of(name: str) -> str:
-    """Return the colour of a dtype or of "casts"."""
-    return COLOURS.get(name, COLOURS["other"])
 
 
 def drawn(figure: Depth | TradeOff) -> str:
@@ -35,100 +33,77 @@ def drawn(figure: Depth | TradeOff) -> str:
 
 
 def _depth(figure: Depth) -> str:
-    lines, mark, named = figure.lines, figure.mark, figure.named
-    drawing, axes = _axes(3.4, figure.across, "relative error")
-    for line in lines:
-        style: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.7}
-        axes.plot(*zip(*line.points, strict=True), color=colour_of(line.colour), label=line.name, markeredgewidth=0, **style)
+    axes = _axes(figure.across, "relative error")
+    for line, marker in zip(figure.lines, itertools.cycle(_MARKERS)):  # what looks alike in two colours has two forms
+        style: dict[str, Any] = {"linestyle": "", "marker": marker, "markersize": max(line.size, 3)} if line.size else {"linewidth": 1.2}
+        style["color"] = COLOURS.get(line.colour, COLOURS["other"])
+        axes.plot(*zip(*line.points, strict=True), label=line.name, markeredgewidth=0, **style)
     axes.set_yscale("log")
-    axes.margins(x=0.03, y=0.2)  # room above for the name of a point
+    axes.margins(x=0.03)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    at = [x for line in lines for x, _ in line.points]
-    if named is not None:
-        x, y, name = named
-        side, foot = ("left", (0, 0)) if x < (min(at) + max(at)) / 2 else ("right", (1, 0))
-        leader = {"arrowstyle": "-", "color": _INK, "linewidth": 0.7, "relpos": foot, "shrinkA": 0}
-        axes.annotate(
-            _short(name, 60), (x, y), (x, 0.97), textcoords=("data", "axes fraction"), ha=side, va="top", fontsize=8.5, color=_INK,
-            parse_math=False, arrowprops=leader,
-        )  # fmt: skip
-    if mark is not None:
-        axes.axhline(mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=figure.marked)
-    return _image(drawing)
+    if figure.named is not None:
+        x, y, name = figure.named
+        _frame(axes, x, y, "o", name)
+    if figure.mark is not None:
+        axes.axhline(figure.mark, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=figure.marked)
+    return _image(axes)
 
 
 def _trade_off(figure: TradeOff) -> str:
     """Return the chart: what fits is a dot and what does not is a cross, so that they differ without colours.
 
-    There is a line along the best trade-offs; what has a name is in a frame of its own, what was chosen in a thick one.
+    What has a name is in a frame of its own, what was chosen in a thick one.
     """
     points, allowed = figure.points, figure.allowed
-    drawing, axes = _axes(4.2, figure.cost, figure.worse)
-    front = best_of(points)
-    if len(front) > 1:
-        axes.plot([p.cost for p in front], [p.worse for p in front], color=COLOURS["bfloat16"], linewidth=1.4, drawstyle="steps-post")
-    for fits, marker, colour, label in ((True, "o", "bfloat16", "within the tolerance"), (False, "X", "casts", "beyond it")):
+    axes = _axes(figure.cost, figure.worse)
+    for fits, marker, colour, label in ((True, "o", "bfloat16", "within the tolerance"), (False, "x", "casts", "beyond it")):
         own = [point for point in points if point.fits is fits]
         if own:
-            axes.plot(
-                [p.cost for p in own], [p.worse for p in own], linestyle="", marker=marker, markersize=7.5, label=label,
-                color=COLOURS[colour], zorder=3,
-            )  # fmt: skip
-    if allowed is not None:
-        axes.axhline(allowed, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=f"{allowed:.2%} allowed")
+            style = {"marker": marker, "markersize": 5, "markeredgewidth": 1.5, "color": COLOURS[colour], "label": label}
+            axes.plot([p.cost for p in own], [p.worse for p in own], linestyle="", zorder=3, **style)
+    for limit, label in zip(allowed, ("the tolerance", "_"), strict=False):  # matplotlib's legend leaves out "_"
+        axes.axhline(limit, color=_INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
     # linear within the tolerance and logarithmic beyond it
-    axes.set_yscale("symlog", linthresh=max(allowed or 0.01, 1e-4), linscale=1.5, subs=[2, 5])
+    axes.set_yscale("symlog", linthresh=max(*allowed, 1e-4) if allowed else 0.01, linscale=1.5, subs=[2, 5])
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %" if value else "0")
     axes.margins(x=0.07, y=0.12)
     named = sorted((point for point in points if point.name or point.is_chosen), key=lambda point: (not point.is_chosen, point.cost))
     for point, frame in zip(named, itertools.cycle(_FRAMES)):  # names next to their points would lie on each other
-        axes.plot(
-            [point.cost], [point.worse], linestyle="", marker=frame, markersize=13, fillstyle="none", color=_INK,
-            markeredgewidth=1.8 if point.is_chosen else 0.9,
-            label=": ".join(filter(None, ("chosen" if point.is_chosen else "", _short(point.name, 28)))),
-        )  # fmt: skip
-    return _image(drawing)
+        name = ": ".join(filter(None, ("chosen" if point.is_chosen else "", point.name)))
+        _frame(axes, point.cost, point.worse, frame, name, 1.5 if point.is_chosen else 0.8)
+    return _image(axes)
 
 
-def best_of(points: Sequence[Point]) -> list[Point]:
-    """Return those of what fits that nothing else is both cheaper and better than, the cheapest first."""
-    found, least = [], math.inf
-    for point in sorted((point for point in points if point.fits), key=lambda each: (each.cost, each.worse)):
-        if point.worse < least:
-            found.append(point)
-            least = point.worse
-    return found
-
-
-def _axes(height: float, across: str, up: str) -> tuple[Any, Any]:
-    drawing = Drawing(figsize=(9.5, height), layout="constrained")
-    drawing.patch.set_alpha(0)
-    axes = drawing.subplots()
+def _axes(across: str, up: str) -> Any:
+    axes = Drawing(layout="constrained").subplots()
     axes.patch.set_alpha(0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_LINE)
-    axes.tick_params(length=0, which="both", labelcolor=_INK, labelsize=9.5)
-    axes.set_xlabel(across, color=_INK, fontsize=9)
-    axes.set_ylabel(up, color=_INK, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_LINE)
+    axes.tick_params(length=0, which="both", labelsize=_TEXT)
+    axes.set_xlabel(across, fontsize=_TEXT)
+    axes.set_ylabel(up, fontsize=_TEXT)
     axes.grid(axis="y", color=_LINE, linewidth=0.7)
     axes.set_axisbelow(True)
-    return drawing, axes
+    return axes
 
 
-def _short(name: str, most: int) -> str:
-    """Return the name without its middle, where it is longer than `most`."""
-    return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[-(most // 2) :]
+def _frame(axes: Any, x: float, y: float, marker: str, name: str, width: float = 0.8) -> None:
+    """Draw a frame around a point, which has its name in the legend."""
+    name = name if len(name) <= _NAME else name[: _NAME // 2 - 1] + "…" + name[-(_NAME // 2) :]
+    axes.plot([x], [y], linestyle="", marker=marker, markersize=9, fillstyle="none", color=_INK, markeredgewidth=width, label=name)
 
 
-def _image(drawing: Any) -> str:
+def _image(axes: Any) -> str:
     """Return the drawing as an image, with a legend above it."""
-    legend = drawing.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4, labelspacing=0.8)
+    drawing, named = axes.figure, len(axes.get_legend_handles_labels()[0])
+    drawing.set_size_inches(_WIDTH, 2.6 + 0.17 * math.ceil(named / 2))
+    drawing.patch.set_alpha(0)
+    legend = drawing.legend(frameon=False, fontsize=_TEXT, loc="outside upper left", ncols=2)
     for text in legend.get_texts():
-        text.set_color(_INK)
         text.set_parse_math(False)
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hmp"}):
         canvas: Any = FigureCanvasSVG(drawing)
         canvas.print_svg(file, metadata={"Date": None})
-    return base64.b64encode(file.getvalue()).decode()
+    svg = file.getvalue().decode().replace('<style type="text/css">', f'<style type="text/css">{_STYLE}', 1)
+    return base64.b64encode(svg.encode()).decode()

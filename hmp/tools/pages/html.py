@@ -11,7 +11,7 @@ with needed("a report's page needs", "report", "jinja2"):
     import jinja2
     import markupsafe
 
-from ..formatting import short_entry, size, typeset_duration
+from ..formatting import size, typeset_duration
 from . import charts
 from .page import Page, colour_class, place_text
 
@@ -32,7 +32,6 @@ def html(page: Page) -> str:
         "count": lambda number: f"{number:,}",
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": place_text,
-        "entry": short_entry,
         "size": size,
         "duration": typeset_duration,
         "drawn": charts.drawn,
@@ -42,7 +41,7 @@ def html(page: Page) -> str:
 
 def _breakable(text: str) -> Any:
     """Let a long name go on in the next line after a dot or an underscore, and between the words of a class's name."""
-    return markupsafe.Markup(re.sub(r"(?<=[._])|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
+    return markupsafe.Markup(re.sub(r"(?<=[._])(?=\D)|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
 
 
 def _coded(text: str) -> Any:

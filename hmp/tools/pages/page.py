@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +20,9 @@ COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 class Cell:
     """A cell of a table: its text, and how it looks.
 
-    `kind` is "text", "code", "op", "module", "place", "number", "chips", "flow", "bar" or "why"; `value` is what a number sorts by;
-    `dtypes` are those of chips, of a flow three of them; `shares` are a bar's colours, each with the percentage of the cell's width.
+    `kind` is "text", "code", "op", "module", "place", "number", "chips", "flow", "bar", "why" or "rule"; `value` is what a number sorts by;
+    `title` is the path of a place, and of a rule the sentence that it unfolds to; `dtypes` are those of chips, of a flow three of them;
+    `shares` are a bar's colours, each with the percentage of the cell's width. `below` has lines of cells to show under the text.
     """
 
     text: str = ""
@@ -30,6 +31,7 @@ class Cell:
     title: str = ""
     dtypes: tuple[str, ...] = ()
     shares: tuple[tuple[str, float], ...] = ()
+    below: tuple[tuple[Cell, ...], ...] = ()
 
 
 def number(value: float | None, text: str) -> Cell:
@@ -62,14 +64,14 @@ def error(value: float | None) -> Cell:
     return number(value, error_text(value))
 
 
-def op(name: str) -> Cell:
-    """Return the name of an op, or of what a row is about."""
-    return Cell(name, "op")
+def op(name: str, *below: tuple[Cell, ...]) -> Cell:
+    """Return the name of an op, or of what a row is about, with lines below it."""
+    return Cell(name, "op", below=below)
 
 
-def code(text: str, title: str = "") -> Cell:
-    """Return code that is not broken into lines."""
-    return Cell(text, "code", title=title)
+def code(text: str) -> Cell:
+    """Return code."""
+    return Cell(text, "code")
 
 
 def module(path: str, none: str = "-") -> Cell:
@@ -161,14 +163,13 @@ class Heading:
     """A heading within a section."""
 
     text: str
-    id: str = ""
 
     kind = "heading"
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of texts; as notes it is highlighted."""
+    """A list of texts; notes are set apart."""
 
     items: Sequence[str]
     is_notes: bool = False
@@ -220,12 +221,12 @@ class Point:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """A chart of how much worse each trial is against what it costs, with a line where the tolerance ends."""
+    """A chart of how much worse each trial is against what it costs, with lines where the tolerance ends."""
 
     points: Sequence[Point]
     cost: str
     worse: str
-    allowed: float | None
+    allowed: Sequence[float]
 
     kind = "figure"
 
@@ -247,9 +248,10 @@ class Code:
 
 @dataclass(frozen=True)
 class Tree:
-    """Modules, each with those inside it."""
+    """Modules, each with those inside it; `why` makes the cell that says which rule a call followed."""
 
     root: Any
+    why: Any
 
     kind = "tree"
 
@@ -273,7 +275,7 @@ class Page:
     """What a tool says of its result.
 
     `made` says how it came about; `policies` are names, each with what is said of it; `cards` are a name, a value and what that is of;
-    `closing` has words and what they mean.
+    `closing` says how to read it.
     """
 
     title: str
@@ -283,8 +285,7 @@ class Page:
     cards: Sequence[tuple[str, str, str]] = ()
     opening: Sequence[Part] = ()
     sections: Sequence[Section] = ()
-    closing: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    closing_text: str = ""
+    closing: str = ""
 
 
 class Result:

@@ -54,7 +54,10 @@ def table(given: Table) -> str:
     rows = [[_cell(row[at]) for at in shown] for row in given.rows[: given.most]]
     columns = [given.columns[at] for at in shown]
     words = {at for at, column in enumerate(columns) if not column.startswith(">")}
-    lines = aligned([[column.lstrip(">") for column in columns], *rows], words, ruled=True)
+    head, ruler, *found = aligned([[column.lstrip(">") for column in columns], *rows], words, ruled=True)
+    lines = [head, ruler]
+    for line, row in zip(found, given.rows, strict=False):
+        lines += [line, *(f"  {'  '.join(cell.text for cell in below)}" for cell in row for below in cell.below)]
     if len(given.rows) > given.most:
         lines.append(f"{len(given.rows) - given.most} more{f': {given.where}' if given.where else ''}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The models that run while somebody records, and what a call of each saves for backward."""
+"""The models that run while somebody records, and what a call of each keeps for backward."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Model:
     The name of its class, `count` of them with such parameters, and of one the numbers of its parameters by dtype, of those to be trained,
     and their bytes.
 
-    `kept` are the bytes that its first call that autograd recorded saves for backward, by the path of the module that ran: each storage
-    once, at the first module that keeps it, parameters and buffers left out, copies of them in a low-precision dtype not. Of a checkpoint
-    its inputs count. None without such a call, where other hooks for saved tensors are active around the model (save_on_cpu, a checkpoint),
-    or if torch does not show it; what such hooks inside of it keep themselves is not seen.
+    `kept` are the bytes that its first call that autograd recorded keeps for backward, by the path of the module that ran: each storage
+    once, at the first module that keeps it, parameters and buffers left out. `kept_weight_bytes` of them are copies of weights in another
+    dtype, the others activations. Of a checkpoint its inputs count. None without such a call, where other hooks for saved tensors are
+    active around the model (save_on_cpu, a checkpoint), or if torch does not show it; what such hooks inside of it keep themselves is not
+    seen.
     """
 
     name: str
@@ -39,6 +40,12 @@ class Model:
     parameter_bytes: int
     kept: dict[str, int] | None = None
     count: int = 1
+    kept_weight_bytes: int = 0
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Return what is the same of models that are one row."""
+        return self.name, *self.parameters.items(), self.trainable, self.parameter_bytes
 
     @property
     def size(self) -> int:
@@ -68,20 +75,12 @@ def pattern(path: str) -> str:
 
 def merge_models(models: Iterable[Model]) -> list[Model]:
     """Return the models of several recordings: those of one class with the same parameters are the same ones."""
-    found: list[Model] = []
+    found: dict[Any, Model] = {}
     for model in models:
-        for at, known in enumerate(found):
-            if _are_alike(known, model):
-                kept = model.kept if known.kept is None else known.kept
-                found[at] = replace(known, kept=kept, count=max(known.count, model.count))
-                break
-        else:
-            found.append(model)
-    return found
-
-
-def _are_alike(one: Model, other: Model) -> bool:
-    return replace(one, kept=None, count=1) == replace(other, kept=None, count=1)
+        known = found.get(model.alike, model)
+        met = model if known.kept is None else known
+        found[model.alike] = replace(met, count=max(known.count, model.count))
+    return list(found.values())
 
 
 class _Followed(threading.local):
@@ -95,17 +94,16 @@ class RunningModels(Listener):
     """The running modules, which are looked at where they are outermost ones: once, and without keeping them alive."""
 
     def __init__(self) -> None:
-        self._models: list[Model] = []
-        self._meters: dict[int, SavedActivations] = {}  # of the first call of a model, by its place among them
+        self._models: dict[Any, Model] = {}  # by what is the same of alike ones
+        self._meters: dict[Any, SavedActivations] = {}  # of the first call of each
         self._followed = _Followed()
-        # the place of each outermost module, -1 without parameters
-        self._places: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        # the key of each outermost module, None without parameters
+        self._keys: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 
     @property
     def found(self) -> list[Model]:
         """Return the models so far. What is packed after a call of one is counted by then."""
-        kept = {at: {path: nbytes for path, nbytes in meter.by_module.items() if nbytes} for at, meter in self._meters.items()}
-        return [replace(each, kept=kept.get(at)) for at, each in enumerate(self._models)]
+        return [_with_kept(each, self._meters.get(key)) for key, each in self._models.items()]
 
     def entered(self, module: torch.nn.Module) -> None:
         """Begin to count in the call of an outermost module."""
@@ -124,12 +122,12 @@ class RunningModels(Listener):
         meter = self._followed.meter
         self.close()
         # of a checkpoint's recomputation, in backward, a part of the model is the outermost
-        if module not in self._places and graph_task() < 0:
-            self._places[module] = self._place_of(module)
-        place = self._places.get(module, -1)
-        if meter is not None and meter.was_called and place >= 0:
+        if module not in self._keys and graph_task() < 0:
+            self._keys[module] = self._noted(module)
+        key = self._keys.get(module)
+        if meter is not None and meter.was_called and key is not None:
             meter.let_go()
-            self._meters.setdefault(place, meter)
+            self._meters.setdefault(key, meter)
 
     def close(self) -> None:
         """Count no longer in this thread."""
@@ -152,21 +150,26 @@ class RunningModels(Listener):
         """Return True if the call may be the first one of the model that autograd records."""
         if not torch.is_grad_enabled() or graph_task() >= 0 or not can_count():
             return False
-        place = self._places.get(module)
-        return place is None or (place >= 0 and place not in self._meters)
+        key = self._keys.get(module, module)
+        return key is not None and key not in self._meters
 
-    def _place_of(self, module: torch.nn.Module) -> int:
+    def _noted(self, module: torch.nn.Module) -> Any:
+        """Return the key of the module, a model; None without parameters."""
         parameters = [each for each in module.parameters() if not is_lazy(each)]
         if not parameters:
-            return -1
+            return None
         sizes: Counter[str] = Counter()
         for each in parameters:
             sizes[dtype_name(each.dtype)] += each.numel()
         trainable = sum(each.numel() for each in parameters if each.requires_grad)
-        found = Model(module._get_name(), dict(sizes), trainable, sum(each.numel() * each.element_size() for each in parameters))
-        for place, known in enumerate(self._models):
-            if _are_alike(known, found):
-                self._models[place] = replace(known, count=known.count + 1)
-                return place
-        self._models.append(found)
-        return len(self._models) - 1
+        model = Model(module._get_name(), dict(sizes), trainable, sum(each.numel() * each.element_size() for each in parameters))
+        known = self._models.get(model.alike)
+        self._models[model.alike] = model if known is None else replace(known, count=known.count + 1)
+        return model.alike
+
+
+def _with_kept(model: Model, meter: SavedActivations | None) -> Model:
+    if meter is None:
+        return model
+    kept = {path: nbytes for path, nbytes in meter.by_module.items() if nbytes}
+    return replace(model, kept=kept, kept_weight_bytes=meter.weight_bytes)

@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -64,29 +64,13 @@ def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
     return table.policy
 
 
-class AppliedParts:
-    """Finds for submodules of applied models, which run outside of any policy, the model. It looks again when a module gets a policy."""
-
-    def __init__(self) -> None:
-        self._changes = -1
-        self._models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
-
-    def model_of(self, running: Sequence[torch.nn.Module]) -> tuple[torch.nn.Module, Any] | None:
-        """Return the applied model that holds the innermost of the modules `running`, outermost first, or None.
-
-        With it comes the policy that would be active in that part inside a call of the model.
-        """
-        if self._changes != module_calls.changes():
-            self._models.clear()
-            self._changes = module_calls.changes()
-            for whole in module_calls.applied_models():
-                self._models.update((part, weakref.ref(whole)) for part in whole.modules() if part is not whole)
-        found = self._models.get(running[-1])
-        model = None if found is None else found()
-        applied = module_calls.applied(model)
-        if model is None or applied is None or applied.applied is None:
-            return None
-        return model, _policy_in(applied.applied, running)
+@functools.lru_cache(1)
+def _wholes(changes: int) -> weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]:
+    """Return the applied model of each submodule of one; `changes` is how often a module has got a policy."""
+    found: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+    for whole in module_calls.applied_models():
+        found.update((part, weakref.ref(whole)) for part in whole.modules() if part is not whole)
+    return found
 
 
 def outside_of(model: torch.nn.Module) -> Overrider:
@@ -179,9 +163,8 @@ class OverrideRecorder:
         self._lock = locks.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
-        self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self._users: dict[int, Policy] = {}  # the users' policies, by id
         self.rounded = RoundedBefore()
-        self._parts = AppliedParts()
 
     def found(self) -> list[Violation]:
         """Return what was noted so far, most calls first."""
@@ -190,17 +173,15 @@ class OverrideRecorder:
 
     def decided(self, call: Call, ruled: OpUnderRule, given: Given) -> None:
         """Note a call of an op that hmp decided by `rule`."""
-        policy, given_by_user = call.here.policy, call.here.user_policy
-        if given_by_user is not None and id(given_by_user) not in self._outside:
-            self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
+        policy, user_policy = call.here.policy, call.here.user_policy
+        if user_policy is not None:
+            self._users[id(user_policy)] = user_policy
         if policy is not None and ruled.rule.is_list:
-            lacks = (
-                Overrider(OverrideKind.NO_KERNEL, f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)")
-                if call.lacks_kernel
-                else _LEFT
-            )
-            got = "float32" if call.lacks_kernel else call.computed
-            self._check(policy, ruled.op, got, over_casts() or lacks, given, call.result)
+            overrider, got = _LEFT, call.computed
+            if call.lacks_kernel:
+                words = f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)"
+                overrider, got = Overrider(OverrideKind.NO_KERNEL, words), "float32"
+            self._check(policy, ruled.op, got, over_casts() or overrider, given, call.result)
             if ruled.rule is registry.FP32_LIST:
                 self._look_at_inputs(policy, ruled.op, given, call.result)
         self.rounded.notice(given, call.result)
@@ -231,20 +212,19 @@ class OverrideRecorder:
         policy = overridden(modules.running)
         if policy is not None:
             self._check(policy, op, got, overrider, given, result)
-        elif overrider.kind == OverrideKind.BACKWARD and self._outside:
-            # backward is called outside of the model's calls, after them: of several policies it may have been any
-            found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
-            violated = [each for each in found if each is not None]
-            if len(violated) == len(found):
-                self._note(op, *violated[0], got, overrider)
+            return
+        outside = {each.unscoped for each in list(self._users.values())}
+        if overrider.kind == OverrideKind.BACKWARD and len(outside) == 1:  # of several policies it may have been any
+            self._check(outside.pop(), op, got, overrider, given, result)
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
         """Note a call without an active policy. In a submodule of an applied model somebody called a part of it, or another method."""
         running = modules.running
-        found = self._parts.model_of(running) if running else None
-        if found is not None:
-            model, policy = found
-            self._check(policy, op, got, outside_of(model), given, result)
+        whole = _wholes(module_calls.changes()).get(running[-1]) if running else None
+        model = None if whole is None else whole()
+        applied = module_calls.applied(model)
+        if model is not None and applied is not None and applied.applied is not None:
+            self._check(_policy_in(applied.applied, running), op, got, outside_of(model), given, result)
 
     def _is_torchs(self) -> bool:
         """Return True if torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
@@ -262,32 +242,27 @@ class OverrideRecorder:
             self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
 
     def _check(self, policy: Policy | Any, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
-        found = self._violated(policy, op, got, overrider, given, result)
-        if found is not None:
-            self._note(op, *found, got, overrider)
-
-    def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
-        """Return the line that the call did not follow, and the dtype that it asks for; or None."""
+        """Note the call if it did not follow the entry that the policy has for the op."""
         entry = self._entry(policy, op)
         if entry is None or not got:
-            return None
+            return
         kind = lists.kind_of(entry.list_name)
         wanted = None if kind.rule.dtype is None else kind.rule.dtype(policy.dtype)
         if wanted is None:
-            return None
+            return
         dtypes = got.split(", ")
         if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
-            return None  # torch.autocast decides inside the op
+            return  # torch.autocast decides inside the op
         if dtype_name(wanted) in dtypes or dtypes[0] in map(dtype_name, kind.computes_in) or _is_asked(given):
-            return None
+            return
         tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
         if any(tensor.dtype in _WIDE for tensor in tensors):
-            return None  # left to torch
+            return  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
-            return None  # in place and out=: the first input's dtype counts
+            return  # in place and out=: the first input's dtype counts
         if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
-            return None  # a look-up, whose table is not cast, and what saturates
-        return entry.source, dtype_name(wanted)
+            return  # a look-up, whose table is not cast, and what saturates
+        self._note(op, entry.source, dtype_name(wanted), got, overrider)
 
     def _entry(self, policy: Policy, op: str) -> ListEntry | None:
         known = self._listed.get(id(policy))

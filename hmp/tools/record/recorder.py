@@ -14,11 +14,12 @@ from ...core import lists, locks
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
-from ...core.ops import sites
+from ...core.policy import presets
 from ...core.policy.entries import EVERY_OP, ListEntry
 from ...core.policy.names import ops_of
 from ...core.policy.policy import Policy
 from ...core.policy.precedence import Listed
+from ...core.policy.scopes import of_user
 from ...core.rules import emulation, registry
 from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
@@ -26,9 +27,8 @@ from ..formatting import provenance
 from ..op_owners import place_here
 from .models import RunningModels
 from .overrides import OverrideRecorder
-from .parts import report_parts
 from .report import Report
-from .rows import BYPASSED, UNLISTED, Row, grouped
+from .rows import BYPASSED, UNLISTED, Row, grouped, report_parts
 
 Key = tuple[Any, ...]
 _LONG = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -62,7 +62,7 @@ class Recorder(Listener):
             if call.error is None:
                 self._unlisted(call)
             return
-        rule, given, raised = _reported(ruled.rule), call.given, call.error is not None
+        rule, given, raised = _reported(call, ruled.rule), call.given, call.error is not None
         inputs, output = dtypes_of(given), "" if raised else dtypes_of((call.result,))
         if rule is None and not call.lacks_kernel:
             call.computed = _computed(given, inputs, call.result)
@@ -76,24 +76,21 @@ class Recorder(Listener):
 
     def _unlisted(self, call: Call) -> None:
         """Note a call of a torch function that no list decides."""
-        result = call.result
-        if call.here.policy is None:
-            self.uncast += 1
-            self.last_word.rounded.notice_cast(call.op, call.given, result)
-            call.computed = _computed(call.given, dtypes_of(call.given), result)
-            self.last_word.uncast(call)
-            return
-        if call.decided or not isinstance(result, (torch.Tensor, tuple, list)) or isinstance(result, torch.Size):
+        result, is_cast_off = call.result, call.here.policy is None
+        computes = isinstance(result, (torch.Tensor, tuple, list)) and not isinstance(result, torch.Size)
+        if not is_cast_off and (call.decided or not computes):
             return  # hmp decided something inside, which was noted; or nothing was computed
-        inputs, output = dtypes_of(call.given), dtypes_of((result,))
-        self.last_word.rounded.notice_cast(call.op, call.args, result)
+        inputs = dtypes_of(call.given)
+        self.last_word.rounded.notice_cast(call.op, call.given, result)
         call.computed = _computed(call.given, inputs, result)
-        rule = None
-        if call.function in call.here.replacements.functions:
-            rule = BYPASSED
+        if is_cast_off:
+            self.uncast += 1
+            self.last_word.uncast(call)
+        elif call.function in call.here.replacements.functions:
             self.last_word.past(call)
-        if inputs or output:
-            self._note(call, rule, inputs, output, False)
+            self._note(call, BYPASSED, inputs, dtypes_of((result,)), False)
+        else:
+            self._note(call, None, inputs, dtypes_of((result,)), False)
 
     def _note(self, call: Call, rule: CastRule | str | None, inputs: str, output: str, raised: bool) -> None:
         policy, given = call.here.policy, call.here.user_policy
@@ -142,12 +139,14 @@ class Recorder(Listener):
     def rows(self) -> list[Row]:
         """Return what was noted so far, in the order of first calls."""
         found = []
-        for entry, op, rule, *rest in self._entries():
+        for entry, op, rule, inputs, *rest in self._entries():
+            if not inputs:
+                continue  # a list could cast nothing
             asked = None if entry is None else registry.of_entry(entry)
             if rule is None and asked is registry.PROMOTE:
                 rule = asked  # torch itself promotes: no wrapper is needed
             source = entry.source if entry is not None and rule in (asked, BYPASSED) else ""
-            found.append(Row(op, _name_of(rule), source, *rest))
+            found.append(Row(op, _name_of(rule), source, inputs, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
     def _entries(self) -> list[tuple[Any, ...]]:
@@ -158,25 +157,24 @@ class Recorder(Listener):
         return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
 
     def never_called(self) -> list[str]:
-        """Return the entries on the active policies' lists none of whose ops was called; with a scope, none in a module of it."""
-        noted = self._entries()
-        called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
-        names = {name for policy in self.policies for cast in lists.names() for name in getattr(policy, cast) if name != EVERY_OP}
-        unused = [name for name in names if called.isdisjoint(ops_of(ListEntry(name, "bf16")))]
-        # of a line that another one took a part of, what is left has the names of its ops
-        followed = {(entry.list_name, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
-        for rule in {rule for policy in self.policies for rule in policy.scoped}:
-            if lists.kind_of(rule.list_name).adds:
-                continue  # what it adds is in a part of the report
-            if followed.isdisjoint((rule.list_name, rule.scope, name) for name in (rule.name, *ops_of(rule))):
-                unused.append(rule.text)
-        return sorted(unused)
+        """Return the user's entries on the active policies' lists that no call followed. A preset's have the ops of many models."""
+        followed = {(entry.list_name, entry.scope, entry.name) for entry, *_ in self._entries() if entry is not None}
+        entries: set[ListEntry] = set()
+        for policy in self.policies:
+            unscoped = (entry for name in lists.names() for entry in policy.casts_by_op(name).values())
+            entries.update(of_user(policy), (entry for entry in unscoped if entry.name != EVERY_OP and not presets.is_in_one(entry.path)))
+        return sorted(
+            entry.text
+            for entry in entries
+            # what a list adds is in a part of the report; an entry that another one took a part of goes on under the names of its ops
+            if not lists.kind_of(entry.list_name).adds
+            and followed.isdisjoint((entry.list_name, entry.scope, name) for name in (entry.name, *ops_of(entry)))
+        )
 
 
-@functools.cache
-def _reported(rule: CastRule) -> CastRule | None:
-    """Return the rule, or None for one that leaves the op to torch."""
-    return rule if rule.in_reports else None
+def _reported(call: Call, rule: CastRule) -> CastRule | None:
+    """Return the rule, or None if it has left this call to torch."""
+    return rule if rule.in_reports and (call.saturates or rule not in (registry.FILL, registry.GUARD)) else None
 
 
 def _name_of(rule: CastRule | str | None) -> str:

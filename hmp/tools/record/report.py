@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result
 from ..pages.text import table
 from .models import Model, merge_models
-from .parts import report_parts
-from .rows import BYPASSED, FIELDS, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_words, together
+from .rows import BYPASSED, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 FORMAT = 1
-_SHOWN = 40  # names that were never called; `never_called` has them all
+SHOWN = 40  # entries that no call matched; `never_called` has them all
 _TOLD = ("policies", "never_called", "uncast_calls")  # what a recording knows by itself
 
 
@@ -95,10 +93,7 @@ class Report(Result):
         Raises:
             HmpError: `by` or `sort` isn't one of these.
         """
-        if sort not in FIELDS:
-            raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
-        rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
-        return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
+        return in_order(grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by), sort)
 
     @property
     def policies(self) -> list[dict[str, Any]]:
@@ -107,7 +102,7 @@ class Report(Result):
 
     @property
     def never_called(self) -> list[str]:
-        """Return the names on their lists none of whose ops was called."""
+        """Return your entries on their lists that no call matched. A preset's are not among them: it has the ops of many models."""
         return list(self._told("never_called"))
 
     @property
@@ -135,7 +130,7 @@ class Report(Result):
     def models(self) -> list[Model]:
         """Return the models that ran, in the order in which they first returned.
 
-        Their parameters, and what a call of each saves for backward.
+        Their parameters, and what a call of each keeps for backward.
         """
         return list(self._told("models"))
 
@@ -167,12 +162,6 @@ class Report(Result):
         """Return what a reader must know of how this was recorded."""
         rows = self.rows
         notes = []
-        if not any(row.rule not in (BYPASSED, UNLISTED) for row in rows):
-            notes.append(
-                "No policy applied to any call: use hmp.apply(), hmp.casts() or hmp.convert(), before or inside hmp.record()."
-                if not self.policies
-                else "A policy was active, but none of the ops on its lists was called."
-            )
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
@@ -188,8 +177,6 @@ class Report(Result):
                 f"{count(sum(row.calls for row in past), 'call')} of {names} bypassed hmp, through references taken before it patched "
                 "torch: hmp.unreachable() lists them."
             )
-        if self._about["ranks"] > 1:
-            notes.append(f"The sum of {self._about['ranks']} recordings, of ranks or of runs.")
         return notes
 
     def _told(self, name: str) -> Any:
@@ -264,9 +251,9 @@ class Report(Result):
 
     @property
     def never_called_notice(self) -> str:
-        """Return a line that names what is on the lists and matched no call; "" for nothing."""
+        """Return a line that names the user's entries that no call matched; "" for none."""
         names = self.never_called
-        return f"\nnotice: entries that no call matched: {some(names, _SHOWN)}" if names else ""
+        return f"\nnotice: entries of your lists that no call matched: {some(names, SHOWN)}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
         """Return what ran in other dtypes in another report: ops that compute otherwise, that came or went.
@@ -279,12 +266,8 @@ class Report(Result):
         """
         _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
-        lines = []
-        for op in sorted(mine.keys() | theirs.keys()):
-            here, there = mine.get(op), theirs.get(op)
-            if here != there:
-                lines.append(f"{op}: {_named(here)} -> {_named(there)}")
-        return lines
+        changed = sorted(op for op in mine.keys() | theirs.keys() if mine.get(op) != theirs.get(op))
+        return [f"{op}: {mine.get(op, 'not called')} -> {theirs.get(op, 'not called')}" for op in changed]
 
     # --- taking several together ---
 
@@ -417,8 +400,8 @@ class Report(Result):
 
         Example:
             >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
-            module  calls  casts  saved  cast  in casts  in ops
-            ---------------------------------------------------
+            module  calls  casts  avoided  bytes cast  in casts  in ops
+            -----------------------------------------------------------
         """
         from .page import rows_table  # here: it imports this module
 
@@ -429,12 +412,6 @@ class Report(Result):
         from .page import report_page  # here: it imports this module
 
         return report_page(self)
-
-    def __repr__(self) -> str:
-        calls: Counter[str] = Counter()
-        for row in self.rows:
-            calls[row.rule] += row.calls
-        return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
@@ -449,13 +426,9 @@ def _check_reports(method: str, *others: object) -> None:
             raise HmpError(f"Report.{method}(): expected reports, got {each!r}; load a file with Report.load(path)")
 
 
-def _dtypes_by_op(report: Report) -> dict[str, set[str]]:
+def _dtypes_by_op(report: Report) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for row in report.rows:
         if row.compute:
             found.setdefault(row.op, set()).add(row.compute)
-    return found
-
-
-def _named(dtypes: set[str] | None) -> str:
-    return "not called" if dtypes is None else " and ".join(sorted(dtypes))
+    return {op: " and ".join(sorted(dtypes)) for op, dtypes in found.items()}

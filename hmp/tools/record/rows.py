@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from ...core import lists
+from ...core.observe import Listener
 from ...core.rules import registry
 from ...errors import HmpError
 from ..formatting import Word
+from ..pages.page import Section
 
 T = TypeVar("T")
 
@@ -83,8 +86,7 @@ class Row:
     @property
     def place(self) -> str:
         """Return `module at file:line`, what of it is known."""
-        at = f"{self.file}:{self.line}" if self.file else ""
-        return " at ".join(part for part in (self.module, at) if part)
+        return " at ".join(filter(None, (self.module, f"{self.file}:{self.line}" if self.file else "")))
 
 
 def in_words(rule: str) -> str:
@@ -99,8 +101,20 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise HmpError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
-    others = [name for name in FIELDS if name not in ("more", *COUNTED, *GROUPS[by])]
-    return group_rows(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common), "more": _added})
+    return summed(rows, GROUPS[by])
+
+
+def summed(rows: Iterable[Row], by: Sequence[str]) -> list[Row]:
+    """Return the rows taken together that are the same by these fields; what differs within a group is left empty."""
+    others = [name for name in FIELDS if name not in ("more", *COUNTED, *by)]
+    return group_rows(rows, by, {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common), "more": _added})
+
+
+def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
+    """Return the rows sorted by a field: the largest number first, or text from a to z. HmpError if they have no such field."""
+    if sort not in FIELDS:
+        raise HmpError(f"invalid sort={sort!r}: expected a field of a row: {', '.join(FIELDS)}")
+    return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(Row("", ""), sort), str))
 
 
 def _added(columns: list[Mapping[str, float]]) -> dict[str, float]:
@@ -136,10 +150,8 @@ def _mean(values: list[float], weights: list[float]) -> float:
 
 
 def total(rows: Iterable[Row]) -> Row:
-    """Return what was counted of the rows, added up; nothing else is in the row that it gives."""
-    kept = list(rows)
-    counted = {name: sum(getattr(row, name) for row in kept) for name in COUNTED}
-    return Row("", "", **counted, more=_added([row.more for row in kept]))
+    """Return the rows added up; an empty one of none."""
+    return next(iter(summed(rows, ())), Row("", ""))
 
 
 # --- calls that did not follow the entry of their list, and what overrode it
@@ -201,7 +213,7 @@ class Violation:
     @property
     def place(self) -> str:
         """Return `module at file:line`, what of it is known."""
-        return " at ".join(part for part in (self.module, f"{self.file}:{self.line}" if self.file else "") if part)
+        return " at ".join(filter(None, (self.module, f"{self.file}:{self.line}" if self.file else "")))
 
     @property
     def remedy(self) -> str:
@@ -233,3 +245,35 @@ def in_lines(found: Iterable[Violation]) -> str:
         lines += [f"  {each}" for each in listed if each.kind == kind]
         lines.append(f"    to fix: {OverrideKind(kind).remedy}")
     return "\n".join(lines)
+
+
+# --- parts that kinds of lists bring: FP8's figures of each quantised tensor, the bytes that packing saves
+
+
+class Recording(Listener):
+    """Records one part of a report, from any thread."""
+
+    def rows(self) -> list[Any]:
+        """Return what was recorded so far, in the order of first uses."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """One part of a report: what `ListKind.report` makes. `report.NAME` has its rows, which are dataclasses of the kind `row`.
+
+    `recording()` makes what records it, `merged(rows)` takes the rows of several recordings together, and `section(report)` makes its
+    section of the page, None where it has nothing to say.
+    """
+
+    name: str
+    row: type
+    recording: Callable[..., Recording]
+    merged: Callable[[Iterable[Any]], list[Any]]
+    section: Callable[[Any], Section | None]
+
+
+def report_parts() -> dict[str, ReportPart]:
+    """Return the parts that the kinds of lists bring, by name."""
+    made = (kind.report() for kind in lists.kinds() if kind.report is not None)
+    return {part.name: part for part in made}

@@ -27,7 +27,7 @@ from ..pages.page import (
 )
 from .result import ENDS, Trial, TuneResult, amount, list_lines, percent, units_by_entry
 
-_COSTS = {"time": "time of a step", "memory": "bytes saved for backward"}
+_COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0
 
@@ -39,12 +39,13 @@ def tuning_page(result: TuneResult) -> Page:
     chosen = f"Chosen: {result.best.name}, of {count(len(result.trials), 'trial')}. {ENDS[result.stopped].capitalize()}."
     folder = result.folder or "tuned"
     use = f'hmp.apply(model, "{folder}")' + ("" if result.policy.scoped else f"  # or hmp run --policy {folder} script.py")
-    about = f"{low}; {str(result.tolerance) or 'no bound'}; seed {result.seed}{steps}, from {result.start}"
+    bounds = str(result.tolerance) or "no bound"
+    about = f"{low}; {bounds}; seed {result.seed}{steps}, from {result.start}; fingerprint {result.policy.fingerprint}"
     return Page(
         title="hmp tune",
         verdict=_verdict(result),
         made=made_of(vars(result)),
-        policies=[(f"policy {result.policy.name} {result.policy.fingerprint}", about)],
+        policies=[(f"policy {result.policy.name}", about)],
         cards=_cards(result),
         opening=[Text(chosen), Items(_names(result)), Code(use)],
         sections=[_curve(result), _trials(result), _units(result)],
@@ -73,8 +74,8 @@ def _cost(trial: Trial, result: TuneResult) -> float | None:
 
 
 def _worse(trial: Trial, result: TuneResult) -> float | None:
-    """Return how far the loss is from float32's or, where that is what was bounded, the metric below it; None where it is not finite."""
-    found = trial.metric_change if result.tolerance.metric is not None else abs(trial.loss_change)
+    """Return the change for the worse of the loss or, where that is what was bounded, of the metric; None where it is not finite."""
+    found = trial.metric_change if result.tolerance.metric is not None else trial.loss_change
     return found if found is not None and math.isfinite(found) else None
 
 
@@ -84,17 +85,18 @@ def _curve(result: TuneResult) -> Section:
     points = []
     for trial in result.trials:
         cost, worse = _cost(trial, result), _worse(trial, result)
-        if cost is not None and worse is not None and worse <= _MOST and cost <= _MOST:
+        if cost is not None and worse is not None and abs(worse) <= _MOST and cost <= _MOST:
             points.append(Point(cost, worse, trial.fits, trial.name if trial.name in named else "", trial.name == result.best.name))
-    is_metric = result.tolerance.metric is not None
-    allowed = result.tolerance.metric if is_metric else result.tolerance.loss
-    worse_name = "metric worse than float32's" if is_metric else "difference of the loss from float32's"
+    loss, metric = result.tolerance.loss, result.tolerance.metric
+    # a loss may not be far below float32's either
+    allowed = [metric] if metric is not None else [] if loss is None else [loss, -loss]
+    what = "loss" if metric is None else "metric"
     told = (
-        "Each point is a policy that the model ran under. Lower and further left is better. Dots are within the tolerance, crosses are "
-        "not. The legend names the framed points, the line joins the best trade-offs, and beyond the dashed line the scale is logarithmic. "
-        "Trials without finite numbers, or without a time, are not drawn."
+        f"Each point is a policy that the model ran under; above 0 its {what} is worse than float32's, below 0 better. Further left is "
+        "cheaper. Dots are within the tolerance, crosses are not. The legend names the framed points. Beyond the dashed lines the scale is "
+        "logarithmic. Trials without finite numbers, or without a time, are not drawn."
     )
-    drawn = TradeOff(points, f"{_COSTS[result.objective]}, float32 = 1", worse_name, allowed)
+    drawn = TradeOff(points, f"{_COSTS[result.objective]}, float32 = 1", f"{what}: worse (+) or better (-)", allowed)
     parts: list[Part] = [Text(told), drawn if points else Text("No trial has finite numbers.")]
     return Section("curve", "Trade-off", f"Accuracy against {result.objective}", parts, is_long=True)
 
@@ -123,9 +125,9 @@ def _verdict(result: TuneResult) -> str:
     if cost is None and moved:
         return f"{moved}; {told} The gain in time has to be measured on a device with kernels for it."
     if cost is None or cost >= 1:
-        saved = "was faster" if result.objective == "time" else "saved fewer bytes for backward"
+        saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
         return f"Stay in float32: none of {count(len(result.trials), 'trial')} within the tolerance {saved}."
-    takes = "A step takes {:.2f} of float32's time" if result.objective == "time" else "A step saves {:.2f} of float32's bytes"
+    takes = "A step takes {:.2f} of float32's time" if result.objective == "time" else "A step keeps {:.2f} of float32's bytes for backward"
     return f"{takes.format(cost)}{', with ' * bool(moved)}{moved}; {told}"
 
 
@@ -136,7 +138,7 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     saved = f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else NOTHING
     found = [
         ("time of a step", step, f"float32 {typeset_duration(base.seconds)}" + (", one run" if best.ratio is None else " = 1")),
-        ("saved for backward", saved, f"{size(best.saved_bytes)} of {size(base.saved_bytes)}"),
+        ("kept for backward", saved, f"{size(best.saved_bytes)} of {size(base.saved_bytes)}"),
         ("loss", _compared(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
     ]
     if best.metric is not None and best.metric_change is not None and base.metric is not None:
@@ -167,7 +169,7 @@ def _trials(result: TuneResult) -> Section:
             ]
         )
     columns = ("trial", *(f">{level}" for level in levels), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine", ">step",
-               ">float32 = 1", ">saved", "within the tolerance")  # fmt: skip
+               ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
     table = Table(columns, rows, label="Every policy that was run", chosen=chosen, most=len(rows))
     return Section("trials", "Trials", "All trials", [table])
 

@@ -54,7 +54,7 @@
       const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       let count = 0;
       rows.forEach((row, at) => {
-        row.hidden = !(words.every((word) => texts[at].includes(word)) && (!rule.value || row.dataset.rule === rule.value));
+        row.hidden = !(words.every((word) => texts[at].includes(word)) && (!rule.value || row.dataset.rule.split(" ").includes(rule.value)));
         count += row.hidden ? 0 : 1;
       });
       shown.textContent = `${count.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rows`;
@@ -64,23 +64,10 @@
     apply(); // what the browser kept in the fields over a reload
   }
 
-  // What is wider than its box says that it can be scrolled, and fades out at the edge until its end is reached.
-  const hint = (box) => {
-    const room = box.scrollWidth - box.clientWidth;
-    box.classList.toggle("scrolls", room > 1);
-    box.classList.toggle("cut", room - box.scrollLeft > 1);
-  };
-  const resized = new ResizeObserver((entries) => entries.forEach((each) => hint(each.target.closest(".scroll, nav"))));
-  for (const box of document.querySelectorAll(".scroll, nav")) {
-    box.addEventListener("scroll", () => hint(box), { passive: true });
-    resized.observe(box);
-    for (const inner of box.children) resized.observe(inner);
-  }
-
   for (const button of document.querySelectorAll("[data-open]")) {
     button.addEventListener("click", () => {
       const open = button.dataset.open === "1";
-      document.querySelectorAll(".tree details").forEach((each, at) => { each.open = open || at === 0; });
+      document.querySelectorAll(".tree .node").forEach((each, at) => { each.open = open || at === 0; });
     });
   }
 
