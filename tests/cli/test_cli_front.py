@@ -177,7 +177,7 @@ def test_doctor_prints_sentences_and_the_best_of_many_times(monkeypatch: pytest.
             self.round += 1
             return SimpleNamespace(median=self.seconds if self.round == 3 else 40.0 + self.round * self.seconds)
 
-    monkeypatch.setattr(torch.utils.benchmark, "Timer", Busy)
+    monkeypatch.setattr("torch.utils.benchmark.Timer", Busy)
     assert main(["doctor"]) in (0, 1)
     lines = capsys.readouterr().out.splitlines()
     of_float16 = next(line for line in lines if line.startswith("A matrix multiplication in float16"))

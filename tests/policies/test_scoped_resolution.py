@@ -128,8 +128,6 @@ def test_scope_resolution_is_the_naive_one(data: st.DataObject, tree: Node, scop
         policy = hmp.Policy(**entries)  # type: ignore[arg-type]
     except hmp.OpListError:
         return  # one scope on both lists is refused, also where another line settles it
-    for told in wanted.values():  # torch itself promotes in these: whether a list says so makes no difference
-        told |= {op: None for op in ("mul", "multiply") if told[op] == "promote"}
     assert listed(tree, policy) == wanted
 
 
