@@ -13,7 +13,7 @@ import torch
 
 from .torch_private import MKLDNN as MKLDNN
 from .torch_private import dispatch_modes as _dispatch_modes
-from .torch_private import in_plain_autograd
+from .torch_private import in_plain_autograd, is_only_heard, without_dispatch_modes
 
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
@@ -104,21 +104,24 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range. Infinities stay."""
     limit = FINITE_MAX[dtype]
-    if not _may_lose(tensor, dtype):
-        return tensor
-    known = bounds(tensor)
-    if known is not None and -limit <= known[0] and known[1] <= limit:  # most masks are
+    if _fits(tensor, dtype):  # most masks do
         return tensor
     inside = _clamp(tensor, -limit, limit) if tensor.dtype in CASTABLE else _clamp(tensor, -int(limit), int(limit))
-    is_finite = known is not None and -math.inf < known[0] and known[1] < math.inf
-    return inside if is_finite else _where(_isinf(tensor), tensor, inside)
+    return _where(_isinf(tensor), tensor, inside)
 
 
-def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
-    # Sparse and nested tensors have no clamp; they aren't attention masks either. On the meta device there are no values, and clamp is
-    # Python code that calls torch.where, which may be what asks here.
+def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if no finite value of the tensor is known to be beyond the range of `dtype`, or if none can be moved inside.
+
+    Sparse and nested tensors have no clamp; they aren't attention masks either. On the meta device there are no values, and clamp is Python
+    code that calls torch.where, which may be what asks here.
+    """
+    limit = FINITE_MAX[dtype]
     largest = FINITE_MAX[tensor.dtype] if tensor.dtype in CASTABLE else torch.iinfo(tensor.dtype).max
-    return largest > FINITE_MAX[dtype] and is_dense(tensor) and not tensor.is_meta
+    if largest <= limit or not is_dense(tensor) or tensor.is_meta:
+        return True
+    least, most = bounds(tensor)
+    return -limit <= least and most <= limit
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -126,27 +129,23 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Return True if code may depend on the values: that neither waits for a device nor is part of a trace or a transform."""
-    return type(tensor) is Tensor and tensor.is_cpu and not _compiling() and not _dispatch_modes() and in_plain_autograd()
+def bounds(tensor: Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value, both NaN where a value is; infinities where code may not depend on the values.
 
-
-def bounds(tensor: Tensor) -> tuple[float, float] | None:
-    """Return the smallest and the largest value; None where the tensor isn't readable.
+    A device would be waited for, and a trace, a transform and the dispatch modes of others may use the call again with other values. hmp's
+    own mode only listens, and is not to change what runs.
 
     One op that asks is quicker than those that clamp, and where a gradient is needed it saves their memory, too.
     """
-    if not is_readable(tensor):
-        return None
+    if _dispatch_modes() and is_only_heard():
+        with without_dispatch_modes():
+            return bounds(tensor)
+    if type(tensor) is not Tensor or not tensor.is_cpu or _compiling() or _dispatch_modes() or not in_plain_autograd():
+        return -math.inf, math.inf
     if not tensor.numel():
         return 0.0, 0.0
     least, most = _aminmax(_detach(tensor))  # a thirteenth of the time of linalg.vector_norm(ord=inf)
-    return float(least), float(most)  # both NaN where a value is
-
-
-def _is_known_within(tensor: Tensor, limit: float) -> bool:
-    known = bounds(tensor)
-    return known is not None and -limit <= known[0] and known[1] <= limit
+    return float(least), float(most)
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -157,7 +156,7 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype` with finite values staying finite, with or without a gradient: for scores with a mask added."""
     low = cast(tensor, dtype)
-    if not _may_lose(tensor, dtype) or _is_known_within(tensor, FINITE_MAX[dtype]):
+    if _fits(tensor, dtype):
         return low
     # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
     overflowed = _and(_isinf(low), _not(_isinf(tensor)))
@@ -170,8 +169,8 @@ def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
     So have masks of the lowest float32, whose sum is infinite in float32, too.
     """
     low = cast(result, dtype)
-    known = bounds(_detach(low))
-    if known is not None and -math.inf < known[0] and known[1] < math.inf:
+    least, most = bounds(_detach(low))
+    if -math.inf < least and most < math.inf:
         return low
     overflowed = _isinf(_detach(low))
     for operand in operands:

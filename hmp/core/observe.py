@@ -23,12 +23,7 @@ from .active.state import Off, PolicyTable
 from .casting import castable, dtype_name, each_castable
 from .ops.python_ops import name_of
 from .patching.patched_op import unpatched_op
-from .torch_private import (
-    TorchDispatchMode,
-    devices_in_autocast,
-    function_mode_stack,
-    hooks_with_keywords,
-)
+from .torch_private import TorchDispatchMode, devices_in_autocast, function_mode_stack, hooks_with_keywords
 
 if TYPE_CHECKING:
     from .rules.op import CastRule, Op, OpUnderRule
@@ -428,6 +423,8 @@ class _Aten(TorchDispatchMode):
 
     A DTensor calls ops on this process's part of it.
     """
+
+    only_listens = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

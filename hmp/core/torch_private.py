@@ -257,6 +257,11 @@ def in_plain_autograd() -> bool:
     return trace_here() is None and in_no_transform()
 
 
+def is_only_heard() -> bool:
+    """Return True if no dispatch mode is active but that of hmp's tools, which changes no value."""
+    return all(getattr(mode, "only_listens", False) for mode in dispatch_mode_stack())
+
+
 def may_exchange_memory() -> bool:
     """Return True if a tensor may be given other memory: no dispatch mode is active but those of hmp's tools that allow it."""
     return not dispatch_modes() or all(getattr(mode, "allows_exchanged_memory", False) for mode in dispatch_mode_stack())

@@ -81,3 +81,18 @@ def test_shares_are_of_the_squared_isolated_errors():
     assert [trial.gains(comparison.trials.start) for trial in comparison.trials.alone] == [False, False] and comparison.advice == ()
     assert {move.entry for move in comparison.trials.together.moves} == {"linear", "exp"} and comparison.trials.together.output == 0.0
     assert "several ops share the cause" in str(comparison)
+
+
+def test_a_listed_sum_is_measured_as_it_runs_with_both_inputs_rounded() -> None:
+    """A sum with what may be a mask, and is none: torch adds the rounded inputs, and rounds. Its error is the output's, by torch alone."""
+    x, shift = torch.linspace(-1, 3, 32).reshape(4, 8), torch.linspace(-2, 2, 8)
+
+    class Shifted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + shift
+
+    comparison = hmp.compare(Shifted(), x, policy(bf16={"add"}))
+    (row,) = (each for each in comparison.rows if each.aten == "add")
+    exact = x.double() + shift.double()
+    off = x.bfloat16() + shift.bfloat16() - exact
+    assert (row.isolated, comparison.output) == pytest.approx((float(off.norm() / exact.norm()),) * 2, rel=1e-4)

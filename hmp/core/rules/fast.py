@@ -195,11 +195,7 @@ def fill_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
                 return op(*args, **kwargs)
             dtype = filled[0].dtype if ruled.op != "where" else casting.widest(filled, count_0dim=False)
         if dtype in FINITE_MAX and dtype is not _float32:
-            given = args, kwargs
-            args, kwargs = overflow.bounded(args, kwargs, dtype)
-            args = tuple(overflow.scalar(a, dtype) for a in args)
-            kwargs = {k: overflow.scalar(a, dtype) for k, a in kwargs.items()}
-            overflow.note_moved(given, (args, kwargs))
+            args, kwargs = overflow.bounded(args, kwargs, dtype, overflow.written_scalar)
         return op(*args, **kwargs)
 
     return _numbers_wrapper(op, fill, zero_dim=True)

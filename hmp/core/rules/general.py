@@ -163,8 +163,7 @@ class GeneralWrapper:
         if self.fills:
             # an index isn't a value: x[70000] = s
             index = args[1:2] if self.ruled.op == "setitem" else ()
-            values, kwargs = overflow.bounded(args[1 + len(index) :], kwargs, first.dtype)
-            values = tuple(overflow.written_value(a, first.dtype) for a in values)
+            values, kwargs = overflow.bounded(args[1 + len(index) :], kwargs, first.dtype, overflow.written_value)
             args = (first, *index, *values) if args else args
         return cast_call(args, kwargs, dtype, self.caster, self.facts.keep)
 

@@ -18,11 +18,10 @@ from .op import Op, OpUnderRule
 
 # torch's own, taken before anything is patched
 _and, _clamp, _detach, _isinf = torch.logical_and, torch.clamp, Tensor.detach, torch.isinf
-_ne, _not, _where, _equal = torch.ne, torch.logical_not, torch.where, torch.equal
+_ne, _not, _where = torch.ne, torch.logical_not, torch.where
 _grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 # Half a unit in the last place of each dtype's largest number: what is smaller takes no finite number to infinity when it is added.
 HARMLESS = {torch.float16: 16.0, torch.bfloat16: 2.0**119, torch.float32: math.inf}
-_UNKNOWN = -math.inf, math.inf
 
 
 def is_arithmetic(ruled: OpUnderRule) -> bool:
@@ -88,7 +87,7 @@ def _is_large_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
 
 def _is_large(value: Any, dtype: torch.dtype) -> bool:
     """Return True if a number or a value of a tensor may take finite numbers beyond `dtype` when it is added."""
-    least, most = (casting.bounds(value) or _UNKNOWN) if isinstance(value, Tensor) else (float(value),) * 2
+    least, most = casting.bounds(value) if isinstance(value, Tensor) else (float(value), float(value))
     return not (-HARMLESS[dtype] < least and most < HARMLESS[dtype])
 
 
@@ -163,44 +162,46 @@ def choice_of_integers(op: Op) -> Op:
         dtype = casting.widest(tensors, count_0dim=False) if tensors else torch.float32
         if dtype is torch.float32:
             return op(*args, **kwargs)
-        inside = tuple(_within(each, dtype) for each in args), {name: _within(each, dtype) for name, each in kwargs.items()}
-        note_moved((args, kwargs), inside)
+        inside = bounded(args, kwargs, dtype, _integer_within)
         return op(*inside[0], **inside[1])
 
     return choice
 
 
-def _within(value: Any, dtype: torch.dtype) -> Any:
-    return casting.within(value, dtype) if isinstance(value, Tensor) and value.dtype in casting.INTEGERS else value
-
-
-def note_moved(given: tuple[tuple[Any, ...], Mapping[str, Any]], inside: tuple[tuple[Any, ...], Mapping[str, Any]]) -> None:
-    """Note in a call that somebody listens to if a value was moved: `given` are its arguments, `inside` what they became."""
-    if not _compiling() and here.call is not None:
-        pairs = zip((*given[0], *given[1].values()), (*inside[0], *inside[1].values()), strict=True)
-        if any(old is not new and (not isinstance(old, Tensor) or _differ(old, new)) for old, new in pairs):
-            here.call.saturates = True
+def _integer_within(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return casting.within(value, dtype) if value.dtype in casting.INTEGERS else value
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have other values, or may have."""
-    return not casting.is_readable(one) or not _equal(one, other)
+    return casting.bounds(_ne(one, other)) != (0, 0)
 
 
 SATURATING = {"baddbmm": baddbmm_of_mask, "where": choice_of_integers, "masked_fill": choice_of_integers}
 
 
-def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
-    by_position = tuple(casting.finite_scalar(a, dtype) for a in args)
-    return by_position, {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()}
+def bounded(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype, of_tensor: Caster = lambda tensor, dtype: tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with each finite scalar beyond `dtype` moved to its finite extreme, and each tensor by `of_tensor`.
+
+    That a value was moved is noted in a call that somebody listens to.
+    """
+
+    def inside(value: Any) -> Any:
+        moved = of_tensor(value, dtype) if isinstance(value, Tensor) else casting.finite_scalar(value, dtype)
+        if moved is not value and not _compiling() and here.call is not None:
+            here.call.saturates |= not isinstance(value, Tensor) or _differ(value, moved)
+        return moved
+
+    return tuple(map(inside, args)), {name: inside(value) for name, value in kwargs.items()}
 
 
-def written_value(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor that needs no gradient with finite values moved inside `dtype`; any other value itself."""
+def written_value(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a castable tensor that needs no gradient with finite values moved inside `dtype`; any other itself."""
     return casting.within(value, dtype) if castable(value) and not value.requires_grad else value
 
 
-def scalar(value: Any, dtype: torch.dtype) -> Any:
-    """Return a 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
-    return casting.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value
+def written_scalar(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `written_value` of a 0-dim tensor; any other itself."""
+    return value if value.dim() else written_value(value, dtype)
