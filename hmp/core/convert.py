@@ -247,15 +247,13 @@ def is_in_place() -> bool:
 @contextlib.contextmanager
 def patched_inside() -> Iterator[None]:
     """Make a context after which torch is unpatched if it was before it, unless code in it called `convert()` or `apply()`."""
-    global _regions_entered
     was_patched = is_in_place()
     try:
         yield
     finally:
-        if not was_patched:
-            with _lock:
-                _regions_entered = False
-                revert_if_unused()
+        with _lock:
+            if not (was_patched or _converted or module_calls.any_applied()):
+                revert()
 
 
 def casts(

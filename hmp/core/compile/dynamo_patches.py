@@ -23,13 +23,14 @@ from .. import dispatching_ops
 from ..active import state
 from ..active.regions import Region, without_casts
 from ..compiler_stance import running_uncompiled
+from ..dispatching_ops import unpatched
 from ..patching import patches
 from ..patching.patched_op import PatchedOp
 from ..torch_patches import imports, module_calls
 from ..torch_private import reset_dynamo, without_dispatch_modes
 from . import dynamo_names, traced_call, traced_functions
 from .dynamo_names import dynamo
-from .traced_functions import functions, innermost, variables
+from .traced_functions import functions, variables
 from .traced_state import Trace, build, compiling, trace_of
 
 
@@ -115,9 +116,9 @@ def _fill_tables() -> None:
         state.call_without_casts(populate)
     tables = [table for name, table in populate.__globals__.items() if isinstance(table, dict) and not name.startswith("__")]
     for table in (*tables, dynamo.TorchInGraphFunctionVariable._get_handlers()):
-        for key in [key for key, value in table.items() if innermost(key) is not key or innermost(value) is not value]:
+        for key in [key for key, value in table.items() if unpatched(key) is not key or unpatched(value) is not value]:
             value = table.pop(key)
-            table[innermost(key)] = innermost(value)
+            table[unpatched(key)] = unpatched(value)
 
 
 def _forget() -> None:
@@ -167,7 +168,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo take the functions that replace torch's for torch's own."""
-    return lambda self, value, **named: original(self, dispatching_ops.unpatched(value), **named)
+    return lambda self, value, **named: original(self, unpatched(value), **named)
 
 
 def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +186,7 @@ def _without_mode(original: Callable[..., Any]) -> Callable[..., Any]:
     """Have the code that Dynamo makes restore the program's modes, where traced code has entered one: hmp's is there while it traces."""
 
     def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        with trace_of(tx).unasked():
+        with trace_of(tx).under(trace_of(tx).current.off):
             return original(self, tx, *args, **kwargs)
 
     return compile_subgraph

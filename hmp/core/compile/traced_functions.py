@@ -20,6 +20,7 @@ import torch
 from .. import dispatching_ops, lists, torch_private, user_ops
 from ..active import autocast, regions, state
 from ..active.regions import Region, without_casts
+from ..dispatching_ops import unpatched
 from ..ops import table
 from ..ops.sites import sites_of
 from ..patching.patched_op import PatchedOp
@@ -96,20 +97,15 @@ def variables() -> types.SimpleNamespace:
 # --- calls of torch ---------------------------------------------------------------------------------------------------------
 
 
-def innermost(value: Any) -> Any:
-    """Return torch's function for one that replaces it, whoever wrote that; any other value itself."""
-    return dispatching_ops.unpatched(value)
-
-
 _OPERATORS = {each: name.strip("_") for name, each in vars(operator).items() if type(each) is types.BuiltinFunctionType}
 
 
 def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return the variable of a call of torch's function `fn` (a variable too), by hmp's rules."""
-    function, current = innermost(getattr(fn, "value", getattr(fn, "fn", None))), trace_of(tx).current
+    function, current = unpatched(getattr(fn, "value", getattr(fn, "fn", None))), trace_of(tx).current
     if tx.export and function in _OPERATORS:  # which export keeps, where Dynamo otherwise hands on the method
         dunder = f"{'' if args[0].is_tensor() else 'r'}{_OPERATORS[function]}"
-        function = innermost(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
+        function = unpatched(vars(torch.Tensor).get(f"__{dunder}__") or vars(torch.Tensor).get(f"__{_OPERATORS[function]}__", function))
     name, is_python = getattr(function, "__name__", ""), isinstance(function, types.FunctionType)
     found = traced_call.wrapper(current, function)
     if found is None and is_python and name in table.STRUCTURE:  # no op: its ops are decided one by one

@@ -87,40 +87,23 @@ class Trace:
         self.enter(state_of_program())
 
     def enter(self, current: State) -> None:
-        """Change the state to `current` from this point of the trace on."""
+        """Change the state to `current` from this point of the trace on: hmp's mode is on Dynamo's stack where that replaces functions."""
         self.current = current
-        self._ask(bool(current.replacements.functions))
-
-    def _is_asked(self) -> bool:
-        return any(mode is self._mode for mode in self._modes)
-
-    def _ask(self, wanted: bool) -> None:
-        """Put the mode on Dynamo's stack, or take it off."""
-        if wanted and not self._is_asked():
+        wanted, asked = bool(current.replacements.functions), any(mode is self._mode for mode in self._modes)
+        if wanted and not asked:
             self._modes.append(self._mode)
-        elif not wanted and self._is_asked():
+        elif asked and not wanted:
             self._modes.remove(self._mode)
-
-    @contextlib.contextmanager
-    def unasked(self) -> Iterator[None]:
-        """Context manager in which hmp's mode is not on Dynamo's stack: no mode stands for it where Dynamo restores the program's."""
-        asked = self._is_asked()
-        self._ask(wanted=False)
-        try:
-            yield
-        finally:
-            self._ask(asked)
 
     @contextlib.contextmanager
     def under(self, current: State) -> Iterator[None]:
         """Context manager: what is traced inside has the state `current`."""
-        before, asked = self.current, self._is_asked()
+        before = self.current
         self.enter(current)
         try:
             yield
         finally:
-            self.current = before
-            self._ask(asked)
+            self.enter(before)
 
 
 def trace_of(tx: Any) -> Trace:

@@ -19,7 +19,6 @@ from .op import Op, OpUnderRule
 _MOST_KERNELS = 4096
 # They move values or make none: what they get says nothing of the dtype that an op computes in.
 _MOVES = frozenset("_to_copy clone copy_ cat stack empty_like zeros_like ones_like new_empty new_zeros _unsafe_view".split())
-_autocast_dtype = torch.get_autocast_dtype
 _compiling = torch.compiler.is_compiling
 
 
@@ -168,8 +167,7 @@ def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
         call.computed = "" if ruled.leaves_to_autocast or _compiling() else dtypes_of((result,))
         return result
-    regions = [(device, _autocast_dtype(device)) for device in torch_private.devices_in_autocast()]
-    key = (ruled.op, ruled.rule, ruled.low_dtype, torch.is_grad_enabled(), *regions, *_form(args, kwargs))
+    key = (ruled.op, ruled.rule, ruled.low_dtype, torch.is_grad_enabled(), *call.autocast.items(), *_form(args, kwargs))
     seen = known.get(key)
     if seen is None:
         seen, casts, cast_bytes = _Kernels(), call.casts, call.cast_bytes

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -257,12 +257,10 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
     """
     name, low_dtype, is_cell = ruled.op, ruled.low_dtype, ruled.op in table.CELLS
 
-    def enabled(
-        device: str, cached: bool, given: Sequence[Any], named: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return the result of the call of `args` and `kwargs`, of which `given` and `named` are casts."""
+    def enabled(device: str, cached: bool, given: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of the call of `args` and `kwargs`; `given` are the casts of `args`."""
         try:
-            return autocast.call_enabled(device, low_dtype, cached, inside, *given, **named)
+            return autocast.call_enabled(device, low_dtype, cached, inside, *given, **kwargs)
         except RuntimeError as error:
             if unlisted is op or not kernels.may_run_again(error, castable_inputs(args, kwargs, ruled) or ()):
                 raise
@@ -282,16 +280,16 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
         if is_cell or (name in table.RECURRENT and copies.can_make_nodes() and not is_traced(tensors[0])):
             weights = weights_at(name, args)
             given = [casting.cast_within(a, low_dtype, caster) if i in weights else a for i, a in enumerate(args)]
-            return enabled(device, cached, given, kwargs, args, kwargs)
+            return enabled(device, cached, given, args, kwargs)
         # where no node that sums in float32 can be made torch.autocast casts the weights of a layer for each step
-        return enabled(device, cached and name not in table.RECURRENT, args, kwargs, args, kwargs)
+        return enabled(device, cached and name not in table.RECURRENT, args, args, kwargs)
 
     def cell(*args: Any, **kwargs: Any) -> Any:
         lows = None if kwargs or len(args) < 3 else copies.found_for(args[2:], low_dtype)
         device = None if lows is None else _device_of_plain(args[0], *(args[1] if type(args[1]) is tuple else args[1:2]))
         if lows is None or device is None or not torch_private.is_autocast_available(device) or autocast.is_enabled(device):
             return any_call(*args, **kwargs)
-        return enabled(device, False, (*args[:2], *lows), {}, args, kwargs)
+        return enabled(device, False, (*args[:2], *lows), args, kwargs)
 
     return cell if is_cell and caster is copies.low_weight else any_call
 
