@@ -118,15 +118,15 @@ def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
     """
     limit = FINITE_MAX[dtype]
     largest = FINITE_MAX[tensor.dtype] if tensor.dtype in CASTABLE else torch.iinfo(tensor.dtype).max
-    if largest <= limit or not is_dense(tensor) or tensor.is_meta:
+    if largest <= limit or not is_dense(tensor):
         return True
     least, most = bounds(tensor)
     return -limit <= least and most <= limit
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return True if the tensor is neither sparse nor nested."""
-    return tensor.layout is torch.strided and not tensor.is_nested
+    """Return True if the tensor has a value for each element: it is neither sparse nor nested, nor on the meta device."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
 def bounds(tensor: Tensor) -> tuple[float, float]:
@@ -155,12 +155,7 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype` with finite values staying finite, with or without a gradient: for scores with a mask added."""
-    low = cast(tensor, dtype)
-    if _fits(tensor, dtype):
-        return low
-    # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
-    overflowed = _and(_isinf(low), _not(_isinf(tensor)))
-    return _where(overflowed, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
+    return cast(tensor, dtype) if _fits(tensor, dtype) else cast_sum(tensor, [tensor], dtype)
 
 
 def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
@@ -172,6 +167,7 @@ def cast_sum(result: Tensor, operands: list[Any], dtype: torch.dtype) -> Tensor:
     least, most = bounds(_detach(low))
     if -math.inf < least and most < math.inf:
         return low
+    # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
     overflowed = _isinf(_detach(low))
     for operand in operands:
         if isinstance(operand, Tensor):

@@ -22,7 +22,6 @@ from .compiler_stance import untraced
 from .ops import sites
 from .patching import patches
 from .policy import scopes
-from .policy.entries import ListEntry
 from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
 from .rules import emulation
 from .tables import announce
@@ -470,18 +469,13 @@ class CalledModules:
     def __init__(self, policy: Policy, is_verbose: bool) -> None:
         self.classes: set[str] = set()  # of the modules that were found
         self._policy = policy
-        self._unmatched = dict.fromkeys(scopes.of_user(policy))
+        self.unmatched = scopes.of_user(policy)  # the scoped entries that matched no module so far, but for those of presets
         # by id: what a WeakSet does for a look is Python code, which torch.compile would compile
         self._outermost: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._inside: dict[int, weakref.ref[torch.nn.Module]] = {}  # what they contain
         scope_id = module_calls.new_scope_id()
         self._table_of = functools.cache(lambda own: tables.scoped_table(policy, own, scope_id, is_verbose))
         self.table: PolicyTable = self._table_of(policy.unscoped)
-
-    @property
-    def unmatched(self) -> tuple[ListEntry, ...]:
-        """Return the scoped entries that matched no module so far, but for those of presets."""
-        return tuple(self._unmatched)
 
     def look_at(self, module: torch.nn.Module, is_traced: bool) -> bool:
         """Resolve the entries for `module`; return False where there is nothing to do."""
@@ -498,8 +492,8 @@ class CalledModules:
     def _resolve(self, module: torch.nn.Module) -> None:
         with _lock:
             self.classes.add(type(module_calls.inside_compiled(module)).__name__)
-            for entry in scopes.matched(self._policy, module):
-                self._unmatched.pop(entry, None)
+            found = scopes.matched(self._policy, module)
+            self.unmatched = [entry for entry in self.unmatched if entry not in found]
             policies = scopes.resolve(self._policy, module, may_match_nothing=True)
             for each, own in scopes.differing(policies, module, self._policy.unscoped).items():
                 module_calls.attach_scoped(each, self._table_of(own))

@@ -165,11 +165,6 @@ def listen(*added: Listener) -> Iterator[None]:
         yield
 
 
-def begins_of(listeners: Sequence[Listener]) -> list[Callable[[Call], None]]:
-    """Return the `begin` of those of the listeners that have one."""
-    return [each.begin for each in listeners if _has(each, "begin")]
-
-
 def end_all(listeners: Sequence[Listener], call: Call) -> None:
     """Report the end of a call to all of the listeners; what one raises is raised when the others have heard of it."""
     for at, each in enumerate(listeners):
@@ -282,7 +277,7 @@ class Modules:
             if not self._listeners:
                 register = torch.nn.modules.module
                 self._hooks = [
-                    register.register_module_forward_pre_hook(self.enter),
+                    register.register_module_forward_pre_hook(self._enter),
                     register.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
                 ]
             self._listeners = (*self._listeners, *added)
@@ -311,8 +306,7 @@ class Modules:
         stack: list[tuple[torch.nn.Module, str]] = vars(self._threads).setdefault("stack", [])
         return stack
 
-    def enter(self, module: torch.nn.Module, args: Any = None) -> None:
-        """Note that a module is called."""
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if _compiling():
             return
         stack = self._stack()
@@ -322,10 +316,7 @@ class Modules:
 
     def _leave(self, module: torch.nn.Module, args: Any, *rest: Any) -> None:
         # torch calls it without keywords where the module has raised
-        self.leave(module, args, rest[0] if len(rest) > 1 else {}, rest[-1], raised=len(rest) == 1)
-
-    def leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        """Note that a module has returned or raised."""
+        raised, kwargs = len(rest) == 1, rest[0] if len(rest) > 1 else {}
         if _compiling():
             return
         stack = self._stack()
@@ -336,7 +327,7 @@ class Modules:
         del stack[at + 1 :]  # a user's hook raised before ours ran
         try:
             for each in self._listeners:
-                each.left(module, args, kwargs, output, raised)
+                each.left(module, args, kwargs, rest[-1], raised)
         finally:
             del stack[at:]
 

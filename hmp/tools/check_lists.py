@@ -203,7 +203,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, s
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.list_name not in {each.list_name for each in sources}:
         return Level.NOTE, f"also on the {sources[0].list_name} list, as {sources[0].text!r}, which wins (R4)"
-    if all(site.in_place for op in ops for site in sites.sites_of(op)):
+    if all(map(sites.writes_first, ops)):
         return Level.NOTE, registry.IN_PLACE.sentence
     return Level.OK, why
 

@@ -123,7 +123,7 @@ class PolicyTable:
         parts: The tables that scoped entries give submodules: they live as long as this one, which is active around their calls.
     """
 
-    __slots__ = ("__weakref__", "in_backward", "now", "number", "off", "parts", "policy", "replacements", "scope_id", "user_policy")
+    __slots__ = ("__weakref__", "in_backward", "now", "number", "off", "on", "parts", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
     def __init__(self, replacements: Replacements, policy: Any, user_policy: Any = None, scope_id: int = 0) -> None:
@@ -133,14 +133,9 @@ class PolicyTable:
         self.scope_id = scope_id
         self.number = next(_numbers)
         self.parts: tuple[PolicyTable, ...] = ()
-        self.now = self
+        self.now = self.on = self
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
-
-    @property
-    def on(self) -> PolicyTable:
-        """This table."""
-        return self
 
 
 # The `replacements` of every `InBackward`; empty while torch is not patched.

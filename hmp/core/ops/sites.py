@@ -75,11 +75,6 @@ class Site:
     op: str
 
     @property
-    def in_place(self) -> bool:
-        """Return True if every call writes into its first argument."""
-        return writes_first(self.op)
-
-    @property
     def is_private(self) -> bool:
         """Return True if only torch's own code, and code that torch.fx made, calls the op by this name: `torch._C._linalg.linalg_inv`.
 

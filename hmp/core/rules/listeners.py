@@ -10,7 +10,7 @@ import torch
 from .. import torch_private
 from ..casting import Caster, Tensor, castable, dtype_name, each_castable
 from ..copies import saved_here
-from ..observe import Call, Clock, Listener, asked_dtype, begins_of, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
+from ..observe import Call, Clock, Listener, asked_dtype, dtypes_of, end_all, first_dtype, hear_aten, here, nbytes_of, noting
 from ..ops import table
 from ..torch_private import function_mode_at, function_modes
 from .emulation import replaces_autocast
@@ -78,7 +78,6 @@ def timed(op: Op, ruled: OpUnderRule, listeners: Sequence[Listener], clock: Cloc
 
 def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[Listener], clock: Clock | None) -> Op:
     """Return `wrapper` with its calls reported to the listeners. A call inside a reported one is hmp's own and is not reported."""
-    begins = begins_of(listeners)
     first = next((each for each in listeners if each.measures), listeners[0])
 
     def telling(*args: Any, **kwargs: Any) -> Any:
@@ -98,11 +97,11 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
         call = Call(ruled.op, ruled, function, args, kwargs)
         if here.function is not None:
             here.function.decided = True
-        for begin in begins:
-            begin(call)
+        for each in listeners:
+            each.begin(call)
         here.call = call
         try:
-            call.result = wrapper(*args, **kwargs) if clock is None else _measured(wrapper, call, clock, first)
+            call.result = wrapper(*args, **kwargs) if clock is None else _measured(wrapper, call, ruled, clock, first)
         except BaseException as error:
             call.error = error
             raise
@@ -114,10 +113,8 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
     return telling
 
 
-def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
+def _measured(wrapper: Op, call: Call, ruled: OpUnderRule, clock: Clock, listener: Listener) -> Any:
     """Return the wrapper's result. Where torch.autocast decides, inside the op or around it, what it does is looked at."""
-    ruled = call.ruled
-    assert ruled is not None
     if ruled.leaves_to_autocast:
         call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
     else:
@@ -126,7 +123,7 @@ def _measured(wrapper: Op, call: Call, clock: Clock, listener: Listener) -> Any:
         return wrapper(*call.args, **call.kwargs)
     began = clock()
     try:
-        return _under_autocast(wrapper, call, vars(listener).setdefault("kernels", {}))
+        return _under_autocast(wrapper, call, ruled, vars(listener).setdefault("kernels", {}))
     finally:
         call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
 
@@ -157,10 +154,8 @@ class _Kernels(Listener):
         return result
 
 
-def _under_autocast(wrapper: Op, call: Call, known: dict[Any, _Kernels]) -> Any:
+def _under_autocast(wrapper: Op, call: Call, ruled: OpUnderRule, known: dict[Any, _Kernels]) -> Any:
     """Return the wrapper's result; the kernels are looked at once for calls with such arguments, and then `known`."""
-    ruled = call.ruled
-    assert ruled is not None
     args, kwargs = call.args, call.kwargs
     if _compiling() or not torch_private.in_plain_autograd() or ruled.op in table.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)

@@ -68,21 +68,11 @@ def overflows(ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping[str, An
     if any(casting.overflows(value, dtype) for value in (*args, *kwargs.values())):
         return True
     operands = _operands(args, kwargs)
-    return is_sum(ruled) and any(_is_large_mask(value, operands, dtype) for value in operands)
+    return is_sum(ruled) and any(_may_be_mask(value, operands, dtype) and _is_large(value, dtype) for value in operands)
 
 
 def _operands(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     return [value for name, value in (*enumerate(args), *kwargs.items()) if name not in ("alpha", "out")]
-
-
-def _is_large_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
-    """Return True if an operand of a sum is a mask, and may take finite scores beyond `dtype`.
-
-    A mask is a number, or a tensor that needs no gradient and that the sum casts or broadcasts, or whose sum with scores needs one. Others
-    are ordinary operands: to look at the values of those would take as long as to add them.
-    """
-    is_mask = _may_be_mask(value, operands, dtype) if isinstance(value, Tensor) else isinstance(value, numbers.Real)
-    return is_mask and _is_large(value, dtype)
 
 
 def _is_large(value: Any, dtype: torch.dtype) -> bool:
@@ -91,9 +81,16 @@ def _is_large(value: Any, dtype: torch.dtype) -> bool:
     return not (-HARMLESS[dtype] < least and most < HARMLESS[dtype])
 
 
-def _may_be_mask(value: Tensor, operands: list[Any], dtype: torch.dtype) -> bool:
+def _may_be_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
+    """Return True if an operand of a sum may be a mask.
+
+    That is a number, or a tensor that needs no gradient and that the sum casts or broadcasts, or whose sum with scores needs one. Others
+    are ordinary operands: to look at the values of those would take as long as to add them.
+    """
+    if not isinstance(value, Tensor):
+        return isinstance(value, numbers.Real)
     is_number = value.dtype in casting.CASTABLE or value.dtype in casting.INTEGERS
-    if value.requires_grad or not is_number or not _has_values(value):
+    if value.requires_grad or not is_number or not casting.is_dense(value):
         return False
     if value.dtype is not dtype:
         return True
@@ -105,10 +102,6 @@ def _may_be_mask(value: Tensor, operands: list[Any], dtype: torch.dtype) -> bool
     return any(each.numel() > value.numel() or (each.requires_grad and _grad_enabled()) for each in others)
 
 
-def _has_values(tensor: Tensor) -> bool:
-    return casting.is_dense(tensor) and not tensor.is_meta
-
-
 def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the result of the op computed in float32, with finite values moved inside `dtype` and then cast to it.
 
@@ -118,11 +111,11 @@ def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping
     result = op(*cast_args, **cast_kwargs)
     if castable(result):
         try:
-            is_dense_sum = is_sum(ruled) and _has_values(result)
+            is_dense_sum = is_sum(ruled) and casting.is_dense(result)
             wide = result
             result = casting.cast_sum(wide, _operands(args, kwargs), dtype) if is_dense_sum else casting.cast_finite(wide, dtype)
             if not _compiling() and here.call is not None:
-                here.call.saturates = not _has_values(wide) or _differ(_isinf(casting.cast(wide, dtype)), _isinf(result))
+                here.call.saturates = not casting.is_dense(wide) or _differ(_isinf(casting.cast(wide, dtype)), _isinf(result))
         except kernels.OF_CASTS as error:
             if not kernels.is_cast_refusal(error, (result,)):
                 raise  # else the op has run: it is not called again
@@ -138,7 +131,7 @@ def baddbmm_of_mask(op: Op) -> Op:
     def baddbmm(*args: Any, **kwargs: Any) -> Any:
         mask: Any = args[0] if args else kwargs.get("input")
         dtype = getattr(mask, "dtype", None)
-        if dtype not in (torch.bfloat16, torch.float16) or mask.requires_grad or not _has_values(mask) or not _is_large(mask, dtype):
+        if dtype not in (torch.bfloat16, torch.float16) or mask.requires_grad or not casting.is_dense(mask) or not _is_large(mask, dtype):
             return op(*args, **kwargs)
         adds = _and(_ne(mask, 0), _not(_isinf(mask)))  # before the result may be written there
         result: Tensor = op(*args, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -58,13 +59,9 @@ def with_added(op: Op, ruled: OpUnderRule) -> Op:
 
 def torchs(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
     """Return what a wrapper calls: torch's own function, in float32 if the CPU has no instructions for a low-precision dtype."""
-    return (_saturating(NO_INSTRUCTIONS.make(_own(op, ruled), ruled), ruled),)
-
-
-def _saturating(op: Op, ruled: OpUnderRule) -> Op:
-    """Return `op`, with masks that stay finite in it if it takes them as torch's own function does."""
-    make = None if ruled.facts.composite else overflow.SATURATING.get(sites.base_of(ruled.op))
-    return op if make is None else make(op)
+    own = NO_INSTRUCTIONS.make(_own(op, ruled), ruled)
+    saturating = None if ruled.facts.composite else overflow.SATURATING.get(sites.base_of(ruled.op))  # masks stay finite in it
+    return (own if saturating is None else saturating(own),)
 
 
 def _torchs_and_for_autocast(op: Op, ruled: OpUnderRule) -> tuple[Op, ...]:
@@ -260,28 +257,23 @@ RULES = tuple(value for value in tuple(globals().values()) if isinstance(value, 
 for _rule in RULES:
     lists.add_rule(_rule)
 
-_core_list = functools.partial(ListKind, module=__name__, is_optional=False, takes_functions=True)
 
-lists.add(
-    _core_list(
-        name="bf16",
-        title="BF16",
-        contents="ops that run in the low-precision dtype",
-        rule=BF16_LIST,
-        over=("promote",),
-        excludes=("fp32",),
-        is_low=True,
-        aliases=("fp16", "float16", "lower"),
-    )
+def _add(**kind: Any) -> None:
+    lists.add(ListKind(module=__name__, is_optional=False, takes_functions=True, **kind))
+
+
+_add(
+    name="bf16",
+    title="BF16",
+    contents="ops that run in the low-precision dtype",
+    rule=BF16_LIST,
+    over=("promote",),
+    excludes=("fp32",),
+    is_low=True,
+    aliases=("fp16", "float16", "lower"),
 )
-lists.add(
-    _core_list(name="fp32", title="FP32", contents="ops that run in float32", rule=FP32_LIST, over=("promote",), aliases=("float32",))
-)
-lists.add(
-    _core_list(
-        name="promote", title="promote", contents="ops that run in the widest dtype of their inputs", rule=PROMOTE, aliases=("widest",)
-    )
-)
+_add(name="fp32", title="FP32", contents="ops that run in float32", rule=FP32_LIST, over=("promote",), aliases=("float32",))
+_add(name="promote", title="promote", contents="ops that run in the widest dtype of their inputs", rule=PROMOTE, aliases=("widest",))
 
 
 def of_entry(entry: ListEntry) -> CastRule:
