@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hmp
 from low_kernels_kit import as_computed
@@ -417,3 +418,11 @@ def test_r12_sums_of_masks_in_compiled_code_are_those_of_eager_code(fresh_compil
         for got, want in zip(found, eager, strict=True):
             assert_identical(got.detach(), want.detach(), lists)
             assert torch.isfinite(got).all()
+
+
+def test_r12_a_trace_that_another_mode_makes_holds_for_masks_that_it_has_not_seen() -> None:
+    """A graph that was made with a mask of zeros gets one that takes scores beyond the dtype: the row stays finite."""
+    with hmp.casts(SUM_LISTS["listed, softmax fp32"](F16)):
+        graph = make_fx(lambda s, m: F.softmax(s + m, -1))(torch.zeros(2, 4), torch.zeros(4))
+    scores, mask = torch.tensor([[-9.0, 2.0, 0.0, 1.0]] * 2), torch.full((4,), LOWEST)
+    assert_identical(graph(scores, mask), torch.full((2, 4), 0.25), "softmax")
