@@ -105,9 +105,11 @@ def _may_be_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
 def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
     """Return the result of the op computed in float32, with finite values moved inside `dtype` and then cast to it.
 
-    Of an op in place that is its first argument, with the result in it.
+    Of an op in place that is its first argument, with the result in it. Of a listed sum the inputs are rounded first, as where nothing
+    saturates: compiled code saturates any sum that may hold a mask.
     """
-    cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast)
+    rounded = cast_call(args, kwargs, dtype, casting.cast) if ruled.dtype is dtype and is_sum(ruled) else (args, kwargs)
+    cast_args, cast_kwargs = cast_call(*rounded, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
     if castable(result):
         try:
