@@ -108,8 +108,9 @@ def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping
     Of an op in place that is its first argument, with the result in it. Of a listed sum the inputs are rounded first, as where nothing
     saturates: compiled code saturates any sum that may hold a mask.
     """
-    rounded = cast_call(args, kwargs, dtype, casting.cast) if ruled.dtype is dtype and is_sum(ruled) else (args, kwargs)
-    cast_args, cast_kwargs = cast_call(*rounded, torch.float32, casting.cast)
+    is_listed_sum = ruled.dtype is dtype and is_sum(ruled)
+    cast_args, cast_kwargs = cast_call(args, kwargs, dtype, casting.cast) if is_listed_sum else (args, kwargs)
+    cast_args, cast_kwargs = cast_call(cast_args, cast_kwargs, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
     if castable(result):
         try:
