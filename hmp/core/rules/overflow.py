@@ -110,7 +110,7 @@ def saturated(op: Op, ruled: OpUnderRule, args: tuple[Any, ...], kwargs: Mapping
     """
     is_listed_sum = ruled.dtype is dtype and is_sum(ruled)
     cast_args, cast_kwargs = cast_call(args, kwargs, dtype, casting.cast) if is_listed_sum else (args, kwargs)
-    cast_args, cast_kwargs = cast_call(cast_args, cast_kwargs, torch.float32, casting.cast)
+    cast_args, cast_kwargs = cast_call(tuple(cast_args), cast_kwargs, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
     if castable(result):
         try:
