@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import warnings
@@ -137,6 +138,12 @@ def test_lists_a_dotted_name_that_cannot_be_imported_is_an_error(package: str, w
             hmp.convert(bf16_file_path=str(path))
         assert f"{path}:2" in str(error.value) and name in str(error.value)
         assert (str(error.value.path), error.value.line) == (str(path), 2)
+
+
+def test_lists_a_dotted_name_may_be_a_static_method(package: str, write, empty) -> None:
+    kernels = importlib.import_module(package).Kernels
+    with hmp.casts(hmp.Policy.from_files(bf16=write(f"{package}.Kernels.static"), fp32=empty, promote=empty)):
+        assert kernels.static(torch.ones(2)) is BF16
 
 
 # `*`
@@ -301,9 +308,10 @@ def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(given: str, 
         (lambda folder: (folder / "ops_bf16_bert.txt").write_text("mm"), "my_lists/ops_bf16_bert.txt: did you mean 'bf16.txt'?"),
         (lambda folder: (folder / "BF_16.old.text").write_text("mm"), "my_lists/BF_16.old.text: did you mean 'bf16.txt'?"),
         (lambda folder: (folder / "recipe.txt").mkdir(), "my_lists/recipe.txt: expected a text file, got a folder"),
-        (lambda folder: (folder / "dtype.txt").write_bytes(b"\xff"), "my_lists/dtype.txt:1: is not UTF-8 text"),
+        (lambda folder: (folder / "bf16.tx").write_text("mm"), "my_lists/bf16.tx: did you mean 'bf16.txt'?"),
+        (lambda folder: (folder / "dtype.txt").write_bytes(b"#\n#\n\xff"), "my_lists/dtype.txt:3: is not UTF-8 text"),
     ],
-    ids=["nearly base.txt", "ops alone", "link", "Habana's name", "nearly bf16.txt", "folder", "UTF-8"],
+    ids=["nearly base.txt", "ops alone", "link", "Habana's name", "nearly bf16.txt", "folder", "nearly .txt", "UTF-8"],
 )
 def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
     make: Callable[[Path], object], said: str, my_lists: Path

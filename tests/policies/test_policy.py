@@ -113,12 +113,13 @@ def test_what_no_policy_can_be_made_of_is_refused_with_what_to_give(make: Callab
     ("lower", "fp32"), [("LOWER_LIST", "FP32_LIST"), ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")]
 )
 def test_from_env_reads_the_named_files_and_the_lower_list_wins(tmp_path: Path, lower: str, fp32: str) -> None:
-    (tmp_path / "low.txt").write_text("mm\nsoftmax\n")
-    (tmp_path / "full.txt").write_text("softmax\nlog\n")
+    (tmp_path / "low.txt").write_text("mm\ncat\nsoftmax\ntanh @ encoder.*\n")
+    (tmp_path / "full.txt").write_text("softmax\nlog\ntanh @ encoder.*\n")
     policy = hmp.Policy.from_env({lower: str(tmp_path / "low.txt"), fp32: str(tmp_path / "full.txt")})
-    assert policy.bf16 == {"mm", "softmax"}
+    assert policy.bf16 == {"mm", "cat", "softmax"}
     assert policy.fp32 == {"log"}
-    assert policy.promote == hmp.Policy.load("habana").promote - {"sparse.mm"}  # a synonym of the user's mm
+    assert "tanh @ encoder.*" in policy.entries("bf16") and "tanh @ encoder.*" not in policy.entries("fp32")
+    assert policy.promote == hmp.Policy.load("habana").promote - {"sparse.mm", "concat", "concatenate"}  # synonyms of the user's
 
 
 def test_names_for_the_same_op_are_no_difference() -> None:
@@ -143,6 +144,11 @@ def test_explain_says_list_place_sites_and_synonyms() -> None:
     assert set(rule.synonyms) == {"div", "divide", "true_divide"}
     assert any("Tensor.__rtruediv__" in site for site in rule.sites)
     assert "on the fp32 list of policy 'habana'" in str(rule)
+
+
+def test_explain_gives_the_line_with_the_ops_own_name_before_another_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "low.txt").write_text("_softmax\nsoftmax\n")
+    assert hmp.explain("softmax", hmp.Policy.from_files(bf16=tmp_path / "low.txt")).line == 2
 
 
 @pytest.mark.parametrize(

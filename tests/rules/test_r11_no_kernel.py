@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import hmp
 import preset_sweep
 from ops import list_name, op_db, seed, title
+from torch_has import TORCH
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(4, 4)
 POSITIVE = X @ X.T + 4 * torch.eye(4)
@@ -72,6 +73,17 @@ def test_r11_op_without_a_low_kernel_runs_in_float32(policy: str | hmp.Policy) -
                 # arithmetic before the op (x + 1) rounds once more where the policy has it in the low-precision dtype
                 torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
                 torch.testing.assert_close(again, result, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(TORCH >= (2, 15), reason="torch has the kernel")
+def test_r11_op_without_a_low_backward_kernel_runs_in_float32_where_a_gradient_is_needed() -> None:
+    x = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.special.i1(x).sum(), x)
+    with hmp.convert(policy=hmp.Policy(bf16={"special.i1"})):
+        found = torch.special.i1(x)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert found.dtype is torch.float32 and torch.special.i1(X).dtype is torch.bfloat16
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
 
 
 def test_r11_out_gets_the_float32_result_in_its_own_dtype() -> None:

@@ -404,6 +404,16 @@ def test_r12_real_infinities_of_scores_and_masks_stay() -> None:
     for leaf in (scores, scores.clone().requires_grad_()):
         with hmp.casts(SUM_LISTS["listed, softmax fp32"](F16)):
             assert (leaf + mask).tolist() == (mask + leaf).tolist() == [[-MAX[F16], -math.inf, -math.inf, 2.0]]
+    mask = torch.tensor([math.inf, LOWEST, -LOWEST])
+    with hmp.casts(policy(bf16=["where"], dtype=F16)):
+        assert torch.where(mask != 0, mask, mask).tolist() == [math.inf, -MAX[F16], MAX[F16]]
+
+
+def test_r12_a_broadcast_mask_in_the_scores_dtype_is_finite() -> None:
+    scores, mask = torch.full((2, 4), -40000.0, dtype=F16), torch.full((4,), -60000.0, dtype=F16)
+    for lists in ("listed, softmax fp32", "unlisted"):
+        with hmp.casts(SUM_LISTS[lists](F16)):
+            assert (scores + mask).unique().tolist() == (mask + scores).unique().tolist() == [-MAX[F16]]
 
 
 def test_r12_sums_of_masks_in_compiled_code_are_those_of_eager_code(fresh_compiler) -> None:

@@ -188,6 +188,19 @@ def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
         assert asyncio.run(both()) == [F32, F32, BF16]
 
 
+def test_r17_a_policy_that_lasts_from_a_disabled_block_does_not_keep_the_region_off():
+    def lasting():
+        with hmp.casts(FULL):
+            yield
+
+    with autocast():
+        with hmp.casts(FULL), torch.autocast(HERE, enabled=False):
+            generator = lasting()
+            next(generator)
+        assert (matmuls(), real_state()[0]) == (BF16, (True, BF16))
+        generator.close()
+
+
 def test_r17_the_regions_nesting_and_its_cache_of_weights_last():
     weight = nn.Parameter(torch.randn(64, 64))
 

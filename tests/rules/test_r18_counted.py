@@ -48,6 +48,17 @@ def test_r18_no_more_casts_are_made_than_by_autocast(name: str, grad: bool) -> N
         assert casts_of(run(contextlib.nullcontext)) <= most
 
 
+def test_r18_an_activation_is_cast_once_in_a_call_and_at_each_use_outside() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.mv(x, vector), torch.mv(x, vector)
+
+    model, x, vector = Twice(), torch.randn(512, 512), torch.randn(512, dtype=LOW)
+    with hmp.convert(policy=hmp.Policy("low", bf16={"mv"})):
+        assert casts_of(lambda: model(x)) == 1
+        assert casts_of(lambda: model.forward(x)) == 2
+
+
 def test_r18_a_scoped_policy_shares_copies_in_the_call_of_the_whole_model() -> None:
     layer = nn.Linear(16, 16)
     model, x = nn.Sequential(layer, nn.Sequential(nn.Tanh()), layer, nn.GELU(), layer), torch.randn(2, 16)  # both of one class

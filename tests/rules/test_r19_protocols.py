@@ -99,6 +99,15 @@ CALLED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def test_r19_a_users_mode_inside_a_recording_gets_every_call() -> None:
+    HANDED.clear()
+    with hmp.casts(policy(bf16=["matmul", "add"])), hmp.record(), Mode():
+        torch.matmul(A + B, B)
+        torch.exp(A)
+    ops = torch.Tensor.add, torch.matmul, torch.exp
+    assert [each for each in HANDED if each in ops] == list(ops)
+
+
 @pytest.mark.parametrize("dtype", [WIDE, LOW], ids=str)
 def test_r19_a_recording_changes_nothing_that_the_users_handlers_see(dtype: torch.dtype) -> None:
     x, found = A.to(dtype).as_subclass(Seeing), []

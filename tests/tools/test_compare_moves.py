@@ -179,6 +179,21 @@ class Twice(nn.Module):
         return self.layer(torch.softmax(self.layer(self.norm(x)), -1))
 
 
+def cosine(x: Tensor) -> Tensor:
+    return (x * 1.0).cos()
+
+
+class Cosine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return cosine(x)
+
+
+def test_a_users_function_on_a_list_is_moved_like_an_op() -> None:
+    name = f"{__name__}.cosine"
+    found = hmp.compare(Cosine(), X, policy(bf16=[name]))
+    assert found.output > 0.1 and [(each.named, each.output) for each in found.advice] == [(name, 0.0)]
+
+
 def test_calls_are_those_of_the_op() -> None:
     found = hmp.compare(Twice(), torch.randn(4, 16), "torch-cpu", loss=squares)
     calls = {group.name: group.calls for group in found.by_op()}

@@ -134,6 +134,9 @@ def test_compiled_islands_of_custom_fwd_are_float32_and_custom_bwd_runs_under_th
     y.grad, ones = None, low(torch.ones(4, 4))
     product.sum().backward()
     same_results([z.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
+    with hmp.casts(policy(bf16=["exp"])):
+        product = torch.compile(lambda: Product.apply(z, y), backend="eager", fullgraph=True)()
+    same_results(list(torch.autograd.grad(product.sum(), (z, y))), [torch.ones(4, 4) @ Y.t(), X.t() @ torch.ones(4, 4)])
 
 
 def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it():

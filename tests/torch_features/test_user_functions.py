@@ -150,6 +150,11 @@ def _append(history, x):
     return x * 2
 
 
+@hmp.bf16_function
+def _append_last(x, *more):
+    more[-1].add_(x)
+
+
 @hmp.promote_function
 def _append_promoted(history, x):
     history.add_(x.sum())
@@ -167,6 +172,8 @@ def test_r10_a_write_into_an_argument_that_was_cast_is_an_error(mode) -> None:
             _append(torch.zeros(2), ONE)
         with pytest.raises(hmp.HmpError, match=f"_append_promoted {lost % 'float32'}"):
             _append_promoted(x=ONE, history=torch.zeros(2, dtype=LOW))
+        with pytest.raises(hmp.HmpError, match="wrote into its argument `argument 3`, which"):
+            _append_last(ONE, ONE, torch.zeros(1))
         # what was not cast is written, as ever
         history, promoted = torch.zeros(2, dtype=LOW), torch.zeros(2)
         _append(history, ONE)

@@ -101,7 +101,7 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
             each.begin(call)
         here.call = call
         try:
-            call.result = wrapper(*args, **kwargs) if clock is None else _measured(wrapper, call, ruled, clock, first)
+            call.result = wrapper(*args, **kwargs) if clock is None else _measured(wrapper, call, ruled, first)
         except BaseException as error:
             call.error = error
             raise
@@ -113,7 +113,7 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
     return telling
 
 
-def _measured(wrapper: Op, call: Call, ruled: OpUnderRule, clock: Clock, listener: Listener) -> Any:
+def _measured(wrapper: Op, call: Call, ruled: OpUnderRule, listener: Listener) -> Any:
     """Return the wrapper's result. Where torch.autocast decides, inside the op or around it, what it does is looked at."""
     if ruled.leaves_to_autocast:
         call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
@@ -121,11 +121,7 @@ def _measured(wrapper: Op, call: Call, ruled: OpUnderRule, clock: Clock, listene
         call.is_autocast = ruled.rule.dtype is not None and torch_private.is_any_autocast_enabled()
     if not call.is_autocast:
         return wrapper(*call.args, **call.kwargs)
-    began = clock()
-    try:
-        return _under_autocast(wrapper, call, ruled, vars(listener).setdefault("kernels", {}))
-    finally:
-        call.op_seconds = call.op_seconds or clock() - began  # else the op was called by a wrapper inside the wrapper
+    return _under_autocast(wrapper, call, ruled, vars(listener).setdefault("kernels", {}))
 
 
 # --- what torch.autocast does inside an op ---
