@@ -380,17 +380,6 @@ def test_r9_every_way_of_giving_a_class_its_constructor():
 EVERY_VIEW = hmp.Policy("views", bf16={"reshape", "view", "t", "contiguous", "clone", "narrow", "mul", "add"})
 
 
-def test_r9_from_pretrained_narrows_no_weight_in_any_thread(tmp_path, monkeypatch):
-    plain = _tiny_transformers()["llama"]()
-    plain.save_pretrained(tmp_path)
-    hmp.convert(policy=EVERY_VIEW)
-    _same_state(type(plain).from_pretrained(tmp_path), plain)
-    with hmp.disable_casts():
-        _same_state(type(plain).from_pretrained(tmp_path), plain)
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
-    _same_state(type(plain).from_pretrained(tmp_path), plain)
-
-
 def test_r9_files_of_weights_are_read_and_written_as_they_are(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     state = {"a": torch.randn(3, 2) * 1.001, "sparse": torch.randn(3, 2).to_sparse()}

@@ -1,6 +1,6 @@
 """Regions: one object entered by many threads, and regions that do not nest.
 
-What has ended is never in force again, in no thread, task or copy of a context. Generators that end at any moment P4 asks (tests/properties).
+What has ended is never in force again, in no thread, task or copy of a context. Generators that end at any moment are steps of P4.
 """
 
 from __future__ import annotations
