@@ -310,27 +310,6 @@ def test_r18_a_write_that_torch_does_not_count_is_missed_until_the_region_ends_o
         assert torch.equal(once(layer, x, plain), once(layer, x, by_hand()))
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_r18_an_activation_written_between_its_uses(grad: bool) -> None:
-    layers = [nn.Linear(512, 4) for _ in range(3)]
-
-    def program(cast: Cast) -> list[Tensor]:
-        torch.manual_seed(0)
-        leaf = torch.randn(512, 512, requires_grad=grad)
-        x, seen = leaf * 1, []
-        writes = (lambda: x.mul_(2), lambda: x.view(-1)[:9].neg_(), lambda: x.t_(), lambda: setattr(x, "data", x.data * 2))
-        for write in (*writes, lambda: x.detach_().requires_grad_(grad)):
-            seen += [once(layer, x, cast) for layer in layers]
-            write()
-            seen += [once(layer, x, cast) for layer in layers]
-        if grad:
-            total = sum(each.sum() for each in seen)
-            seen += torch.autograd.grad(total, [x, leaf])
-        return [each.detach() for each in seen]
-
-    assert_as_by_hand(program)
-
-
 # --- threads and tasks ------------------------------------------------------------------------
 
 
