@@ -5,6 +5,11 @@ Recurrent ones: on_rules.py.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
+import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import devices_here
 import hmp
 from device_kit import BF16, DEVICE, F16, F32, all_same, preset, synchronize, tensor
 
@@ -128,3 +134,15 @@ def test_the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default(
             assert torch.get_autocast_dtype(DEVICE) is wanted
         said.append(f"{policy} {got}")
     print(", ".join(said))
+
+
+def test_the_lists_are_what_torch_answers() -> None:
+    if preset() != f"torch-{DEVICE}" or preset() not in hmp.policies():
+        pytest.skip(f"hmp keeps no lists of torch.autocast({DEVICE!r})")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+        sys.argv[1:] = [preset(), folder]
+        runpy.run_path(str(devices_here.ROOT / ".ci" / "autocast-lists"))
+        kept = hmp.Policy.load(preset())
+        assert hmp.Policy.load(folder).replace(name=kept.name) == kept
+    assert kept == hmp.Policy.load("autocast")
+    print(said.getvalue())

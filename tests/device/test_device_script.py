@@ -80,9 +80,9 @@ def test_a_part_that_failed_or_had_no_time_is_the_exit_code(
     assert "not run: " in page.read_text(encoding="utf-8")
 
 
-def test_every_file_is_a_part_but_what_only_tests_run(script: types.ModuleType) -> None:
+def test_every_file_is_a_part(script: types.ModuleType) -> None:
     files = {path.stem.removeprefix("on_") for path in Path(__file__).parent.glob("on_*.py")}
-    assert files == set(script.PARTS) - {"rule-tests", "benchmarks"} | {"lists"}
+    assert files == set(script.PARTS) - {"rule-tests", "benchmarks"}
 
 
 TESTS = """

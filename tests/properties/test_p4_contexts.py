@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -98,20 +99,22 @@ class Lane:
             self.run(stacks[-1][1].close)
             self.open.remove(stacks[-1])
 
-    def end(self, number: int, how: str) -> None:
-        """Generators end in any order: closed, gone on with, or collected."""
+    def ending(self, number: int, how: str) -> Callable[[], Any]:
+        """What ends one of the generators, in any order: it is closed, gone on with, or collected."""
         begun = [each for each in self.open if not isinstance(each[1], contextlib.ExitStack)]
         if not begun:
-            return
+            return lambda: None
         ended = begun[number % len(begun)]
         self.open.remove(ended)
         if how == "collected":
             cycle: list[Any] = [ended[1]]
             cycle.append(cycle)
             del begun, ended, cycle
-            self.run(gc.collect)
-        else:
-            self.run(ended[1].close if how == "closed" else lambda: list(ended[1]))
+            return gc.collect
+        return ended[1].close if how == "closed" else lambda generator=ended[1]: list(generator)
+
+    def end(self, number: int, how: str) -> None:
+        self.run(self.ending(number, how))
 
     def through(self, kind: str) -> None:
         """An exception, a decorated function and a nested call leave nothing behind."""
@@ -146,8 +149,22 @@ def expected(state: tuple[torch.dtype | None, str | None, bool]) -> list[Any]:
 
 
 class Calling(torch.nn.Module):
-    def forward(self) -> torch.dtype:
+    def forward(self, inside: Callable[[], Any] = lambda: None) -> torch.dtype:
+        inside()
         return muls()
+
+
+def in_backward(end: Callable[[], Any]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: end())
+    x.sum().backward()
+
+
+def ends_inside(end: Callable[[], Any], inside: Callable[[Callable[[], Any]], Any]) -> None:
+    """Whoever is in the middle of a call or of backward stays in what it is in."""
+    seen: list[torch.dtype] = []
+    inside(lambda: seen.extend([muls(), end(), muls()][::2]))
+    assert seen[0] is seen[1], f"{seen[0]} became {seen[1]} where a generator ended"
 
 
 @contextlib.contextmanager
@@ -187,11 +204,13 @@ def two_tasks() -> Iterator[tuple[Lane, Lane]]:
         loop.close()
 
 
+HOW = ("closed", "gone on with", "collected")
 STEPS = st.one_of(
     st.tuples(st.just("enter"), st.sampled_from(ENTERED)),
     st.tuples(st.just("exit"), st.none()),
     st.tuples(st.just("begin"), st.sampled_from(BEGUN)),
-    st.tuples(st.just("end"), st.tuples(st.integers(0, 3), st.sampled_from(["closed", "gone on with", "collected"]))),
+    st.tuples(st.just("end"), st.tuples(st.integers(0, 3), st.sampled_from(HOW))),
+    st.tuples(st.just("end inside"), st.tuples(st.integers(0, 3), st.sampled_from(HOW), st.sampled_from(["call", "backward"]))),
     st.tuples(st.just("through"), st.sampled_from(ENTERED)),
     st.tuples(st.just("call"), st.none()),
     st.tuples(st.just("convert"), st.sampled_from(["low", "half"])),
@@ -225,6 +244,10 @@ NAMED = {
     "one ends below others": [begin("disable"), enter("half"), enter("disable"), END_FIRST, LEAVE],
     "collected in the middle": [begin("disable"), enter("half"), COLLECT],
     "tasks apart": [enter("low"), (1, ("enter", "half")), (2, ("enter", "disable")), (1, ("exit", None)), (2, ("exit", None))],
+    **{
+        f"collected inside {place}": [enter("low"), begin("disable"), enter("enable"), (0, ("end inside", (0, "collected", place)))]
+        for place in ("call", "backward")
+    },
     "a process that changes": [enter("disable"), (0, ("convert", "half")), LEAVE, (1, ("convert", "low"))],
 }
 
@@ -260,6 +283,11 @@ def check(process: str | None, program: Any, *, begins_in_autocast: bool = True)
                     assert found is (F32 if off else F16), f"the applied model runs in {found}, off: {off}"
                 elif step == "end":
                     lane.end(*what)
+                elif step == "end inside":
+                    end = lane.ending(*what[:2])
+                    inside = hmp.enable_casts(model) if what[2] == "call" else in_backward
+                    lane.run(functools.partial(ends_inside, end, inside))
+                    del end
                 elif step == "begin" and what in DTYPES and not begins_in_autocast and any("autocast" in kind for kind, _, _ in lane.open):
                     continue  # as with torch's own contexts, what ends out of order may leave the ones around it off
                 else:

@@ -1,7 +1,7 @@
 """Whole models of transformers train under the policies as in float32: outputs, gradients, parameters, statistics.
 
-Architectures that nobody looked at train too, and compute what torch.autocast computes. Decoders keep positions beyond 1,000, and habana's
-list is known where it loses them.
+They compute what torch.autocast computes, bit for bit. Decoders keep positions beyond 1,000, and habana's list is known where it
+loses them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 import torch
 
 import hmp
-from low_kernels_kit import computes_in_float32
-from model_zoo import FAMILIES, MODELS, shrunk
+from model_zoo import FAMILIES, MODELS
 from model_zoo.checks import Reference, assert_gradients_follow, assert_state_moves, reference
-from model_zoo.kit import Batch, Model, build, converted, cosine, feed, forward, gradients, is_there, loss_of, make_config, seed_all, train
+from model_zoo.kit import Batch, Model, build, converted, cosine, feed, forward, gradients, loss_of, make_config, seed_all, train
 from model_zoo.selection import POLICIES, each, is_late
 from model_zoo.sizes import LOUD
 
@@ -60,73 +59,19 @@ def test_most_of_a_models_gradient_is_compared(model: Model):
     assert coverage > 0.25
 
 
-# --- a model that is built after convert() is, to the bit, the one that is built before it, and stays float32
-
-
-def held(built: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor that the model holds: parameters, buffers, saved or not, and plain attributes of its modules."""
-    found = dict((*built.named_parameters(), *built.named_buffers()))
-    for path, module in built.named_modules():
-        found |= {f"{path}.{name}": value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
-    return found
-
-
-def differences(built: torch.nn.Module, exact: torch.nn.Module) -> list[str]:
-    ours, theirs = held(built), held(exact)
-    found = [f"{name} is there only once" for name in set(ours) ^ set(theirs)]
-    for name in set(ours) & set(theirs):
-        a, b = ours[name], theirs[name]
-        if a.dtype is not b.dtype or type(a) is not type(b):
-            found.append(f"{name}: {type(a).__name__} of {a.dtype}, not {type(b).__name__} of {b.dtype}")
-        elif not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)):
-            found.append(f"{name}: other values")
-    return found
-
-
-@pytest.mark.slow
+@pytest.mark.native_kernels
 @pytest.mark.parametrize("model", each(quick=("llama",)))
-def test_r9_a_model_built_after_convert_is_the_one_built_before(model: Model):
-    before = build(model)
-    for policy in POLICIES:
-        with converted(policy):
-            assert differences(build(model), before) == [], policy
-
-
-# Without the entries for single modules heads are in UNSCOPED_FP8 too.
-SHRUNK_POLICIES = {"habana": "habana", "torch-cpu": "torch-cpu", "fp8": hmp.Policy.load("fp8").unscoped}
-CLASSES = [cls for classes in shrunk.FAMILIES.values() for cls in classes]
-
-
-def cases() -> list[object]:
-    """One in the default command, one of twelve of the others in .ci/run, the rest in .ci/nightly."""
-    tiers = [pytest.mark.nightly if at % 12 else pytest.mark.slow for at in range(len(CLASSES))]
-    return [pytest.param(cls, marks=() if cls == "OlmoForCausalLM" else tier) for cls, tier in zip(CLASSES, tiers, strict=True)]
-
-
-@pytest.mark.parametrize("cls", cases())
-def test_an_architecture_trains_under_the_policies(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every gradient is there and finite; with torch.autocast's lists and kernels loss and gradients are torch.autocast's bit for bit."""
-    if not is_there(cls):
-        pytest.skip(f"this transformers has no {cls}")
-    model = shrunk.shrunk(cls)
-    exact = train(model, steps=1)
-    runs = {name: train(model, policy, steps=1) for name, policy in SHRUNK_POLICIES.items()}
-    for name, run in runs.items():
-        assert_gradients_follow(run, Reference(exact, steady=frozenset()))
-        assert math.isfinite(run.losses[0]), name
-    native = runs["torch-cpu"]
-    if computes_in_float32(torch.bfloat16):
-        monkeypatch.setenv("HMP_LOW_KERNELS", "native")
-        native = train(model, SHRUNK_POLICIES["torch-cpu"], steps=1)
-    built = build(model)
+def test_a_model_computes_what_torch_autocast_computes(model: Model) -> None:
+    """With torch.autocast's lists and kernels loss and gradients are torch.autocast's bit for bit."""
+    ours, built = train(model, "torch-cpu", steps=1), build(model)
     # autocast's cache sums the gradients of a weight's uses in bfloat16; hmp sums them in float32
     with torch.autocast("cpu", cache_enabled=False):
         loss = loss_of(forward(built, feed(model, built)))
     loss.backward()
-    assert native.losses == [loss.item()]
+    assert ours.losses == [loss.item()]
     for name, theirs in gradients(built).items():
-        ours = native.gradients[name]
-        assert ours is theirs is None or torch.equal(ours, theirs), name
+        found = ours.gradients[name]
+        assert found is theirs is None or torch.equal(found, theirs), name
 
 
 # --- long sequences: what a decoder says at positions beyond 1,000, where bfloat16 cannot tell neighbours apart
