@@ -36,7 +36,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         default=0.01,
         metavar="T",
         help="how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's "
-        "(default 0.01); or several bounds: loss=0.01,metric=0.005,gradient=0.99, where gradient is the smallest cosine similarity",
+        "(default 0.01); or both bounds: loss=0.01,metric=0.005",
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="start no new trial after S seconds, such as 600")
     parser.add_argument("--max-trials", type=int, metavar="N", help="run at most N trials")
@@ -131,7 +131,7 @@ def _tolerance(text: str) -> float | dict[str, float]:
             return float(text)
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid tolerance {text!r}: write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
+        raise argparse.ArgumentTypeError(f"invalid tolerance {text!r}: write 0.01, or loss=0.01,metric=0.005") from None
 
 
 def _names(text: str) -> list[str]:

@@ -80,12 +80,12 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any], no_page
     names = "tolerance seconds max_trials start per_module ops objective steps seed".split()
     assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0]
     command = (
-        "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
+        "tune recipe.py --out there --tolerance loss=0.02,metric=0.01 --start bert --per-module --ops linear,softmax "
         "--objective memory --steps 40 --seed 3"
     )
     assert main([*command.split(), "--max-trials", "7"]) == 0
     assert [given[name] for name in names] == [
-        {"loss": 0.02, "gradient": 0.99}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3,
+        {"loss": 0.02, "metric": 0.01}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3,
     ]  # fmt: skip
     assert len(given["batches"]) == 40
     assert given["folder"] == Path("there")

@@ -161,14 +161,13 @@ def _trials(result: TuneResult) -> Section:
                 _last(trial.loss_change, percent(trial.loss_change)),
                 number(trial.metric, NOTHING if trial.metric is None else f"{trial.metric:.5g}"),
                 _last(trial.metric_change, percent(trial.metric_change)),
-                _last(trial.gradient_cosine, NOTHING if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}"),
                 _last(trial.seconds, typeset_duration(trial.seconds) if math.isfinite(trial.seconds) else NOTHING),
                 _last(cost, NOTHING if cost is None else f"{cost:.2f}"),
                 nbytes(trial.saved_bytes),
                 Cell("yes" if trial.fits else f"no: {trial.why}"),
             ]
         )
-    columns = ("trial", *(f">{level}" for level in levels), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine", ">step",
+    columns = ("trial", *(f">{level}" for level in levels), ">loss", ">loss worse by", ">metric", ">metric worse by", ">step",
                ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
     table = Table(columns, rows, label="Every policy that was run", chosen=chosen, most=len(rows))
     return Section("trials", "Trials", "All trials", [table])
