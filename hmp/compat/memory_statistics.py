@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -11,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ..errors import HmpError
-from ..tools.benchmark import check_there, device_of
+from ..tools.benchmark import device_of
 
 NAMES = (
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
@@ -46,7 +45,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
 
     Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
     TotalActiveAllocs are counts. For "cuda" and "xpu" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit
-    is the machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
+    is the machine's memory, InUse and MaxInUse are on Linux the resident memory of this process and its peak, and the others are None.
 
     Args:
         device: The device, such as "cpu" or "cuda:0".
@@ -57,7 +56,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
         The statistics by name.
 
     Raises:
-        HmpError: The argument isn't a device, or is a CUDA device, an XPU or an HPU that this machine lacks.
+        HmpError: The argument isn't a device, or is an HPU that this machine lacks.
 
     Example:
         >>> len(hmp.memory_stats("cpu"))
@@ -84,7 +83,6 @@ def _of(device: torch.device) -> Stats:
 def _of_accelerator(device: torch.device, module: Any) -> Stats:
     """Return what `module`, such as torch.cuda, reports: all of torch's allocator, or the bytes in use alone; nothing for "meta"."""
     if hasattr(module, "memory_stats"):
-        check_there(device, f"memory_stats({str(device)!r})")
         return of_allocator(module.memory_stats(device), module.get_device_properties(device).total_memory)
     told = {"InUse": "memory_allocated", "MaxInUse": "max_memory_allocated"}
     return _named({name: getattr(module, asked)(device) for name, asked in told.items() if hasattr(module, asked)})
@@ -114,8 +112,4 @@ def _from_os() -> Stats:
         # both from this file: the peak of getrusage() includes that of the parent process before the fork
         sizes = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         found |= {name: int(sizes[key].split()[0]) * 1024 for name, key in (("InUse", "VmRSS"), ("MaxInUse", "VmHWM")) if key in sizes}
-    elif sys.platform == "darwin":
-        import resource
-
-        found["MaxInUse"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _named(found)

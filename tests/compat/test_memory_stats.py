@@ -77,9 +77,8 @@ def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_a_device_that_is_not_there_and_what_is_no_device_are_errors(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for given, told in (("cuda", "CUDA"), (None, "device=None"), (2.5, "device=2.5"), ("nosuch", "device='nosuch'")):
+def test_a_device_that_is_not_there_and_what_is_no_device_are_errors():
+    for given, told in ((None, "device=None"), (2.5, "device=2.5"), ("nosuch", "device='nosuch'")):
         with pytest.raises(hmp.HmpError, match=told):
             hmp.memory_stats(given)  # type: ignore[call-overload]
     if not hasattr(torch, "hpu"):

@@ -135,11 +135,3 @@ def test_the_table_has_the_numbers() -> None:
     assert lines["float32"] == "float32 250 ms 10.0% 1.00 3.0 MiB 0 B 1.25".split()
     assert lines["habana"] == "habana 12.5 us - 0.50 512 B 64 B nan".split()
     assert lines["torch.autocast:"][1] == "ValueError:" and lines["A"] == ["A", "note."]
-
-
-def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    hmp.benchmark(nothing, ["float32"], progress=True, **ONCE)
-    printed = capsys.readouterr()
-    assert "float32" in printed.err and printed.err.endswith("\r\033[K") and "\n" not in printed.err
-    hmp.benchmark(nothing, ["float32"], **ONCE)
-    assert capsys.readouterr().err == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...core.casting import dtype_name
-from ..formatting import NOTHING, count, size, typeset_duration
+from ..formatting import NOTHING, count, typeset_duration
 from ..pages.page import (
     Cell,
     Code,
@@ -46,7 +46,6 @@ def tuning_page(result: TuneResult) -> Page:
         verdict=_verdict(result),
         made=made_of(vars(result)),
         policies=[(f"policy {result.policy.name}", about)],
-        cards=_cards(result),
         opening=[Text(chosen), Items(_names(result)), Code(use)],
         sections=[_curve(result), _trials(result), _units(result)],
     )
@@ -129,21 +128,6 @@ def _verdict(result: TuneResult) -> str:
         return f"Stay in float32: none of {count(len(result.trials), 'trial')} within the tolerance {saved}."
     takes = "A step takes {:.2f} of float32's time" if result.objective == "time" else "A step keeps {:.2f} of float32's bytes for backward"
     return f"{takes.format(cost)}{', with ' * bool(moved)}{moved}; {told}"
-
-
-def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
-    """Return what came of it: heading, number, and what it is of."""
-    best, base = result.best, result.trials[0]
-    step = f"{best.ratio:.2f}" if best.ratio is not None else typeset_duration(best.seconds)
-    saved = f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else NOTHING
-    found = [
-        ("time of a step", step, f"float32 {typeset_duration(base.seconds)}" + (", one run" if best.ratio is None else " = 1")),
-        ("kept for backward", saved, f"{size(best.saved_bytes)} of {size(base.saved_bytes)}"),
-        ("loss", _compared(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
-    ]
-    if best.metric is not None and best.metric_change is not None and base.metric is not None:
-        found.append(("metric", _compared(best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
-    return found
 
 
 def _trials(result: TuneResult) -> Section:
