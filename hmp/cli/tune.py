@@ -9,8 +9,6 @@ from typing import Any
 
 import hmp
 
-from ..errors import to_install
-from ..tools.extras import lacking
 from .output import Parser, check_page
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
@@ -65,9 +63,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--steps", type=int, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
-    parser.add_argument(
-        "--html", metavar="FILE", help="the HTML page to write (default: tune.html in the folder, if the extra report is installed)"
-    )
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
 
 
 # Options that are arguments of hmp.tune().
@@ -97,7 +93,8 @@ def run(options: argparse.Namespace) -> int:
     print(result)
     print()
     _say_how_to_use(result, folder)
-    _write_page(result, folder, options.html)
+    if options.html is not None:
+        print(f"page with all trials: {result.to_html(options.html)}")
     if not any(trial.fits and trial.lists for trial in result.trials):
         print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
@@ -116,13 +113,6 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}")')
     else:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or hmp run --policy {folder} script.py')
-
-
-def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and (lacks := lacking("report")):
-        print(f"no HTML page was written: it needs {lacks}: {to_install('report')}")
-        return
-    print(f"page with all trials: {result.to_html(folder / 'tune.html' if html is None else html)}")
 
 
 def _tolerance(text: str) -> float | dict[str, float]:

@@ -27,9 +27,9 @@ def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, c
     assert main(["diff", one, other]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{one} -> {other}: 3 differences",
-        "  (dtype)  bfloat16 -> float16",
-        "  cat      promote  -> bf16",
-        "  conv2d   bf16     -> unlisted",
+        "  (dtype)  bfloat16  -> float16",
+        "  cat      promote   -> bf16",
+        "  conv2d   bf16      -> unlisted",
     ]
 
 
