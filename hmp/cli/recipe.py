@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import inspect
 import itertools
 import sys
 import traceback
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, is_interrupt
-from ..tools.benchmark import misfit
 from ..tools.compare.trials import ModelStep
 from ..tools.model_call import named_arguments
 from ..tools.tune.task import scalar, stepping
@@ -224,9 +222,6 @@ def _check(path: str | Path, name: str, piece: Any) -> None:
         raise RecipeError(
             f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
         )
-    if misfit(piece, _PIECES[name]):
-        signature = inspect.signature(piece)
-        raise RecipeError(f"{path}: {name}{signature} is called as {name}({arguments}); write def {name}({arguments}): ...")
 
 
 def _listed(names: list[str]) -> str:

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         given: dict[str, Any] = {"loss": found.loss, "metric": found.metric, "optimizer": found.optimizer}
         result = hmp.tune(model, batches, **given, **arguments, folder=folder, progress=True)
     except KeyboardInterrupt:
-        print(_interrupted(folder), file=sys.stderr)
+        print(f"hmp tune: interrupted; if any lists were verified, the best are in {folder}", file=sys.stderr)
         return _INTERRUPTED
     print(result)
     print()
@@ -99,12 +99,6 @@ def run(options: argparse.Namespace) -> int:
         print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
     return 0
-
-
-def _interrupted(folder: Path) -> str:
-    if not (folder / "bf16.txt").is_file():
-        return "hmp tune: interrupted before any lists were verified"
-    return f"hmp tune: interrupted; the best verified lists so far are in {folder}"
 
 
 def _say_how_to_use(result: Any, folder: Path) -> None:

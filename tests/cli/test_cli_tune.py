@@ -116,11 +116,7 @@ def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], 
 def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     given["result"] = KeyboardInterrupt()
     assert main(["tune", "recipe.py"]) == 130
-    assert capsys.readouterr().err == ("hmp tune: interrupted before any lists were verified\n")
-    tune_result_kit.result().save("tuned")
-    assert main(["tune", "recipe.py"]) == 130
-    told = "hmp tune: interrupted; the best verified lists so far are in tuned\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == "hmp tune: interrupted; if any lists were verified, the best are in tuned\n"
 
 
 def test_it_says_each_trial_and_the_folder_has_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:

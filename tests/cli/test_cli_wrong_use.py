@@ -20,7 +20,7 @@ WRONG = [
     ("run", "usage: hmp run"),
     ("run --polcy x.py", "usage: hmp run ... unrecognized arguments: --polcy"),
     ("run no.py", "hmp run: no.py: no such file"),
-    ("run --policy bert --bf16 a --opt-level O1 x.py", "hmp run: expected --policy or --bf16, --opt-level, got both"),
+    ("run --policy bert --bf16 a --fp32 b x.py", "hmp run: expected --policy or --bf16, --fp32, got both"),
     ("run --verbose x.py", "hmp run: --verbose logs what a policy casts, but no policy was given"),
     ("run --habana --bf16 none.txt x.py", "hmp run: none.txt: cannot be read: No such file"),
     ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),

@@ -29,22 +29,17 @@ OTHER_BITS = "its values differ"
 class Side:
     """One of the two captures.
 
-    Its name and file, its model's class, the dtypes of its modules' weights and of what they returned, each with the number of calls, and
-    the policies that were active.
+    Its name and file, its model's class, and the policies that were active.
     """
 
     name: str
     path: str
     model: str
-    weights: dict[str, int]
-    outputs: dict[str, int]
     policies: tuple[str, ...]
     about: dict[str, str]
 
     def __str__(self) -> str:
-        weights = f"weights {_dtypes(self.weights)}" if self.weights else "no weights"
-        policies = " and ".join(f"policy {name!r}" if "torch.autocast" not in name else name for name in self.policies) or "no policy"
-        return f"{weights}; outputs {_dtypes(self.outputs)}; {policies}"
+        return " and ".join(f"policy {name!r}" if "torch.autocast" not in name else name for name in self.policies) or "no policy"
 
 
 @dataclass(frozen=True)
@@ -210,18 +205,8 @@ class CaptureComparison(Result):
 
 def side_of(capture: Capture) -> Side:
     """Return what a capture says of its program."""
-    calls = [call for call in capture.calls if not call.module.endswith(INPUTS)]
-    weights = Counter(dtype for call in calls if not call.number for dtype in call.weights)
-    outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
-    policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
-    about = capture.about
-    return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, about)
-
-
-def _dtypes(dtypes: dict[str, int]) -> str:
-    """Dtypes with how many calls, most first; without the number where there is one."""
-    most = sorted(dtypes.items(), key=lambda item: -item[1])
-    return ", ".join(f"{dtype} ({number})" for dtype, number in most) if len(most) > 1 else "".join(dtypes)
+    policies = tuple(dict.fromkeys(call.policy for call in capture.calls if call.policy))
+    return Side(capture.name, str(capture.path), capture.about.get("model", ""), policies, capture.about)
 
 
 def compare_captures(a: Capture | str | Path, b: Capture | str | Path, *, map: Mapping[str, str] | Iterable[str] = ()) -> CaptureComparison:
