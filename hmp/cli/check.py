@@ -25,6 +25,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--list", metavar="KIND", help="the list that the files hold: bf16, fp32, promote, fp8 and so on (default: by their names)"
     )
     parser.add_argument("--model", metavar="RECIPE", help="a recipe, in whose model each scope has to match a module (see hmp init)")
+    parser.add_argument("--problems", action="store_true", help="print only errors and notes")
     add_json(parser)
 
 
@@ -44,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     errors = sum(each.level == check_lists.Level.ERROR for each in found)
     give_json(options.json, {"findings": [each._asdict() for each in found]})
     for each in found:
-        print(f"{each.level:5}  {each}")
+        if each.level != check_lists.Level.OK or not options.problems:
+            print(f"{each.level:5}  {each}")
     notes = sum(each.level == check_lists.Level.NOTE for each in found)
     print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     if model is None and any("@" in each.name for each in found):

@@ -8,7 +8,7 @@ import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,12 @@ class TaskRecipe:
 
 @dataclass(frozen=True)
 class RecipeStep:
-    """One step of a recipe as a function without arguments, the objects whose state it changes, and the batches that it takes in turn."""
+    """One step of a recipe as a function without arguments, and the objects whose state it changes."""
 
     run: Callable[[], Any]
     model: torch.nn.Module | None = None
     optimizer: Any = None
     state: tuple[Any, ...] = ()
-    batches: Sequence[Any] = ()
 
 
 @dataclass
@@ -165,7 +164,7 @@ def _training_step(recipe: TaskRecipe, model: torch.nn.Module, optimizer: Any, b
                 optimizer.step()
         return loss.detach()
 
-    return RecipeStep(step, model, optimizer, (position,), batches)
+    return RecipeStep(step, model, optimizer, (position,))
 
 
 def load(path: str | Path, command: str = "benchmark") -> TaskRecipe:

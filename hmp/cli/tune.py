@@ -21,12 +21,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp tune recipe.py --tolerance 0.01 --seconds 600",
         help="search for the cheapest op lists for your model",
         description="Searches for the cheapest lists whose loss or metric is within a tolerance of float32's, and writes them into a "
-        "folder, with the reason for each entry. A recipe is a Python file that defines model(), batches() (the first 16 are used, or as "
-        "many as --steps), loss(model, batch), for training optimizer(model), and optionally metric(model) -> a number, larger is better; "
-        "hmp init writes one. Exit status 0 done, 1 if only float32 was within the tolerance or a step failed, 2 for wrong use, 130 after "
-        "Ctrl-C: the folder then has the best lists so far.",
+        "folder, with the reason for each entry. Exit status 0 done, 1 if only float32 was within the tolerance or a step failed, 2 for "
+        "wrong use, 130 after Ctrl-C: the folder then has the best lists so far.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file with your model, batches and loss; hmp init writes one")
     parser.add_argument("--out", default="tuned", metavar="FOLDER", help="the folder to write the lists into (default tuned)")
     parser.add_argument(
         "--tolerance",

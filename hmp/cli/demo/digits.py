@@ -87,8 +87,6 @@ def demonstrate(epochs: int) -> int:
         training.step, ["float32", "torch.autocast", POLICY], model=training.model, optimizer=training.optimizer, rounds=3, steps=1
     )
     print(f"\n{result}")
-    if (result[POLICY].ratio or 0) >= 1:
-        print("Here low precision saves memory but no time; hmp doctor shows which dtypes the processor has instructions for.")
 
     accuracy = []
     # process-wide, as the call was published: backward and the optimizer too
