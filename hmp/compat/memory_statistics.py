@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
@@ -36,11 +36,7 @@ _CUDA = {
 _STATUS = Path("/proc/self/status")
 
 
-@overload
-def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] = False) -> Stats: ...
-@overload
-def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
-def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
+def memory_stats(device: torch.device | str | int) -> Stats:
     """Return Habana's ten statistics of a device's memory; None for those that the device does not report.
 
     Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
@@ -49,8 +45,6 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
 
     Args:
         device: The device, such as "cpu" or "cuda:0".
-        gigabytes: Whether Optimum's three numbers are returned instead: memory_allocated, max_memory_allocated and
-            total_memory_available, in units of 2**30 bytes, to two decimals.
 
     Returns:
         The statistics by name.
@@ -62,11 +56,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
         >>> len(hmp.memory_stats("cpu"))
         10
     """
-    stats = _of(device_of(device, "memory_stats(): "))
-    return in_gigabytes(stats) if gigabytes else stats
-
-
-def _of(device: torch.device) -> Stats:
+    device = device_of(device, "memory_stats(): ")
     if device.type == "cpu":
         return _from_os()
     # on Gaudi: torch.hpu.memory_stats(device) has the ten statistics under these names, in bytes and counts.
@@ -77,11 +67,7 @@ def _of(device: torch.device) -> Stats:
                 f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
             )
         return _named(hpu.memory_stats(device))
-    return _of_accelerator(device, getattr(torch, device.type, None))
-
-
-def _of_accelerator(device: torch.device, module: Any) -> Stats:
-    """Return what `module`, such as torch.cuda, reports: all of torch's allocator, or the bytes in use alone; nothing for "meta"."""
+    module: Any = getattr(torch, device.type, None)  # it reports all of its allocator, or the bytes in use alone; nothing for "meta"
     if hasattr(module, "memory_stats"):
         return of_allocator(module.memory_stats(device), module.get_device_properties(device).total_memory)
     told = {"InUse": "memory_allocated", "MaxInUse": "max_memory_allocated"}

@@ -90,10 +90,3 @@ def test_hpus_statistics_are_habanas_own(monkeypatch: pytest.MonkeyPatch):
     said = {name: index for index, name in enumerate(TEN)}
     monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: {**said, "Another": 1}), raising=False)
     assert hmp.memory_stats("hpu") == said, "0 stays 0"
-
-
-def test_gigabytes_are_optimums(monkeypatch: pytest.MonkeyPatch):
-    said = {"InUse": 5 * 2**29, "MaxInUse": 3 * 2**30 + 2**20, "Limit": None}
-    monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: said), raising=False)
-    found = hmp.memory_stats("hpu", gigabytes=True)
-    assert found == {"memory_allocated": 2.5, "max_memory_allocated": 3.0, "total_memory_available": None}
