@@ -17,12 +17,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "benchmark",
         example="hmp benchmark recipe.py --policies float32,torch.autocast,autocast --seconds 10",
         help="time your training step in several precisions",
-        description="Runs a recipe's step under each policy, in turns, and prints time, spread, memory and loss as a table. "
-        "A recipe is a Python file that defines model() -> a torch.nn.Module, batches() -> an iterable (the first 16 are used), "
-        "loss(model, batch) -> a scalar tensor and, for training, optimizer(model); or step() alone. "
-        "Exit status 0 done, 1 if the step failed under a policy, 2 for wrong use.",
+        description="Runs a recipe's step under each policy, in turns, and prints time, spread, memory and loss as a table. A recipe may "
+        "define step() alone. Exit status 0 done, 1 if the step failed under a policy, 2 for wrong use.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file with your model, batches and loss; hmp init writes one")
     parser.add_argument(
         "--policies",
         metavar="A,B,...",

@@ -18,11 +18,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="compare every op of your model with float32",
         description="Runs forward and backward of a recipe's first batch under a policy. Prints what output, loss and gradients gain where "
         "an op computes in float32, and by op and by module the error that each op adds and the error accumulated so far; with --against, "
-        "under a second policy too. The output is what the model returns where loss(model, batch) calls it. "
-        "A recipe is a Python file that defines model(), batches() and loss(model, batch). Exit status 0 done, 1 if the step failed, 2 for "
-        "wrong use.",
+        "under a second policy too. The output is what the model returns where loss(model, batch) calls it. Exit status 0 done, 1 if the "
+        "step failed, 2 for wrong use.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file with your model, batches and loss; hmp init writes one")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset or a folder of list files (default autocast)")
     parser.add_argument("--against", metavar="NAME", help="a second policy, shown in extra columns")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import hmp
 
@@ -39,12 +40,25 @@ def run(options: argparse.Namespace) -> int:
     if kind != other:
         raise hmp.HmpError(f"expected two policies, two reports or two captures, got a {kind}, {options.a}, and a {other}, {options.b}")
     if kind == "capture":
-        return _of_captures(options)
-    plural = "policies" if kind == "policy" else "reports"
+        check_page(options.html)
+        result = hmp.compare_captures(options.a, options.b, map=options.map or ())
+        give(options, result)
+        return 1 if result.first is not None else 0
     for name in ("map", "html"):
         if getattr(options, name) is not None:
-            raise hmp.HmpError(f"--{name} is for captures only; leave it out when comparing two {plural}")
-    return _of_policies(options) if kind == "policy" else _of_reports(options)
+            raise hmp.HmpError(f"--{name} is for captures only; leave it out")
+    from ..tools.formatting import aligned, count
+
+    changes: Any
+    if kind == "report":
+        changes = lines = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
+    else:
+        found = hmp.Policy.load(options.a).diff(hmp.Policy.load(options.b))
+        changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in found.items()}
+        lines = aligned([(name, here, f"-> {there}") for name, (here, there) in changes.items()], (0, 1, 2))
+    give_json(options.json, {"changes": changes})
+    print(f"{options.a} -> {options.b}: {count(len(changes), 'difference')}", *lines, sep="\n  ")
+    return 1 if changes else 0
 
 
 def _kind(name: str) -> str:
@@ -52,46 +66,3 @@ def _kind(name: str) -> str:
         return "report"
     is_capture = name.endswith(".capture") or (Path(name).is_file() and not name.endswith(".txt"))  # a list file gets a policy's error
     return "capture" if is_capture else "policy"
-
-
-def _of_captures(options: argparse.Namespace) -> int:
-    """Print how far two captures are apart. Return 0, or 1 where they part; raise HmpError where they have nothing in common."""
-    check_page(options.html)
-    result = hmp.compare_captures(options.a, options.b, map=options.map or ())
-    give(options, result)
-    return 1 if result.first is not None else 0
-
-
-def _of_policies(options: argparse.Namespace) -> int:
-    from ..tools.formatting import count
-
-    one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
-    changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
-    if not give_json(options.json, {"changes": changes}):
-        return 1 if changes else 0
-    if not changes:
-        print(f"{_called(options.a, one)} and {_called(options.b, other)} treat every op the same")
-        return 0
-    print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count(len(changes), 'difference')}")
-    width = max(map(len, changes))
-    for name, (here, there) in changes.items():
-        print(f"  {name:{width}}  {here:8} -> {there}")
-    return 1
-
-
-def _of_reports(options: argparse.Namespace) -> int:
-    from ..tools.formatting import count
-
-    changes = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
-    if not give_json(options.json, {"changes": changes}):
-        return 1 if changes else 0
-    if changes:
-        print(f"{options.a} -> {options.b}: {count(len(changes), 'op')} ran in other dtypes", *changes, sep="\n  ")
-    else:
-        print(f"every op ran in the same dtypes in {options.a} and {options.b}")
-    return 1 if changes else 0
-
-
-def _called(given: str, policy: hmp.Policy) -> str:
-    """Return the name as it was given, and the preset that it stands for."""
-    return f"{given} ({policy.name})" if given in hmp.policies() and given != policy.name else given

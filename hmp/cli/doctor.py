@@ -27,7 +27,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "doctor",
-        example="hmp doctor\nhmp doctor --json -",
+        example="hmp doctor",
         help="check your setup, and print what prevents hmp from running",
         description="Prints versions, devices, the low-precision dtypes that they have kernels for, the processor's instructions for them, "
         "how long they take there, the installed extras, which references to torch's functions hmp can't replace, and other packages "
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     found["extras"] = {extra: [name for name in names if lacking(extra, name)] for extra, names in EXTRAS.items()}
     problems += [f"{other}: another hmp, which `import hmp` may find instead of this one; uninstall or remove it" for other in others]
     found |= {"others": others, "problems": problems}
-    if give_json(options.json, found):
-        print(*_sentences(found), sep="\n")
+    give_json(options.json, found)
+    print(*_sentences(found), sep="\n")
     return 1 if problems else 0
 
 

@@ -26,6 +26,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if there is no such op or policy."""
     rule = hmp.explain(options.op, hmp.Policy.load(options.policy))
-    if give_json(options.json, asdict(rule)):
-        print(rule)
+    give_json(options.json, asdict(rule))
+    print(rule)
     return 0

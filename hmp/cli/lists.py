@@ -27,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from ..core.lists import kinds
 
     names = hmp.policies()
-    if not give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in names}}):
-        return 0
+    give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in names}})
     width = max(map(len, names))
     lists = sorted((kind for kind in kinds()), key=lambda kind: (kind.is_optional, kind.adds))
     print(f"{'preset':{width}}  dtype      {'  '.join(f'{kind.name:>4}' for kind in lists)}")

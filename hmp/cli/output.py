@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 import textwrap
@@ -26,13 +25,6 @@ class Parser(argparse.ArgumentParser):
             kwargs["epilog"] = "example:\n" + textwrap.indent(example, "  ")
         kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(*args, **kwargs)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for what is not among the choices; it says which one is nearly that."""
-        near = difflib.get_close_matches(str(value), action.choices or (), n=1)
-        if near and value not in (action.choices or ()):
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean {near[0]!r}?")
-        super()._check_value(action, value)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -57,7 +49,7 @@ def is_closed_pipe(error: BaseException) -> bool:
 
 def check_folder(file: str | None, option: str) -> None:
     """Raise HmpError if the file that the option names could not be written: better now than when the work is done."""
-    if file is None or file == "-":
+    if file is None:
         return
     path = Path(file).absolute()
     if not path.parent.is_dir():
@@ -77,33 +69,27 @@ def check_page(file: str | None, option: str = "--html", *packages: str) -> None
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json, which means the same for every subcommand."""
-    help = "also write the result as JSON to FILE, whose name ends in .json; - prints the JSON instead of the text"
-    parser.add_argument("--json", type=_json_file, metavar="FILE", help=help)
+    parser.add_argument("--json", type=_json_file, metavar="FILE", help="also write the result as JSON to FILE, whose name ends in .json")
 
 
 def _json_file(text: str) -> str:
     """Return the name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
-    if text != "-" and not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in .json, or - to print the JSON")
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a file that ends in .json")
     return text
 
 
-def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
-    """Write `values` as --json asks for. Whether the text is left to print."""
-    if file is None:
-        return True
-    from ..tools.formatting import json_text, json_written
+def give_json(file: str | None, values: Mapping[str, Any]) -> None:
+    """Write `values` where --json asks for them."""
+    if file is not None:
+        from ..tools.formatting import json_written
 
-    if file == "-":
-        print(json_text(values))
-        return False
-    json_written(file, lambda: values)
-    return True
+        json_written(file, lambda: values)
 
 
 def give(options: argparse.Namespace, result: Any) -> None:
-    """Print a result, or give it as --json asks for, and write its page where --html does."""
-    if give_json(options.json, result.to_dict()):
-        print(result)
+    """Print a result, write it where --json asks for it, and its page where --html does."""
+    print(result)
+    give_json(options.json, result.to_dict())
     if getattr(options, "html", None) is not None:
         result.to_html(options.html)

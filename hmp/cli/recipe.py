@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import inspect
 import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, is_interrupt
-from ..tools.benchmark import misfit
 from ..tools.compare.trials import ModelStep
 from ..tools.model_call import named_arguments
 from ..tools.tune.task import scalar, stepping
@@ -102,13 +100,12 @@ class TaskRecipe:
 
 @dataclass(frozen=True)
 class RecipeStep:
-    """One step of a recipe as a function without arguments, the objects whose state it changes, and the batches that it takes in turn."""
+    """One step of a recipe as a function without arguments, and the objects whose state it changes."""
 
     run: Callable[[], Any]
     model: torch.nn.Module | None = None
     optimizer: Any = None
     state: tuple[Any, ...] = ()
-    batches: Sequence[Any] = ()
 
 
 @dataclass
@@ -167,7 +164,7 @@ def _training_step(recipe: TaskRecipe, model: torch.nn.Module, optimizer: Any, b
                 optimizer.step()
         return loss.detach()
 
-    return RecipeStep(step, model, optimizer, (position,), batches)
+    return RecipeStep(step, model, optimizer, (position,))
 
 
 def load(path: str | Path, command: str = "benchmark") -> TaskRecipe:
@@ -224,9 +221,6 @@ def _check(path: str | Path, name: str, piece: Any) -> None:
         raise RecipeError(
             f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
         )
-    if misfit(piece, _PIECES[name]):
-        signature = inspect.signature(piece)
-        raise RecipeError(f"{path}: {name}{signature} is called as {name}({arguments}); write def {name}({arguments}): ...")
 
 
 def _listed(names: list[str]) -> str:

@@ -39,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="run an unmodified script under hmp",
         usage="hmp run [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
         description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
-        "are its own. With --policy, --opt-level or a list (--bf16, --fp32, ...), or with the environment variable HMP_POLICY (used as "
+        "are its own. With --policy or a list (--bf16, --fp32, ...), or with the environment variable HMP_POLICY (used as "
         "--policy), its ops are cast as by hmp.convert(). If the script calls hmp.convert() itself, the script's policy replaces it. "
         "Options before the script are hmp's; all arguments after it are the script's. Exit status 2 if the options or the script cannot "
         "be used.",
@@ -52,11 +52,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--fp32-result", metavar="FILE", help="keep the results of the matrix multiplications on this list in float32")
     parser.add_argument("--list", metavar="KIND=FILE", action="append", help="cast with a list of another kind, which a package brings")
     parser.add_argument("--saved", metavar="FILE", help="store the activations that the ops on this list save for backward in 8 bits")
-    parser.add_argument(
-        "--opt-level",
-        choices=("O1", "O2"),
-        help="O1: cast by the lists; O2: matrix multiplications and convolutions in bfloat16, all else in float32",
-    )
     parser.add_argument("--verbose", action="store_true", help="log the policy, and each distinct cast once")
     parser.add_argument(
         "--report",
@@ -70,7 +65,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="record what every module returns in the first call of each model, for hmp diff; ranks other than 0 write FILE.rank1 "
         "and so on",
     )
-    parser.add_argument("--capture-calls", type=int, default=1, metavar="N", help="capture N calls of each model (default 1)")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -110,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
                 called = prepare(options)
                 pass_on(options)
                 if options.capture is not None:
-                    watching.enter_context(_captured(options.capture, options.capture_calls))
+                    watching.enter_context(hmp.capture(options.capture, calls=1))
             except hmp.HmpError as error:
                 print(f"hmp run: {error}", file=sys.stderr)
                 return 2
@@ -177,7 +171,7 @@ def prepare(options: argparse.Namespace) -> Any:
         return None
     from ..core.convert import convert_script
 
-    return convert_script(options.opt_level or "O1", options.policy, _list_files(options), options.verbose)
+    return convert_script("O1", options.policy, _list_files(options), options.verbose)
 
 
 def _list_files(options: argparse.Namespace) -> dict[str, str]:
@@ -209,18 +203,6 @@ def _recorded(name: str) -> Iterator[None]:
                 report.to_json(target)
             else:
                 target.write_text(f"{report}\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _captured(target: str, calls: int) -> Iterator[None]:
-    """Capture the first calls of every model while the script runs; a line on stderr where none was called."""
-    from ..tools.traces.capture import NothingCalled
-
-    try:
-        with hmp.capture(target, calls=calls):
-            yield
-    except NothingCalled as error:
-        print(f"hmp run: --capture {error}", file=sys.stderr)
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:
@@ -372,7 +354,7 @@ def verified_steps() -> Iterator[None]:
 POLICY = "HMP_POLICY"
 _LISTS = ("fp8", "fp32_result", "saved", "bf16", "fp32")
 NAMING_FILES = ("policy", *_LISTS)
-CASTING = (*NAMING_FILES, "list", "opt_level")
+CASTING = (*NAMING_FILES, "list")
 
 
 def from_environment(options: argparse.Namespace) -> None:

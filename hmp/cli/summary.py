@@ -17,10 +17,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp summary recipe.py --policy habana",
         help="show the layers of your model and the dtype that each computes in",
         description="Runs the forward pass of a recipe's first batch under a policy and prints the module tree: each layer's output shape, "
-        "parameters, compute dtype, and the bytes that it saves for backward. A recipe is a Python file that defines model(), "
-        "batches() and loss(model, batch). Exit status 0 done, 1 if the forward pass failed, 2 for wrong use.",
+        "parameters, compute dtype, and the bytes that it saves for backward. Exit status 0 done, 1 if the forward pass failed, 2 for "
+        "wrong use.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file with your model, batches and loss; hmp init writes one")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)

@@ -9,8 +9,6 @@ from typing import Any
 
 import hmp
 
-from ..errors import to_install
-from ..tools.extras import lacking
 from .output import Parser, check_page
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
@@ -23,12 +21,10 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp tune recipe.py --tolerance 0.01 --seconds 600",
         help="search for the cheapest op lists for your model",
         description="Searches for the cheapest lists whose loss or metric is within a tolerance of float32's, and writes them into a "
-        "folder, with the reason for each entry. A recipe is a Python file that defines model(), batches() (the first 16 are used, or as "
-        "many as --steps), loss(model, batch), for training optimizer(model), and optionally metric(model) -> a number, larger is better; "
-        "hmp init writes one. Exit status 0 done, 1 if only float32 was within the tolerance or a step failed, 2 for wrong use, 130 after "
-        "Ctrl-C: the folder then has the best lists so far.",
+        "folder, with the reason for each entry. Exit status 0 done, 1 if only float32 was within the tolerance or a step failed, 2 for "
+        "wrong use, 130 after Ctrl-C: the folder then has the best lists so far.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file with your model, batches and loss; hmp init writes one")
     parser.add_argument("--out", default="tuned", metavar="FOLDER", help="the folder to write the lists into (default tuned)")
     parser.add_argument(
         "--tolerance",
@@ -36,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         default=0.01,
         metavar="T",
         help="how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's "
-        "(default 0.01); or several bounds: loss=0.01,metric=0.005,gradient=0.99, where gradient is the smallest cosine similarity",
+        "(default 0.01); or both bounds: loss=0.01,metric=0.005",
     )
     parser.add_argument("--seconds", type=float, metavar="S", help="start no new trial after S seconds, such as 600")
     parser.add_argument("--max-trials", type=int, metavar="N", help="run at most N trials")
@@ -65,9 +61,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--steps", type=int, metavar="N", help="training steps of a trial (default: one pass over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
-    parser.add_argument(
-        "--html", metavar="FILE", help="the HTML page to write (default: tune.html in the folder, if the extra report is installed)"
-    )
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
 
 
 # Options that are arguments of hmp.tune().
@@ -92,22 +86,17 @@ def run(options: argparse.Namespace) -> int:
         given: dict[str, Any] = {"loss": found.loss, "metric": found.metric, "optimizer": found.optimizer}
         result = hmp.tune(model, batches, **given, **arguments, folder=folder, progress=True)
     except KeyboardInterrupt:
-        print(_interrupted(folder), file=sys.stderr)
+        print(f"hmp tune: interrupted; if any lists were verified, the best are in {folder}", file=sys.stderr)
         return _INTERRUPTED
     print(result)
     print()
     _say_how_to_use(result, folder)
-    _write_page(result, folder, options.html)
+    if options.html is not None:
+        print(f"page with all trials: {result.to_html(options.html)}")
     if not any(trial.fits and trial.lists for trial in result.trials):
         print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
     return 0
-
-
-def _interrupted(folder: Path) -> str:
-    if not (folder / "bf16.txt").is_file():
-        return "hmp tune: interrupted before any lists were verified"
-    return f"hmp tune: interrupted; the best verified lists so far are in {folder}"
 
 
 def _say_how_to_use(result: Any, folder: Path) -> None:
@@ -118,20 +107,13 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or hmp run --policy {folder} script.py')
 
 
-def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and (lacks := lacking("report")):
-        print(f"no HTML page was written: it needs {lacks}: {to_install('report')}")
-        return
-    print(f"page with all trials: {result.to_html(folder / 'tune.html' if html is None else html)}")
-
-
 def _tolerance(text: str) -> float | dict[str, float]:
     try:
         if "=" not in text:
             return float(text)
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid tolerance {text!r}: write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
+        raise argparse.ArgumentTypeError(f"invalid tolerance {text!r}: write 0.01, or loss=0.01,metric=0.005") from None
 
 
 def _names(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import importlib
 import os
 import warnings
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ import hmp
 from ..core.active.regions import without_casts
 from ..core.policy.entries import names_lists
 from ..core.policy.policy import DEFAULT, as_policy
-from ..tools.record.rows import check_allowed
 from .lightning_packages import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]
@@ -74,7 +73,6 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         scaler: The loss scaler of a policy whose low-precision dtype is float16; None creates a torch.amp.GradScaler, as
             `precision="16-mixed"` does.
         verify: Record the calls up to the end of the first optimizer step, and raise if one did not follow its list.
-        allow: Kinds of calls that do not raise, as for `hmp.verify()`.
 
     Raises:
         OpListError: The lists cannot be used.
@@ -95,14 +93,12 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         *,
         scaler: torch.amp.GradScaler | None = None,
         verify: bool = False,
-        allow: Collection[str] = (),
     ) -> None:
         if policy is None and names_lists(os.environ):
             self.policy = hmp.Policy.from_env()
         else:
             self.policy = as_policy(DEFAULT if policy is None else policy)
-        check_allowed(allow)
-        self._to_verify, self._verifying, self._allow = verify, False, allow
+        self._to_verify, self._verifying = verify, False
         self._module: Any = None  # the LightningModule that the Trainer runs
         self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module of the scoped entries, and its context
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -131,8 +127,8 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
                 yield
         finally:
             self._verifying = False
-        if any(each.kind not in self._allow for each in report.violations()):
-            report.verify(self._allow)
+        if report.violations():
+            report.verify()
 
     def _region(self) -> Any:
         if not self.policy.scoped:
@@ -257,8 +253,8 @@ def _uncast_log(module: Any) -> Iterator[None]:
 class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at import
     """A callback that logs hmp.memory_stats() of the trainer's device: `Trainer(callbacks=[DeviceStats()])`.
 
-    Every `log_every_n_steps` training batches it logs the device's statistics, in bytes, as "DeviceStats/InUse" and so on, and Optimum's
-    three numbers in GB as "DeviceStats/memory_allocated (GB)" and so on. Loggers write in the first process: the device is that one's.
+    Every `log_every_n_steps` training batches it logs the device's statistics, in bytes, as "DeviceStats/InUse" and so on. Loggers write
+    in the first process: the device is that one's.
 
     Raises:
         HmpError: The trainer has no logger.
@@ -266,8 +262,6 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at 
     Example:
         >>> from hmp.compat.lightning import DeviceStats
         >>> callback = DeviceStats()  # Trainer(callbacks=[callback])
-        >>> sorted(callback.gigabytes("cpu"))
-        ['max_memory_allocated', 'memory_allocated', 'total_memory_available']
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -280,21 +274,7 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at 
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.log_every_n_steps:
             return
         device = trainer.strategy.root_device
-        stats: dict[str, float | None] = {**hmp.memory_stats(device)}
-        stats |= {f"{name} (GB)": size for name, size in self.gigabytes(device).items()}
         # loggers take numbers: statistics that the device does not have are None
-        metrics = {f"DeviceStats/{name}": value for name, value in stats.items() if value is not None}
+        metrics = {f"DeviceStats/{name}": value for name, value in hmp.memory_stats(device).items() if value is not None}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
-
-    @staticmethod
-    def gigabytes(device: torch.device | str | int) -> dict[str, float | None]:
-        """Return the memory of a device in GB, under Optimum's names.
-
-        Args:
-            device: A torch device.
-
-        Returns:
-            memory_allocated, max_memory_allocated and total_memory_available; None for what the device does not report.
-        """
-        return hmp.memory_stats(device, gigabytes=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
 from ..errors import HmpError
-from ..tools.benchmark import check_there, device_of
+from ..tools.benchmark import device_of
 
 NAMES = (
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
@@ -37,37 +36,27 @@ _CUDA = {
 _STATUS = Path("/proc/self/status")
 
 
-@overload
-def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] = False) -> Stats: ...
-@overload
-def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
-def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
+def memory_stats(device: torch.device | str | int) -> Stats:
     """Return Habana's ten statistics of a device's memory; None for those that the device does not report.
 
     Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
     TotalActiveAllocs are counts. For "cuda" and "xpu" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit
-    is the machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
+    is the machine's memory, InUse and MaxInUse are on Linux the resident memory of this process and its peak, and the others are None.
 
     Args:
         device: The device, such as "cpu" or "cuda:0".
-        gigabytes: Whether Optimum's three numbers are returned instead: memory_allocated, max_memory_allocated and
-            total_memory_available, in units of 2**30 bytes, to two decimals.
 
     Returns:
         The statistics by name.
 
     Raises:
-        HmpError: The argument isn't a device, or is a CUDA device, an XPU or an HPU that this machine lacks.
+        HmpError: The argument isn't a device, or is an HPU that this machine lacks.
 
     Example:
         >>> len(hmp.memory_stats("cpu"))
         10
     """
-    stats = _of(device_of(device, "memory_stats(): "))
-    return in_gigabytes(stats) if gigabytes else stats
-
-
-def _of(device: torch.device) -> Stats:
+    device = device_of(device, "memory_stats(): ")
     if device.type == "cpu":
         return _from_os()
     # on Gaudi: torch.hpu.memory_stats(device) has the ten statistics under these names, in bytes and counts.
@@ -78,13 +67,8 @@ def _of(device: torch.device) -> Stats:
                 f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
             )
         return _named(hpu.memory_stats(device))
-    return _of_accelerator(device, getattr(torch, device.type, None))
-
-
-def _of_accelerator(device: torch.device, module: Any) -> Stats:
-    """Return what `module`, such as torch.cuda, reports: all of torch's allocator, or the bytes in use alone; nothing for "meta"."""
+    module: Any = getattr(torch, device.type, None)  # it reports all of its allocator, or the bytes in use alone; nothing for "meta"
     if hasattr(module, "memory_stats"):
-        check_there(device, f"memory_stats({str(device)!r})")
         return of_allocator(module.memory_stats(device), module.get_device_properties(device).total_memory)
     told = {"InUse": "memory_allocated", "MaxInUse": "max_memory_allocated"}
     return _named({name: getattr(module, asked)(device) for name, asked in told.items() if hasattr(module, asked)})
@@ -114,8 +98,4 @@ def _from_os() -> Stats:
         # both from this file: the peak of getrusage() includes that of the parent process before the fork
         sizes = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         found |= {name: int(sizes[key].split()[0]) * 1024 for name, key in (("InUse", "VmRSS"), ("MaxInUse", "VmHWM")) if key in sizes}
-    elif sys.platform == "darwin":
-        import resource
-
-        found["MaxInUse"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _named(found)

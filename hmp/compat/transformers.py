@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..core.torch_patches.module_calls import in_dtype
 from ..tools.extras import needed
 from ..tools.formatting import versioned
 from ..tools.record.recorder import record
-from ..tools.record.rows import check_allowed
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -45,7 +44,6 @@ class HMPCallback(TrainerCallback, ExportableState):
         policy: A policy, a preset's name, a folder of lists, or the result of `Policy.to_dict()`.
         verbose: Log the policy, and each distinct cast once.
         verify: Record the first step of a run, and raise if a call in it did not follow its list.
-        allow: Kinds of calls that do not raise, as for `hmp.verify()`.
 
     Raises:
         HmpError: The policy is unknown, or the callback was added to a Trainer after that was created.
@@ -66,12 +64,10 @@ class HMPCallback(TrainerCallback, ExportableState):
         *,
         verbose: bool = False,
         verify: bool = False,
-        allow: Collection[str] = (),
     ) -> None:
         self._given = policy
         self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
-        self._verbose, self._verify, self._allow = verbose, verify, allow
-        check_allowed(allow)
+        self._verbose, self._verify = verbose, verify
         self._to_verify = False
         self._first_step: Any = None  # the recording, and its report
         self._model: torch.nn.Module | None = None
@@ -101,12 +97,8 @@ class HMPCallback(TrainerCallback, ExportableState):
         self._model = self._hook = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
-        return HMPCallback(
-            DEFAULT if self._given == DEFAULT else copy.deepcopy(self.policy, memo),
-            verbose=self._verbose,
-            verify=self._verify,
-            allow=self._allow,
-        )
+        policy = DEFAULT if self._given == DEFAULT else copy.deepcopy(self.policy, memo)
+        return HMPCallback(policy, verbose=self._verbose, verify=self._verify)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the callback: the policy."""
@@ -143,7 +135,7 @@ class HMPCallback(TrainerCallback, ExportableState):
         """Raise ViolationError if a call of the first step did not follow its list."""
         report = self._drop_recording()
         if report is not None:
-            report.verify(self._allow)
+            report.verify()
 
     def _drop_recording(self) -> Any:
         """End the recording of the first step, which an exception may have ended, and return its report."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +31,6 @@ from .pages.page import Cell, Items, Page, Result, Section, Table, number, op
 from .saved_activations import SavedActivations
 
 T = TypeVar("T")
-PEAK, KEPT = "peak memory", "kept for backward"
 clock = timer  # torch's: it waits until the accelerator has done its work
 NOISY = 0.15  # a spread, as a share of the median, above which ratios mean little
 _SAME_LOSS = 1e-3  # two runs of one step from one state differ by less, also where a device adds in no fixed order
@@ -43,9 +41,9 @@ class BenchmarkRow:
     """One policy. What could not be measured is None.
 
     `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in seconds, and
-    `ratio` is `seconds` divided by the baseline's. `memory` is in bytes, a peak or what a step keeps for backward; `weight_bytes` of the
-    latter are copies of weights in another dtype, the others are activations. `first_loss` and `last_loss` are those of the first and the
-    last step of the first sample. `error` is what the step raised, if it did.
+    `ratio` is `seconds` divided by the baseline's. `memory` is the bytes that a step keeps for backward; `weight_bytes` of them are copies
+    of weights in another dtype, the others are activations. `loss` is that of the last step of the first sample. `error` is what the step
+    raised, if it did.
     """
 
     name: str
@@ -54,8 +52,7 @@ class BenchmarkRow:
     ratio: float | None = None
     memory: int | None = None
     weight_bytes: int | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
+    loss: float | None = None
     error: str | None = None
     samples: tuple[float, ...] = ()
 
@@ -74,7 +71,7 @@ class Benchmark(Result):
     """The rows in the order of the policies, and how they came about: `print(...)` shows a table.
 
     `baseline` names the row that ratios are taken against: "float32", or the first that ran. A sample was `untimed_steps` and
-    then `steps` timed ones. `losses_compare` is whether every sample started from the same state. `memory_kind` says which memory.
+    then `steps` timed ones. `losses_compare` is whether every sample started from the same state.
 
     Example:
         >>> net, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
@@ -91,7 +88,6 @@ class Benchmark(Result):
     steps: int
     seed: int
     losses_compare: bool
-    memory_kind: str
     device: str
     torch: str
     threads: int
@@ -114,15 +110,11 @@ class Benchmark(Result):
             (">step time", lambda row: row.seconds, lambda seconds: duration(seconds, none="0 us")),
             (">spread", lambda row: None if row.spread is None else row.noise, "{:.1%}".format),
             (f">vs {self.baseline}", lambda row: row.ratio, "{:.2f}".format),
+            (">activations kept", lambda row: None if row.memory is None else row.memory - (row.weight_bytes or 0), _size),
+            (">weight copies kept", lambda row: row.weight_bytes, _size),
         ]
-        if self.memory_kind == KEPT:
-            columns.append((">activations kept", lambda row: None if row.memory is None else row.memory - (row.weight_bytes or 0), _size))
-            columns.append((">weight copies kept", lambda row: row.weight_bytes, _size))
-        else:
-            columns.append((f">{self.memory_kind}", lambda row: row.memory, _size))
         if self.losses_compare:
-            columns.append((">loss, step 1", lambda row: row.first_loss, "{:.5g}".format))
-            columns.append((f">step {self.untimed_steps + self.steps}", lambda row: row.last_loss, "{:.5g}".format))
+            columns.append((f">loss, step {self.untimed_steps + self.steps}", lambda row: row.loss, "{:.5g}".format))
         rows = [[op(row.name), *(_shown(of(row), text) for _, of, text in columns)] for row in self.rows if row.error is None]
         failed = [f"{row.name}: {row.error}" for row in self.rows if row.error is not None]
         threads = f", {count(self.threads, 'thread')}" if self.device == "cpu" else ""
@@ -159,9 +151,10 @@ def benchmark(  # noqa: PLR0913
     steps: int | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
-    progress: bool | None = None,
 ) -> Benchmark:
     """Benchmark a training or inference step under several policies: time, spread, memory and loss, as a table to print.
+
+    Memory is what one step keeps for backward: activations, and in a column of their own copies of weights in another dtype.
 
     The policies take turns: a round takes one sample of each policy, in a rotating order. `torch.utils.benchmark.Timer` takes it: first
     two untimed steps, or one for a hundred timed ones. Every sample starts from the same state and the same seeds (torch, random, numpy),
@@ -186,9 +179,7 @@ def benchmark(  # noqa: PLR0913
         steps: The timed steps of a sample. Default: as many as take 0.2 s.
         seed: The seed of every sample.
         device: The device that the step runs on. Default: the model's device; without a model the accelerator, if there is one, else the
-            CPU. Accelerators are synchronised around samples, and their memory is the allocator's peak in one step. On the CPU memory is
-            what one step keeps for backward: activations, and in a column of their own copies of weights in another dtype.
-        progress: Show the rounds on stderr. Default: only on a terminal.
+            CPU. Accelerators are synchronised around samples.
 
     Returns:
         The rows. If the step fails under a policy, its row has the error, and the other policies are still run.
@@ -210,14 +201,11 @@ def benchmark(  # noqa: PLR0913
     untouched = not is_in_place()
     with disable_casts(), random_state_kept(where):
         compared = variants((FLOAT32, AUTOCAST, device_preset(where)) if policies is None else policies, where, model)
-        before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
-        say = _progress(progress)
-        sampler = Sampler(step, snapshot, where, allocated(where) - before, seed, steps, untouched, say)
+        sampler = Sampler(step, snapshot, seed, steps, untouched)
         try:
             collected = sampler.collect(compared, seconds, rounds)
         finally:
-            say("")
             snapshot.restore()
     failures = [samples.failure for samples in collected if samples.failure is not None]
     if len(failures) == len(collected):
@@ -237,11 +225,10 @@ def benchmark(  # noqa: PLR0913
         steps=sampler.steps or 0,
         seed=seed,
         losses_compare=snapshot.given,
-        memory_kind=memory_kind(where),
         device=_device_name(where),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        notes=tuple(_notes(collected, rows, snapshot.given, memory_kind(where), untouched)),
+        notes=tuple(_notes(collected, rows, snapshot.given, untouched)),
     )
 
 
@@ -251,22 +238,12 @@ def benchmark(  # noqa: PLR0913
 def _check_step(step: Any) -> None:
     if not callable(step):
         raise HmpError(f"step= expected a function without arguments that runs one step, got {type(step).__name__}")
-    if error := misfit(step, 0):
-        raise HmpError(f"step= expected a function without arguments, got one that needs some ({error}); give lambda: step(...)")
-
-
-def misfit(function: Callable[..., Any], arguments: int) -> str:
-    """Return why a function cannot be called with so many arguments.
-
-    "" where it can, and for one written in C, whose arguments are unknown.
-    """
     try:
-        inspect.signature(function).bind(*[None] * arguments)
+        inspect.signature(step).bind()
     except ValueError:
-        return ""
+        pass  # written in C: its arguments are unknown
     except TypeError as error:
-        return str(error)
-    return ""
+        raise HmpError(f"step= expected a function without arguments, got one that needs some ({error}); give lambda: step(...)") from None
 
 
 def _check_numbers(seconds: float, **counts: int | None) -> None:
@@ -288,9 +265,7 @@ def _check_surroundings() -> None:
 
 def _device(given: Any, model: Any) -> torch.device:
     if given is not None:
-        device = device_of(given)
-        check_there(device, f"device={given!r}")
-        return device
+        return device_of(given)
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
     first = next(parameters, None)
     if first is not None:
@@ -304,30 +279,12 @@ def _device_name(device: torch.device) -> str:
     return device.type if name is None or device.type == "cpu" else f"{device.type} ({name(device)})"
 
 
-def _progress(wanted: bool | None) -> Callable[[str], None]:
-    """Show a text in the last line of a terminal, in place of the text before."""
-    if wanted is None:
-        wanted = sys.stderr is not None and sys.stderr.isatty()
-    if not wanted:
-        return lambda text: None
-    return lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def device_of(given: Any, where: str = "") -> torch.device:
     """Return the device that `given`, an argument device=, means. HmpError, which begins with `where`, for what means none."""
     try:
         return torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        why = f": {error}" if isinstance(given, str) else ""  # of another type torch says over several lines what it takes
-        raise HmpError(f"{where}invalid device={given!r}{why}: expected one such as 'cpu' or 'cuda:0'") from None
-
-
-def check_there(device: torch.device, where: str) -> None:
-    """HmpError, which begins with `where`, for a kind of device that torch knows and does not see here."""
-    is_available = getattr(getattr(torch, device.type, None), "is_available", None)
-    if is_available is not None and not is_available():
-        kind = device.type.upper()
-        raise HmpError(f"{where}: torch finds no {kind} device; use 'cpu', or install torch for {kind}")
+    except (RuntimeError, TypeError):
+        raise HmpError(f"{where}invalid device={given!r}: expected one such as 'cpu' or 'cuda:0'") from None
 
 
 # --- what is compared: plain torch, torch.autocast and policies
@@ -398,18 +355,6 @@ def policy_active(policy: Policy, model: torch.nn.Module | None = None) -> Itera
 # --- the memory of one step
 
 
-def memory_kind(device: torch.device) -> str:
-    """Return which memory is measured: the peak of the device's allocator or, where it reports none, what is kept for backward."""
-    module = getattr(torch, device.type, None)
-    return PEAK if all(hasattr(module, name) for name in ("reset_peak_memory_stats", "max_memory_allocated")) else KEPT
-
-
-def allocated(device: torch.device) -> int:
-    """Return the bytes that the device's allocator holds now, 0 if it does not report them."""
-    tell = getattr(getattr(torch, device.type, None), "memory_allocated", None)
-    return 0 if tell is None else int(tell(device))
-
-
 class _Watcher(SavedActivations):
     """Sees of a step what it keeps for backward, and whether torch.autocast is enabled in it."""
 
@@ -429,35 +374,28 @@ _MOST_STEPS = 10_000
 
 @dataclass
 class Samples:
-    """What one variant has shown so far: the time, and (first, last) loss, of each sample."""
+    """What one variant has shown so far: the time, and the last loss, of each sample."""
 
     variant: Variant
     row: BenchmarkRow  # what is known of it besides
     times: list[Measurement] = field(default_factory=list)
-    losses: list[tuple[float | None, float | None]] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     failure: Exception | None = None
     notes: list[str] = field(default_factory=list)
 
 
 class _Counted:
-    """The step as it is timed. It knows how often it ran, and the loss of the first time and of the last."""
+    """The step as it is timed. It knows how often it ran, and what it returned last."""
 
     def __init__(self, step: Callable[[], Any], variant: Variant) -> None:
         self._step, self._around = step, variant.around_step
         self.calls = 0
-        self.first: float | None = None
-        self._result: Any = None
+        self.result: Any = None
 
     def __call__(self) -> None:
         with self._around():
-            self._result = self._step()
-        if not self.calls:
-            self.first = loss_of(self._result)
+            self.result = self._step()
         self.calls += 1
-
-    @property
-    def last(self) -> float | None:
-        return loss_of(self._result)
 
 
 @dataclass
@@ -466,12 +404,9 @@ class Sampler:
 
     step: Callable[[], Any]
     snapshot: Snapshot
-    device: torch.device
-    copies: int  # bytes that the snapshot holds on the device
     seed: int
     steps: int | None
     untouched: bool  # whether hmp had patched nothing before
-    say: Callable[[str], None]
     untimed_steps: int = 0
 
     def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
@@ -488,14 +423,12 @@ class Sampler:
                 break
             for samples in rotated(collected, done):
                 if samples.failure is None:
-                    self.say(f"round {done + 1}: {samples.variant.name}")
                     self._sample(samples)
             done, longest = done + 1, max(longest, clock() - before)
         return collected
 
     def _prepare(self, samples: Samples) -> float | None:
         """Measure memory, and return the seconds that a step takes about; None where it fails."""
-        self.say(f"preparing: {samples.variant.name}")
         took = None
         with self._from_the_start(samples):
             took = self._timed(samples.variant, 1)[0].median
@@ -504,23 +437,15 @@ class Sampler:
         return took
 
     def _look(self, samples: Samples) -> None:
-        """Run one or two more steps, watched; a step that fails when watched counts as without memory."""
+        """Run one more step, watched; a step that fails when watched counts as without memory."""
         attempt, watcher = Samples(samples.variant, samples.row), _Watcher(self.snapshot.tensors)
         step = _Counted(self.step, samples.variant)
         with self._from_the_start(attempt):
             with listen(watcher):
                 step()
-            row = replace(samples.row, memory=watcher.bytes, weight_bytes=watcher.weight_bytes)
-            if samples.variant.name == FLOAT32:
-                culprit = "torch.autocast" if watcher.is_autocast else "hmp" if self.untouched and is_in_place() else None
-                if culprit is not None:
-                    samples.notes.append(f"The step itself enables {culprit}, which affects every row. Take it out of the step.")
-            if memory_kind(self.device) == PEAK:
-                module: Any = getattr(torch, self.device.type)
-                module.reset_peak_memory_stats(self.device)
-                step()
-                row = replace(samples.row, memory=int(module.max_memory_allocated(self.device)) - self.copies)
-            samples.row = row
+            samples.row = replace(samples.row, memory=watcher.bytes, weight_bytes=watcher.weight_bytes)
+            if samples.variant.name == FLOAT32 and watcher.is_autocast:
+                samples.notes.append("The step itself enables torch.autocast, which affects every row. Take it out of the step.")
         if attempt.failure is not None:
             samples.notes.append(f"{samples.variant.name}: memory could not be measured, {described(attempt.failure)}")
 
@@ -529,7 +454,7 @@ class Sampler:
         with self._from_the_start(samples):
             time, step = self._timed(samples.variant, self.steps)
             samples.times.append(time)
-            samples.losses.append((step.first, step.last))
+            samples.losses.append(loss_of(step.result))
             self.untimed_steps = step.calls - self.steps
 
     def _timed(self, variant: Variant, steps: int) -> tuple[Measurement, _Counted]:
@@ -587,28 +512,26 @@ def _row(samples: Samples) -> BenchmarkRow:
     if not samples.times:
         return row
     (time,) = Measurement.merge(samples.times)
-    first, last = samples.losses[0]
     spread = time.iqr if len(time.times) >= MIN_ROUNDS else None
-    return replace(row, seconds=time.median, spread=spread, first_loss=first, last_loss=last, samples=tuple(time.times))
+    return replace(row, seconds=time.median, spread=spread, loss=samples.losses[0], samples=tuple(time.times))
 
 
-def _notes(collected: list[Samples], rows: list[BenchmarkRow], restored: bool, memory: str, untouched: bool) -> list[str]:
-    notes = []
+def _notes(collected: list[Samples], rows: list[BenchmarkRow], restored: bool, untouched: bool) -> list[str]:
+    notes = ["Kept for backward in a step: activations, and copies of weights in another dtype. Weights themselves don't count."]
     if noisy := [f"{row.name} {row.noise:.0%}" for row in rows if row.noise > NOISY]:
-        notes.append(
+        notes.insert(
+            0,
             f"Too noisy: the spread is more than {NOISY:.0%} ({some(noisy)}), so the ratios mean little. Stop other programs, and repeat "
-            "it for longer: seconds=120, or hmp benchmark --seconds 120."
+            "it for longer: seconds=120, or hmp benchmark --seconds 120.",
         )
-    if memory == KEPT:
-        notes.append("Kept for backward in a step: activations, and copies of weights in another dtype. Weights themselves don't count.")
     if not restored:
         notes.append("The losses can't be compared: each policy continued the training of the previous one. Give model= and optimizer=.")
     if not untouched:
         notes.append("hmp was in use before benchmark(), so every row has the time of its patches. Call hmp.revert() first.")
     for samples in collected:
         notes += samples.notes
-        name, lasts = samples.variant.name, [loss for _, loss in samples.losses if loss is not None]
-        bad = next((loss for pair in samples.losses for loss in pair if loss is not None and not math.isfinite(loss)), None)
+        name, lasts = samples.variant.name, [loss for loss in samples.losses if loss is not None]
+        bad = next((loss for loss in lasts if not math.isfinite(loss)), None)
         if bad is not None:
             notes.append(f"{name}: the loss became {bad}.")
         elif restored and lasts and max(lasts) - min(lasts) > _SAME_LOSS * max(map(abs, lasts)):

@@ -105,14 +105,10 @@ def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, caps
     hmp.Policy(bf16={"linear"}).save("lists")
     Path("model_of_weights.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n")
     save_file(torch.nn.Linear(2, 2).state_dict(), "weights.safetensors")
-    status = main([*arguments, "--json", "out.json"])
-    text = capsys.readouterr().out
-    assert text, "the text is printed too"
+    assert main([*arguments, "--json", "out.json"]) in (0, 1)
+    assert capsys.readouterr().out, "the text is printed too"
     values = json.loads(Path("out.json").read_text())
     assert next(iter(values.items())) == ("schema_version", 1)
-    assert main([*arguments, "--json", "-"]) == status
-    printed = json.loads(capsys.readouterr().out)
-    assert printed.keys() == values.keys()
     assert main([*arguments, "--json", "none/out.json"]) == 2
     assert "none/out.json: the folder does not exist; create it first" in capsys.readouterr().err
 
@@ -149,9 +145,9 @@ def test_ctrl_c_is_a_line_and_nobodys_fault(name: str, where: str, recipe: Path)
 # -- doctor
 
 
-def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json", "-"]) in (0, 1)  # other folders of tests may be on the path
-    found = json.loads(capsys.readouterr().out)
+def test_doctor_says_what_there_is(tmp_path: Path) -> None:
+    assert main(["doctor", "--json", str(tmp_path / "doctor.json")]) in (0, 1)  # other folders of tests may be on the path
+    found = json.loads((tmp_path / "doctor.json").read_text())
     assert (found["hmp"], found["torch"], found["problems"]) == (hmp.__version__, torch.__version__, [])
     assert found["folder"] == str(ROOT / "hmp")
     low = torch.ones(4, 4, dtype=torch.bfloat16)

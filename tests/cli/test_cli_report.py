@@ -80,12 +80,12 @@ sys.exit("as asked for" if "fail" in sys.argv else 0)
 @pytest.mark.slow
 def test_a_policy_is_captured_with_it_and_every_rank_writes_its_own(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    ended = run(tmp_path, "--policy", "torch-cpu", "--capture", "a.capture", "--capture-calls", "2", "captured.py", launcher=launcher)
+    ended = run(tmp_path, "--policy", "torch-cpu", "--capture", "a.capture", "captured.py", launcher=launcher)
     assert ended.returncode == 0, ended.stderr
     for name in ("a.capture", "a.rank1.capture"):
         calls = hmp.Capture.load(tmp_path / name).calls
         assert {call.policy for call in calls} == {hmp.Policy.load("torch-cpu").name}
-        assert max(call.step for call in calls) == 1
+        assert {call.step for call in calls} == {0}
 
 
 @pytest.fixture
@@ -107,5 +107,5 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
     values = json.loads(Path("out.json").read_text())
     assert values["first"] == "(inputs)[input]" and values["gaps"][1]["module"] == "fc"
     assert "<title>trainer against server</title>" in Path("out.html").read_text()
-    assert main(["diff", "trainer.capture", "trainer.capture", "--json", "-"]) == 0
-    assert {gap["relative"] for gap in json.loads(capsys.readouterr().out)["gaps"]} == {0}
+    assert main(["diff", "trainer.capture", "trainer.capture", "--json", "same.json"]) == 0
+    assert {gap["relative"] for gap in json.loads(Path("same.json").read_text())["gaps"]} == {0}

@@ -65,7 +65,7 @@ def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path
         resumed(home, path, plugin())
 
 
-TOLD = {"Limit", "InUse", "MaxInUse", "memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"}
+TOLD = {"Limit", "InUse", "MaxInUse"}
 
 
 def logger(home: str, folder: Path) -> Any:
@@ -89,4 +89,3 @@ def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
     assert said.keys() == TOLD, "what a CPU does not say is not logged"
     now = hmp.memory_stats("cpu")
     assert said["Limit"] == now["Limit"] and 0 < said["InUse"] <= said["MaxInUse"]
-    assert said["memory_allocated (GB)"] == pytest.approx(said["InUse"] / 2**30, abs=0.006)

@@ -118,4 +118,3 @@ def test_it_verifies_the_first_step(home: str):
     with pytest.raises(hmp.ViolationError, match="disable_casts"):
         fit(home, plugin(lists, verify=True), model=module(home, Disables))
     assert torch._C._len_torch_function_stack() == 0
-    fit(home, plugin(lists, verify=True, allow=["disable_casts"]), model=module(home, Disables))

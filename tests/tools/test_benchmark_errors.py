@@ -90,20 +90,19 @@ def test_a_reset_that_fails_is_not_a_policys_failure() -> None:
 def test_a_loss_that_is_not_finite_is_shown(tmp_path: Path) -> None:
     result = hmp.benchmark(lambda: torch.tensor(math.nan) if hmp.casts_enabled() else 1.0, ["float32", LINEAR], state=nn.ReLU(), **ONCE)
     assert any("nan" in note for note in result.notes)
-    assert str(result["only linear"].first_loss) == "nan"
-    assert json.loads(result.to_json(tmp_path / "a.json").read_text())["rows"][1]["last_loss"] == "nan"
+    assert str(result["only linear"].loss) == "nan"
+    assert json.loads(result.to_json(tmp_path / "a.json").read_text())["rows"][1]["loss"] == "nan"
 
 
-@pytest.mark.parametrize("how", ["torch.autocast", "hmp"])
-def test_a_step_that_casts_by_itself_is_found_out(how: str) -> None:
+def test_a_step_that_casts_by_itself_is_found_out() -> None:
     training = Training()
 
     def step() -> torch.Tensor:
-        with torch.autocast("cpu") if how == "torch.autocast" else hmp.casts(LINEAR):
+        with torch.autocast("cpu"):
             return training()
 
     notes = hmp.benchmark(step, ["float32", LINEAR], **ONCE).notes
-    assert any(f"itself enables {how}" in note for note in notes)
+    assert any("itself enables torch.autocast" in note for note in notes)
 
 
 def never() -> None:
@@ -129,12 +128,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"device": "meta", "policies": ["torch.autocast"]}, "'meta'"),
     ({"device": "gpu"}, "device='gpu'"),
     ({"device": 2.5}, "device=2.5"),
-    ({"device": "xpu"}, "XPU"),
 ]
 
 
-def test_wrong_arguments_are_errors_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+def test_wrong_arguments_are_errors_before_anything_has_run() -> None:
     for arguments, told in WRONG:
         with pytest.raises(hmp.HmpError) as caught:
             hmp.benchmark(**{"step": never, **arguments})

@@ -123,7 +123,6 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
         (tmp_path, model, {}, "got a folder"),
         (file, 3, {}, "got int"),
         (file, torch.jit.script(model), {}, "pass the module that it was scripted from"),
-        (file, model, {"mask": torch.ones(3)}, "with 1 at real tokens"),
         (file, model, {"calls": 0}, "got 0"),
     ]
     if Path("/proc").exists():  # whoever runs the test
@@ -159,7 +158,7 @@ def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
     save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
     found = hmp.Capture.load(tmp_path / "a")
     assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].bits == "ab"
-    assert "Linear" in str(found)
+    assert found.about == {"model": "Linear"}
     with hmp.capture(tmp_path / "b", model := nn.Linear(2, 2)):
         model(torch.ones(1, 2))
     with safe_open(tmp_path / "b", "pt") as written:
@@ -171,7 +170,7 @@ def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> N
     with hmp.capture(path, model := nn.Linear(3, 3)) as found:
         model(torch.randn(5, 3))
         with pytest.raises(hmp.HmpError, match=r"a\.capture is written when .* ends; read it after"):
-            str(found)
+            _ = found.calls
     assert found.calls[0].outputs[0].shape == (5, 3)
 
 

@@ -97,19 +97,14 @@ def test_without_labels_float32s_likeliest_tokens_count() -> None:
 
 
 class Classes(nn.Linear):
-    """A plain module: its output is a tensor, and what it is called with holds the labels."""
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return super().forward(x)
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(x)}
 
 
-def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -> None:
+def test_an_output_without_a_vector_for_each_position_has_no_tokens() -> None:
     with torch.no_grad():
-        found = hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR)
-        assert found.tokens is not None and (found.tokens.of, found.tokens.tokens) == ("labels", 4)
-        assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.randn(4, 3)}, LINEAR).tokens is None
-        with pytest.raises(hmp.HmpError, match=r"expected logits of shape \(batch, positions, vocabulary\), got \(4, 3\)"):
-            hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR, shift=True)
-        assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 8), LINEAR).tokens is None
-        # an embedding with the identities that it is trained on
-        assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 3])}, LINEAR).tokens is None
+        assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR).tokens is None
+        assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 2, 8), LINEAR).tokens is None
+        # labels that are no tokens of the vocabulary
+        found = hmp.compare(Classes(8, 3), {"x": torch.randn(4, 2, 8), "labels": torch.full((4, 2), 5)}, LINEAR).tokens
+        assert found is not None and found.of == "likeliest tokens"

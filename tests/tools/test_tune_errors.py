@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hmp
+from compile_kit import BRIDGED
 from tune_kit import perceptron, sgd, squared
 
 LINEAR = hmp.Policy("products", bf16={"linear"})
@@ -24,7 +25,7 @@ REFUSED = [
     ({"tolerance": -1}, "tolerance=-1"),
     ({"tolerance": {"los": 1}}, "'los'"),
     ({"tolerance": {"metric": 0.1}}, "metric="),
-    ({"tolerance": {"gradient": 2}}, "gradient=2.0"),
+    ({"tolerance": {"gradient": 0.9}}, "'gradient'"),
     ({"seconds": "10 min"}, "seconds='10 min'"),
     ({"seconds": 0}, "seconds=0"),
     ({"max_trials": 0.5}, "max_trials=0.5"),
@@ -80,3 +81,11 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     assert not start.fits
     assert start.why == "ValueError: only float32 here"
     assert "linear" in result.policy.fp32
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_model_is_refused() -> None:
+    """Beyond torch's limit of recompilations it would run uncompiled, and the time of a step would be that of another program."""
+    with pytest.raises(hmp.HmpError, match="the model is compiled; pass one that isn't"):
+        hmp.tune(torch.compile(nn.Linear(16, 8), backend="eager"), perceptron()[1], loss=squared)

@@ -102,10 +102,10 @@ def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
 
 
 @pytest.mark.slow
-def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
+def test_the_folder_holds_the_lists_of_the_last_search(tmp_path: Path) -> None:
     result = tuned(two(), per_module=True, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == result.policy
-    assert "96% of the matrix multiplication FLOPs moved to this list" in (tmp_path / "fp8.txt").read_text()
+    assert "| chosen" in (tmp_path / "fp8.txt").read_text()
     other = tuned(two(), folder=tmp_path, levels=("bf16", "fp32"))
     assert not (tmp_path / "fp8.txt").exists()
     assert hmp.Policy.load(tmp_path) == other.policy

@@ -147,28 +147,18 @@ def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() ->
 
 
 @pytest.mark.slow
-def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
+def test_a_metric_and_the_loss_are_bounds() -> None:
     def accuracy(model: torch.nn.Module) -> float:
         with torch.no_grad():
             x = perceptron()[1][0]
             return float(((model(x) > 0.125).float() == (x[:, :8] > 0).float()).float().mean())
 
     model, batches = perceptron()
-    asked = {"metric": 0.0, "gradient": 0.9999}
+    asked = {"metric": 0.0, "loss": 0.0005}
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, metric=accuracy, tolerance=asked, objective="memory")
     assert result.best.metric >= result["float32"].metric
-    model, batches = perceptron()
-    gradients = []
-    for policy in (None, result.policy):
-        model.zero_grad()
-        for x in batches[:2]:
-            with hmp.disable_casts() if policy is None else hmp.casts(policy):
-                loss = squared(model, x)
-            loss.backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double())
-    cosine = float(torch.dot(*gradients) / (gradients[0].norm() * gradients[1].norm()))
-    assert cosine >= 0.9999
-    assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
+    plain, tuned = (by_itself(perceptron, squared, policy, STEPS) for policy in (None, result.policy))
+    assert abs(tuned / plain - 1) <= 0.0005
 
 
 def test_ctrl_c_leaves_the_best_lists_so_far(tmp_path) -> None:
@@ -176,7 +166,7 @@ def test_ctrl_c_leaves_the_best_lists_so_far(tmp_path) -> None:
 
     def counted(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        if len(calls) > 4 * 12 + 5:  # the watched step, and four trials of ten steps and two looks
+        if len(calls) > 4 * 11 + 5:  # the watched step, and four trials of ten steps and a look
             raise KeyboardInterrupt
         return squared(model, x)
 

@@ -88,8 +88,6 @@ def test_a_step_alone_is_a_recipe(write) -> None:
         ("def model(): pass\ndef batches(): pass\n", "", "lacks loss(model, batch)"),
         ("def step(): pass\ndef model(): pass\n", "", "defines step() and also model()"),
         ("step = 3\n", "", "int, not a function"),
-        ("def step(batch): pass\n", "", "step(batch) is called as step()"),
-        (GOOD.replace("loss(model, batch)", "loss(batch)"), "", "loss(batch) is called as loss(model, batch)"),
         ("\nx = y\n", ":2", "NameError: name 'y' is not defined"),
         ("raise SystemExit(1)\n", ":1", "SystemExit: 1"),
         ("import no_such_module\n", ":1", "No module named 'no_such_module'"),

@@ -21,7 +21,7 @@ from hmp.tools.tune import probe as module
 from hmp.tools.tune.decisions import Decisions, Key
 from hmp.tools.tune.probe import Measured, probe
 from hmp.tools.tune.task import Task
-from tune_kit import Perceptron, perceptron, sgd, squared
+from tune_kit import perceptron, sgd, squared
 
 START = hmp.Policy("start", bf16={"linear"}, fp32={"softmax", "layer_norm", "exp"})
 
@@ -120,22 +120,6 @@ def test_the_gain_in_time_is_that_of_the_least_disturbed_round(monkeypatch: pyte
     found, _ = measured(model, batches, squared, in_bytes=False)
     assert found[Key("softmax")].calls == 1 and found[Key("linear")].calls == 2
     assert all((each.of, each.gain) == (3.0 * each.calls, 2.0 * each.calls) for each in found.values())
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # torch's, of hooks that are called twice
-@pytest.mark.parametrize("compiled", ["0", pytest.param("", marks=pytest.mark.slow)])
-def test_units_of_a_compiled_model_have_the_paths_of_the_plain_one(compiled: str) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(Perceptron(), torch.nn.Linear(8, 8))
-    if compiled:
-        model[0] = torch.compile(model[0], backend="eager")
-    else:
-        model = torch.compile(model, backend="eager")
-    found, _ = measured(model, [torch.randn(4, 16)], lambda m, x: m(x).square().mean(), per_module=True)
-    assert {str(key) for key in found if key.op in ("linear", "softmax")} == {
-        "linear @ 0.first", "linear @ 0.second", "linear @ 1", "softmax @ 0",
-    }  # fmt: skip
 
 
 def test_what_overflows_cannot_be_low() -> None:

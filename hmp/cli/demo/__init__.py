@@ -20,18 +20,16 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "and under hmp. Then trains the network in float32 and under hmp. Fails if an op did not run in the dtype that its list names, or "
         "if hmp's accuracy differs from float32's by more than one percentage point.",
     )
-    parser.add_argument("--epochs", type=int, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
-    parser.add_argument("--ops", action="store_true", help="also print a report of one training step: each op, its list and its dtypes")
+    parser.add_argument("--epochs", type=int, default=12, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing or too old."""
-    if options.epochs is not None and options.epochs < 1:
+    if options.epochs < 1:
         raise HmpError(f"--epochs {options.epochs}: expected a number of epochs, 1 or more")
     if lacks := lacking("demo"):
         print(f"hmp demo needs {lacks}: {to_install('demo')}", file=sys.stderr)
         return 2
     from . import digits  # after the question above: it imports what may be missing
 
-    return digits.demonstrate(epochs=options.epochs, seed=options.seed, ops=options.ops)
+    return digits.demonstrate(options.epochs)

@@ -12,7 +12,7 @@ from torch import nn
 import hmp
 
 POLICY = "habana"
-_EPOCHS, _BATCH, _TEST, _POINTS = 12, 64, 597, 1.0  # of 1,797 pictures: one of the test pictures is a sixth of a percentage point
+_BATCH, _TEST, _POINTS = 64, 597, 1.0  # of 1,797 pictures: one of the test pictures is a sixth of a percentage point
 
 
 class Net(nn.Module):
@@ -41,14 +41,14 @@ class Net(nn.Module):
 class Training:
     """The network, its optimizer and its data."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         bunch = load_digits()
         order = torch.randperm(len(bunch.data), generator=torch.Generator().manual_seed(0))
         images = torch.tensor(bunch.data, dtype=torch.float32).view(-1, 1, 8, 8)[order] / 16.0
         labels = torch.tensor(bunch.target, dtype=torch.int64)[order]
         self.images, self.labels = images[_TEST:], labels[_TEST:]
         self.test_images, self.test_labels = images[:_TEST], labels[:_TEST]
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
 
@@ -78,31 +78,27 @@ class Training:
         return 100.0 * right / _TEST
 
 
-def demonstrate(*, epochs: int | None, seed: int, ops: bool) -> int:
+def demonstrate(epochs: int) -> int:
     """Benchmark, train, record and verify; return 0 if the check passed, else 1."""
     print("Benchmarks a training step of a small network for handwritten digits in float32, under torch.autocast and under hmp,")
     print("trains it in float32 and under hmp, and checks that each op ran in the dtype that its list says.")
-    training = Training(seed)
+    training = Training()
     result = hmp.benchmark(
         training.step, ["float32", "torch.autocast", POLICY], model=training.model, optimizer=training.optimizer, rounds=3, steps=1
     )
     print(f"\n{result}")
-    if (result[POLICY].ratio or 0) >= 1:
-        print("Here low precision saves memory but no time; hmp doctor shows which dtypes the processor has instructions for.")
 
     accuracy = []
     # process-wide, as the call was published: backward and the optimizer too
     for precision in (nullcontext(), hmp.convert(policy=POLICY)):
         with precision:
-            training = Training(seed)
-            training.train(epochs or _EPOCHS)
+            training = Training()
+            training.train(epochs)
             accuracy.append(training.accuracy())
     print(f"\naccuracy on {_TEST} other pictures: float32 {accuracy[0]:.1f} %, hmp {POLICY} {accuracy[1]:.1f} %")
 
     with hmp.convert(policy=POLICY), hmp.record() as report:
         training.step()
-    if ops:
-        print(f"\n{report}")
     failures = []
     try:
         report.verify()

@@ -105,17 +105,6 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
     return found
 
 
-def shared(model: torch.nn.Module) -> frozenset[str]:
-    """Return the modules that are at several paths in the model, each as its first path, without the parts of wrappers."""
-    first: dict[torch.nn.Module, str] = {}
-    found: set[str] = set()
-    for node in _nodes(model, ()):
-        path = first.setdefault(node.module, node.path)
-        if path != node.path:
-            found.add(path)
-    return frozenset(found)
-
-
 def plain_path(path: str) -> str:
     """Return a module's path without the parts that torch.compile, FSDP and checkpoint_wrapper add: "layer.0" for "layer._orig_mod.0"."""
     return ".".join(part for part in path.split(".") if part not in _UNMISTAKABLE)

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-from ...errors import HmpError
-
 Tensor = torch.Tensor
-LABELS = ("labels", "label", "targets", "target")
 _CHUNK = 2**21  # logits in float64 at a time: 16 MiB for each of the few copies
 
 
@@ -43,7 +40,7 @@ class TokenDistance:
 def distance_of_tokens(
     output: Any, given: Mapping[str, Any], reference: Callable[[Tensor], Tensor], shift: bool = False
 ) -> TokenDistance | None:
-    """Return the distance of the tokens of a model's output, None for one without logits.
+    """Return the distance of the tokens of a model's output, None for one without logits of the shape (batch, positions, vocabulary).
 
     Args:
         output: What the model returned.
@@ -51,18 +48,18 @@ def distance_of_tokens(
         reference: Gives the float32 run's counterpart of a tensor.
         shift: Whether the logits at one place are of the label at the next one.
     """
-    logits = _logits_of(output, given)
-    if logits is None:
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 3:
         return None
-    labels, mask, exact = _labels(logits, given), _mask(logits, output, given), reference(logits)
-    if labels is None:
-        tokens, where, of = exact.argmax(-1), torch.ones(exact.shape[:-1], dtype=torch.bool, device=exact.device), "likeliest tokens"
-    else:
-        tokens, where, of = labels, labels >= 0, "labels"
+    tokens: Any = given.get("labels")
+    exact, of = reference(logits), "labels"
+    fits = isinstance(tokens, Tensor) and tokens.shape == logits.shape[:-1] and not tokens.is_floating_point()
+    if not fits or bool((tokens >= logits.shape[-1]).any()):
+        tokens, of = exact.argmax(-1), "likeliest tokens"
+    tokens = tokens.long().to(logits.device)
+    where, mask = tokens >= 0, _mask(logits, output, given)
     where = where if mask is None else where & mask
-    if shift and labels is not None:
-        if logits.dim() != 3:
-            raise HmpError(f"shift=True: expected logits of shape (batch, positions, vocabulary), got {tuple(logits.shape)}; leave it out")
+    if shift and of == "labels":
         # padding predicts nothing, and is not predicted
         where = where[:, 1:] if mask is None else where[:, 1:] & mask[:, :-1]
         logits, exact, tokens, of = logits[:, :-1], exact[:, :-1], tokens[:, 1:], "labels (shifted by one position)"
@@ -87,30 +84,6 @@ def token_distance(logits: Tensor, reference: Tensor, tokens: Tensor, where: Ten
     error, divergence = torch.cat(errors), torch.cat(divergences)
     numbers = torch.cat(exact).mean(), error.mean(), error.max(), divergence.mean(), divergence.max()
     return TokenDistance(of, len(error), *map(float, numbers))
-
-
-def _logits_of(output: Any, given: Mapping[str, Any]) -> Tensor | None:
-    """Return what the output has under that name, or a tensor with a vector for each of the labels in `given`."""
-    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    candidates = output if isinstance(output, (tuple, list)) and named is None else (output if named is None else named,)
-    for each in candidates:
-        if not isinstance(each, Tensor) or not each.is_floating_point() or each.dim() not in (2, 3) or each.shape[-1] < 2:
-            continue
-        # labels that are real numbers say that no distribution over tokens is meant
-        of_numbers = any(isinstance(given.get(name), Tensor) and given[name].is_floating_point() for name in LABELS)
-        if _labels(each, given) is not None or (named is not None and not of_numbers):
-            return each
-    return None
-
-
-def _labels(logits: Tensor, given: Mapping[str, Any]) -> Tensor | None:
-    """Return the labels that give each vector of the logits a token."""
-    for name in LABELS:
-        found = given.get(name)
-        if isinstance(found, Tensor) and found.dtype in (torch.int64, torch.int32) and found.shape == logits.shape[:-1]:
-            # a vector with an element for none of them is an embedding, say
-            return found.long().to(logits.device) if bool((found < logits.shape[-1]).all()) else None
-    return None
 
 
 def _mask(logits: Tensor, output: Any, given: Mapping[str, Any]) -> Tensor | None:

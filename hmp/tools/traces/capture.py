@@ -27,7 +27,7 @@ from .file import INPUTS, MASK, TOKENS, Capture, ModuleCall, Output, bits, value
 
 Tensor = torch.Tensor
 MOST_BYTES = 4 * 2**20  # of an output whose values are kept
-_PLACES = (TOKENS, MASK, "attention_mask", "src_key_padding_mask", "key_padding_mask")  # what rows and places are: always kept whole
+_PLACES = (TOKENS, MASK)  # what rows and places are: always kept whole
 # Wrapper's class → the attribute that it holds the wrapped module in, which has the wrapper's place in the model.
 _WRAPPERS = {
     "DataParallel": "module",
@@ -38,16 +38,11 @@ _WRAPPERS = {
 _COMPILED = "_orig_mod"  # of what torch.compile(module) gives
 
 
-class NothingCalled(HmpError):
-    """No module was called in the context of a capture."""
-
-
 @contextmanager
 def capture(
     path: str | Path,
     model: torch.nn.Module | None = None,
     *,
-    mask: Tensor | None = None,
     calls: int | None = None,
 ) -> Iterator[Capture]:
     """Record what each module returns inside the `with` block in a file, for `hmp.compare_captures()` and `hmp diff`.
@@ -59,7 +54,6 @@ def capture(
     Args:
         path: the file to write. Ranks other than 0 write `trainer.rank1.capture` and so on.
         model: the model to record. Default: every module that runs.
-        mask: a mask of the batch's positions, 1 at real tokens and 0 at padding, if the model gets no `attention_mask`.
         calls: the number of calls of the model to record, None for all.
 
     Yields:
@@ -75,9 +69,12 @@ def capture(
         ...     y = net(x)
     """
     target = file.of_rank(Path(path))
-    _check(model, mask, calls)
+    if model is not None:
+        check_module(model, "capture()", "a file and a torch.nn.Module")
+    if calls is not None and calls < 1:
+        raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
     file.check(target)
-    watcher = _TraceRecorder(model, mask, calls)
+    watcher = _TraceRecorder(model, calls)
     found = Capture(target)
     found.is_written = False
     failed = True
@@ -92,19 +89,10 @@ def capture(
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
             named = "the program" if model is None else type(model).__name__
-            raise NothingCalled(
+            raise HmpError(
                 f"{target} was not written: no module of {named} was called inside capture(); call the model as model(...), "
                 'and one that is compiled by model.compile() under torch.compiler.set_stance("force_eager")'
             )
-
-
-def _check(model: Any, mask: Any, calls: int | None) -> None:
-    if model is not None:
-        check_module(model, "capture()", "a file and a torch.nn.Module")
-    if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2 and bool(((mask == 0) | (mask == 1)).all())):
-        raise HmpError("mask= expected a tensor of shape (batch, positions) with 1 at real tokens and 0 at padding")
-    if calls is not None and calls < 1:
-        raise HmpError(f"calls= expected a number of calls >= 1, or None for all, got {calls}")
 
 
 # --- what the modules of a program are called, whatever is wrapped around them
@@ -183,11 +171,10 @@ class _TraceRecorder(Listener):
     No module has a hook of its own: what looks for one, as the fused path of torch.nn.TransformerEncoderLayer, finds none.
     """
 
-    def __init__(self, model: Any, mask: Tensor | None, calls: int | None) -> None:
+    def __init__(self, model: Any, calls: int | None) -> None:
         self.calls: list[ModuleCall] = []
         self.tensors: dict[str, Tensor] = {}
         self._names = ModuleNames(model)
-        self._mask = mask
         self._most_calls = calls
         self._numbers: Counter[str] = Counter()
         self._unkept = self._unread = 0
@@ -237,10 +224,8 @@ class _TraceRecorder(Listener):
 
     def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
         """Note what the outermost module was given, before what came of it."""
-        given = named_arguments(module, args, kwargs)
-        if self._mask is not None:
-            given[MASK] = self._mask
-        self._add(ModuleCall(f"{root.prefix}{INPUTS}", "", root.prefix, root.calls, 0, False, (), (), policy, ()), given)
+        call = ModuleCall(f"{root.prefix}{INPUTS}", "", root.prefix, root.calls, 0, False, (), (), policy, ())
+        self._add(call, named_arguments(module, args, kwargs))
 
     def _add(self, call: ModuleCall, result: Any) -> None:
         found = list(named_tensors(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,6 @@ from ..record.models import pattern
 from .file import INPUTS, MASK, TOKENS, Capture, ModuleCall
 
 Tensor = torch.Tensor
-# What a model is given → whether it marks the padding, and not what counts. The first is what capture(mask=...) was given.
-MASKS = {MASK: False, "attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
 _REMEDY = "capture both programs with the same batch: the same rows in the same order, padded alike"
 OTHER_BITS = "its values differ"
 
@@ -30,22 +29,17 @@ OTHER_BITS = "its values differ"
 class Side:
     """One of the two captures.
 
-    Its name and file, its model's class, the dtypes of its modules' weights and of what they returned, each with the number of calls, and
-    the policies that were active.
+    Its name and file, its model's class, and the policies that were active.
     """
 
     name: str
     path: str
     model: str
-    weights: dict[str, int]
-    outputs: dict[str, int]
     policies: tuple[str, ...]
     about: dict[str, str]
 
     def __str__(self) -> str:
-        weights = f"weights {_dtypes(self.weights)}" if self.weights else "no weights"
-        policies = " and ".join(f"policy {name!r}" if "torch.autocast" not in name else name for name in self.policies) or "no policy"
-        return f"{weights}; outputs {_dtypes(self.outputs)}; {policies}"
+        return " and ".join(f"policy {name!r}" if "torch.autocast" not in name else name for name in self.policies) or "no policy"
 
 
 @dataclass(frozen=True)
@@ -211,25 +205,15 @@ class CaptureComparison(Result):
 
 def side_of(capture: Capture) -> Side:
     """Return what a capture says of its program."""
-    calls = [call for call in capture.calls if not call.module.endswith(INPUTS)]
-    weights = Counter(dtype for call in calls if not call.number for dtype in call.weights)
-    outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
-    policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
-    about = capture.about
-    return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, about)
-
-
-def _dtypes(dtypes: dict[str, int]) -> str:
-    """Dtypes with how many calls, most first; without the number where there is one."""
-    most = sorted(dtypes.items(), key=lambda item: -item[1])
-    return ", ".join(f"{dtype} ({number})" for dtype, number in most) if len(most) > 1 else "".join(dtypes)
+    policies = tuple(dict.fromkeys(call.policy for call in capture.calls if call.policy))
+    return Side(capture.name, str(capture.path), capture.about.get("model", ""), policies, capture.about)
 
 
 def compare_captures(a: Capture | str | Path, b: Capture | str | Path, *, map: Mapping[str, str] | Iterable[str] = ()) -> CaptureComparison:
     """Compare two captured programs module by module: where they first differ, how the difference grows, and the dtypes of each.
 
     Both programs must have run the same batches. Modules are matched by name, by call of the model, and by number of the call in it.
-    Positions masked by `attention_mask` (or capture's `mask=`) are left out.
+    Positions that `attention_mask` masks are left out.
 
     Args:
         a: A capture, or its file.
@@ -253,7 +237,8 @@ def compare_captures(a: Capture | str | Path, b: Capture | str | Path, *, map: M
     """
     one, other = (each if isinstance(each, Capture) else Capture.load(each) for each in (a, b))
     if one.name == other.name and one.path != other.path:
-        one, other = _ByPath(one.path), _ByPath(other.path)
+        one, other = Capture(one.path), Capture(other.path)
+        one.name, other.name = str(one.path), str(other.path)
     rename = renamer(map, dict.fromkeys(call.module for call in one.calls))
     there = _by_number(other.calls)
     pairs = [(at, there.get((rename(module), step, number))) for (module, step, number), at in _by_number(one.calls).items()]
@@ -274,14 +259,6 @@ def compare_captures(a: Capture | str | Path, b: Capture | str | Path, *, map: M
     alone_there = dict.fromkeys(call.module for at, call in enumerate(other.calls) if at not in taken)
     notes = _notes(one, other, common, (alone, alone_there), gaps)
     return CaptureComparison(side_of(one), side_of(other), tuple(gaps), tuple(alone), tuple(alone_there), tuple(notes))
-
-
-class _ByPath(Capture):
-    """A capture that is called by its path, where both files have one name."""
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
 
 
 def _by_number(calls: Sequence[ModuleCall]) -> dict[tuple[str, int, int], int]:
@@ -331,26 +308,19 @@ def _given(capture: Capture, call: int) -> dict[str, Tensor]:
     return {
         each.path: capture.values(call, at)
         for at, each in outputs
-        if each.path in (TOKENS, *MASKS) and len(each.shape) == 2 and each.is_whole
+        if each.path in (TOKENS, MASK) and len(each.shape) == 2 and each.is_whole
     }
 
 
 def _mask(capture: Capture, call: int) -> Tensor | None:
-    """Return which places count. Raise HmpError if it is capture's own mask, and of no input's shape."""
+    """Return which places count; None for all."""
     given = _given(capture, call)
-    shapes = [output.shape[:2] for output in capture.calls[call].outputs if output.path not in MASKS]
-    for path, is_padding in MASKS.items():
-        mask = given.get(path)
-        if mask is not None and path == "attention_mask" and TOKENS in given:
-            mask = mask[:, -given[TOKENS].shape[1] :]  # with a cache it goes over the earlier places too
-        if mask is not None and tuple(mask.shape) in shapes and bool(((mask == 0) | (mask == 1)).all()):
-            return mask != is_padding
-        if mask is not None and path == MASK:
-            raise HmpError(
-                f"{capture.name}: expected a mask= of the batch's shape, got {list(mask.shape)}; capture again with a mask of the shape "
-                "(batch, positions), 1 at real tokens"
-            )
-    return None
+    shapes = [output.shape[:2] for output in capture.calls[call].outputs if output.path != MASK]
+    mask = given.get(MASK)
+    if mask is not None and TOKENS in given:
+        mask = mask[:, -given[TOKENS].shape[1] :]  # with a cache it goes over the earlier places too
+    fits = mask is not None and tuple(mask.shape) in shapes and bool(((mask == 0) | (mask == 1)).all())
+    return mask != 0 if mask is not None and fits else None
 
 
 def _picked(values: Tensor, counted: Tensor) -> Tensor | None:
@@ -385,7 +355,7 @@ def _outputs(a: ModuleCall, b: ModuleCall) -> list[tuple[int, int]]:
 
     Without one, the first of each side, since a module may return a tensor or a tuple that begins with it.
     """
-    places = {path: at for at, path in enumerate(_paths(b)) if path[0] not in MASKS or b.kind}
+    places = {path: at for at, path in enumerate(_paths(b)) if path[0] != MASK or b.kind}
     pairs = [(at, places[path]) for at, path in enumerate(_paths(a)) if path in places]
     return pairs or ([(0, 0)] if a.outputs and b.outputs and a.kind else [])
 
@@ -435,7 +405,7 @@ def _notes(a: Capture, b: Capture, common: Sequence[tuple[int, int]], alone: Seq
         paired = _outputs(*calls)
         for side, call in enumerate(calls):
             paths = [each.path for which, each in enumerate(call.outputs) if all(pair[side] != which for pair in paired)]
-            outputs[side].update((f"{call.module or '(the model)'}[{path}]", None) for path in paths if path not in MASKS or call.kind)
+            outputs[side].update((f"{call.module or '(the model)'}[{path}]", None) for path in paths if path != MASK or call.kind)
     said = [
         ("module", f"called only in {a.name}, or more often there", list(alone[0])),
         ("module", f"called only in {b.name}, or more often there", list(alone[1])),
@@ -467,48 +437,25 @@ def renamer(rules: Mapping[str, str] | Iterable[str], names: Iterable[str]) -> C
     A rule is `OLD=NEW`, with as many `*` on both sides, each of which stands for any text; `model.*` also for `model` itself, and
     `model.*=*` takes the prefix away. Raise HmpError for an invalid rule, and for one that no name in `names` follows.
     """
-    pairs = list(rules.items()) if isinstance(rules, Mapping) else [_split(rule) for rule in rules]
-    steps = [_rule(old, new) for old, new in pairs]
-    known = list(names)
-    for (old, new), step in zip(pairs, steps, strict=True):
-        changed = [step(name) for name in known]
+    steps: list[Callable[[str], str]] = []
+    known = [name for name in names if not name.endswith(INPUTS)]
+    for old, new in rules.items() if isinstance(rules, Mapping) else (rule.partition("=")[::2] for rule in rules):
+        if not new or old.count("*") != new.count("*"):
+            raise HmpError(f"map {old}={new}: expected OLD=NEW with as many * on both sides, such as model.layers.*=transformer.h.*")
+        steps.append(functools.partial(_renamed, re.compile("(.*)".join(map(re.escape, _ended(old).split("*")))), _ended(new)))
+        changed = list(map(steps[-1], known))
         if changed == known:
-            shown = [name for name in known if name and not name.endswith(INPUTS)]
-            raise HmpError(f"map {old}={new}: no module is called {old}; the names are {some(shown, 4)}")
+            raise HmpError(f"map {old}={new}: no module is called {old}; the names are {_some(known[:4])}")
         known = changed
-
-    def renamed(name: str) -> str:
-        if not name.endswith(INPUTS):
-            for step in steps:
-                name = step(name)
-        return name
-
-    return renamed
+    return lambda name: name if name.endswith(INPUTS) else functools.reduce(lambda text, step: step(text), steps, name)
 
 
-def _split(rule: str) -> tuple[str, str]:
-    old, equals, new = rule.partition("=")
-    if not equals:
-        raise HmpError(f"map {rule}: expected OLD=NEW, such as model.layers.*=transformer.h.*")
-    return old, new
-
-
-def _rule(old: str, new: str) -> Callable[[str], str]:
-    if old.count("*") != new.count("*"):
-        raise HmpError(f"map {old}={new}: expected as many * on the right as on the left, got {old.count('*')} and {new.count('*')}")
-    # a dot ends every name, so that `model.*` holds for `model` too
-    pattern = re.compile("(.*)".join(map(re.escape, _ended(old).split("*"))))
-    parts = _ended(new).split("*")
-
-    def renamed(name: str) -> str:
-        found = pattern.fullmatch(f"{name}.")
-        if found is None:
-            return name
-        texts = [text for pair in zip(parts, (*found.groups(), ""), strict=True) for text in pair]
-        return "".join(texts).strip(".")
-
-    return renamed
+def _renamed(old: re.Pattern[str], new: str, name: str) -> str:
+    found = old.fullmatch(f"{name}.")
+    texts = iter(found.groups()) if found else iter(())
+    return re.sub(r"\*", lambda _: next(texts), new).strip(".") if found else name
 
 
 def _ended(pattern: str) -> str:
+    """Return the pattern with the dot that ends every name, so that `model.*` holds for `model` too."""
     return pattern if pattern.endswith("*") else f"{pattern}."

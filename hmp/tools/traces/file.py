@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,13 @@ import torch
 from ...errors import HmpError
 from ..compare.distance import as_real, widened
 from ..extras import needed
-from ..formatting import count, of_json, versioned
-from ..pages.page import Cell, Items, Page, Result, Section, Table, chips, made_of, module
+from ..formatting import of_json
 
 Tensor = torch.Tensor
 FORM = 4  # of the file: another one is refused
 _KEY = "hmp_capture"
 INPUTS = "(inputs)"  # what the outermost module was called with is stored as a module of this name
-TOKENS, MASK = "input_ids", "(mask)"  # of these: which tokens, and which places count as capture(mask=...) said
-_SHOWN = 40
+TOKENS, MASK = "input_ids", "attention_mask"  # of these: which tokens, and which places count
 
 
 @dataclass
@@ -154,7 +152,7 @@ class ModuleCall:
     outputs: tuple[Output, ...]
 
 
-class Capture(Result):
+class Capture:
     """What `hmp.capture()` wrote into a file. `calls` are in the order in which modules returned; `values()` reads one tensor of the file.
 
     `about` says model, device, date and versions, `notes` what was not seen. Nothing but the file's header is read before it is asked for.
@@ -164,9 +162,8 @@ class Capture(Result):
         >>> with hmp.capture("trainer.capture", net):
         ...     y = net(x)
         >>> found = hmp.Capture.load("trainer.capture")
-        >>> torch.equal(found.values(0, 0), y), len(found.to_dict()["calls"])
+        >>> torch.equal(found.values(0, 0), y), len(found.calls)
         (True, 2)
-        >>> json, page = found.to_json("calls.json"), found.to_html("calls.html")
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -196,7 +193,7 @@ class Capture(Result):
             raise HmpError(f"{self.path} is written when the `with hmp.capture(...)` block ends; read it after the block")
         return opened(self.path)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Return the file's name without its ending."""
         return self.path.stem
@@ -228,28 +225,6 @@ class Capture(Result):
         """
         found: Tensor = self._file.handle.get_tensor(f"{call}.{output}")
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the capture without its values as plain JSON values.
-
-        Returns:
-            What it is of, its notes, and its calls.
-        """
-        return versioned({"about": self.about, "notes": list(self.notes), "calls": [asdict(call) for call in self.calls]})
-
-    def _page(self) -> Page:
-        calls = self.calls
-        rows = [
-            [module(call.module, "(the model)"), Cell(call.kind), chips(", ".join(call.inputs)), chips(", ".join(call.weights)),
-             Cell(f"{each.path} {list(each.shape)} {each.dtype}".strip())]
-            for call in calls for each in call.outputs
-        ]  # fmt: skip
-        policies = ", ".join(repr(name) for name in dict.fromkeys(call.policy for call in calls) if name) or "no policy"
-        modules = len({call.module for call in calls})
-        of = f"{count(len(calls), 'call')} of {count(modules, 'module')} of {self.about.get('model', '')}, {policies}"
-        table = Table(("module", "class", "inputs", "weights", "output"), rows, label="Calls", where=".calls holds them", most=_SHOWN)
-        notes = [Items(self.notes, is_notes=True)] if self.notes else []
-        return Page(str(self.path), of, made_of(self.about), opening=notes, sections=[Section("calls", "Calls", "", [table])])
 
 
 def _call_of(values: dict[str, Any]) -> ModuleCall:

@@ -43,11 +43,11 @@ def tune(  # noqa: PLR0913
     can be moved within the tolerance. Afterwards model, random state and torch are as before.
 
     Args:
-        model: the model. No policy may be applied to it.
+        model: the model, not compiled. No policy may be applied to it.
         batches: the batches, which are used in turns. A batch that is a mapping is copied for each use; its tensors are not.
         loss: a function; `loss(model, batch)` returns a scalar tensor.
         tolerance: how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's.
-            Or a mapping with bounds for "loss", "metric" and "gradient", the last being the smallest cosine similarity of the gradients.
+            Or a mapping with bounds for "loss" and "metric".
         metric: a function; `metric(model)` returns a number, larger is better (an accuracy). It is called after training, under the policy.
         optimizer: a function; `optimizer(model)` returns an optimizer of the model's parameters. With it a trial trains for `steps` steps,
             and its loss is the mean over the last pass over the batches. Without it, a trial evaluates: the mean over all batches.
@@ -62,7 +62,7 @@ def tune(  # noqa: PLR0913
             may be in a form of fewer bits ("bytes").
         steps: the training steps of a trial. Default: one pass over the batches, but at least 20.
         seed: the seed of every trial.
-        folder: a folder that holds the best lists so far at any time (even after Ctrl-C), and tune.json with all measurements.
+        folder: a folder for the lists, and tune.json with all measurements. After Ctrl-C it has the best lists so far.
         progress: write a line on stderr for each trial. None: only on a terminal.
 
     Returns:

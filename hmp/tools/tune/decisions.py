@@ -41,7 +41,7 @@ def moved(choice: Choice, keys: frozenset[Key], kind: ListKind) -> dict[ListName
 class Decisions:
     """The ops that are decided, over a policy that says what is done with the others. Raise HmpError where `ops` holds no op's name.
 
-    `levels` are the kinds of lists that units may move to besides the BF16 list, `shared` the paths of modules that are at others, too.
+    `levels` are the kinds of lists that units may move to besides the BF16 list.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Decisions:
         start: Policy,
         ops: Collection[str] | None,
         per_module: bool,
-        shared: Collection[str] = (),
         levels: Collection[ListKind] = (),
     ) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
@@ -58,7 +57,6 @@ class Decisions:
         self.low = start.dtype
         self.per_module = per_module
         self.levels = tuple(levels)
-        self._shared = frozenset(shared)
         self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in ops_of(ListEntry(name, LOW))))
         self._calls: Mapping[Key, int] = {}
@@ -85,7 +83,7 @@ class Decisions:
             wanted: dict[Key, ListName] = {key: lists.get(key, WIDE) for key in calls if key.op == op}
             everywhere = _everywhere(wanted, calls)
             listed[everywhere].add(op)
-            scoped += _lines(op, wanted, everywhere, self._shared)
+            scoped += _lines(op, wanted, everywhere)
         decided = frozenset().union(*listed.values())
         rest = {cast: _without(getattr(self.start, cast), cast, decided) for cast in _CASTS}
         lists_of = {cast: rest.get(cast, frozenset()) | listed[cast] for cast in {*rest, *listed}}
@@ -130,22 +128,14 @@ def _everywhere(wanted: Mapping[Key, ListName], calls: Mapping[Key, int]) -> Lis
     return max(votes, key=lambda cast: votes[cast])
 
 
-def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
+def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName) -> list[ListEntry]:
     """Return the scoped entries that say where the op is not on the list that it is on everywhere.
 
-    One where a module differs from what holds around it, since a line holds for the modules inside as well.
+    An entry holds for the modules inside as well, so those have one too.
     """
-    said: dict[str, ListName] = {}
     wanted: dict[str, ListName] = {key.module: cast for key, cast in chosen.items() if key.module}
-    for module in sorted(wanted, key=lambda path: path.count(".")):
-        parts = module.split(".")
-        around = next((said[path] for at in range(len(parts) - 1, 0, -1) if (path := ".".join(parts[:at])) in said), everywhere)
-        if wanted[module] != around:
-            said[module] = wanted[module]
-    if said:
-        # what holds around it is another thing at another path, or a line may match it that is meant for another module
-        loose = any("?" in scope_of(path) for path in said)
-        said |= {path: cast for path, cast in wanted.items() if loose or path in shared}
+    others = [path for path, cast in wanted.items() if cast != everywhere]
+    said = {path: cast for path, cast in wanted.items() if any(_is_inside(path, each) for each in others)}
     return [ListEntry(op, cast, scope=scope_of(path)) for path, cast in sorted(said.items())]
 
 

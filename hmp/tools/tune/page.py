@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...core.casting import dtype_name
-from ..formatting import NOTHING, count, size, typeset_duration
+from ..formatting import NOTHING, count, typeset_duration
 from ..pages.page import (
     Cell,
     Code,
@@ -46,7 +46,6 @@ def tuning_page(result: TuneResult) -> Page:
         verdict=_verdict(result),
         made=made_of(vars(result)),
         policies=[(f"policy {result.policy.name}", about)],
-        cards=_cards(result),
         opening=[Text(chosen), Items(_names(result)), Code(use)],
         sections=[_curve(result), _trials(result), _units(result)],
     )
@@ -131,21 +130,6 @@ def _verdict(result: TuneResult) -> str:
     return f"{takes.format(cost)}{', with ' * bool(moved)}{moved}; {told}"
 
 
-def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
-    """Return what came of it: heading, number, and what it is of."""
-    best, base = result.best, result.trials[0]
-    step = f"{best.ratio:.2f}" if best.ratio is not None else typeset_duration(best.seconds)
-    saved = f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else NOTHING
-    found = [
-        ("time of a step", step, f"float32 {typeset_duration(base.seconds)}" + (", one run" if best.ratio is None else " = 1")),
-        ("kept for backward", saved, f"{size(best.saved_bytes)} of {size(base.saved_bytes)}"),
-        ("loss", _compared(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
-    ]
-    if best.metric is not None and best.metric_change is not None and base.metric is not None:
-        found.append(("metric", _compared(best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
-    return found
-
-
 def _trials(result: TuneResult) -> Section:
     rows, chosen = [], -1
     levels = result.levels()
@@ -161,14 +145,13 @@ def _trials(result: TuneResult) -> Section:
                 _last(trial.loss_change, percent(trial.loss_change)),
                 number(trial.metric, NOTHING if trial.metric is None else f"{trial.metric:.5g}"),
                 _last(trial.metric_change, percent(trial.metric_change)),
-                _last(trial.gradient_cosine, NOTHING if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}"),
                 _last(trial.seconds, typeset_duration(trial.seconds) if math.isfinite(trial.seconds) else NOTHING),
                 _last(cost, NOTHING if cost is None else f"{cost:.2f}"),
                 nbytes(trial.saved_bytes),
                 Cell("yes" if trial.fits else f"no: {trial.why}"),
             ]
         )
-    columns = ("trial", *(f">{level}" for level in levels), ">loss", ">loss worse by", ">metric", ">metric worse by", ">cosine", ">step",
+    columns = ("trial", *(f">{level}" for level in levels), ">loss", ">loss worse by", ">metric", ">metric worse by", ">step",
                ">float32 = 1", ">kept", "within the tolerance")  # fmt: skip
     table = Table(columns, rows, label="Every policy that was run", chosen=chosen, most=len(rows))
     return Section("trials", "Trials", "All trials", [table])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +18,22 @@ from ..pages.page import Page, Result
 from ..pages.page import amount as counted
 from .decisions import LOW, WIDE, Key, scope_of
 
-_KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (smallest cosine similarity, such as 0.99)"
+_KEYS = "'loss' and 'metric' (relative, 0.01 is one per cent)"
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """The bounds a policy must keep, None for none.
 
-    `loss` is the most by which it may differ from float32's, relative to it, and `metric` the most by which it may be worse; `gradient` is
-    the least cosine of the gradient with float32's.
+    `loss` is the most by which it may differ from float32's, relative to it, and `metric` the most by which it may be worse.
 
     A loss that is far below float32's isn't better: it underflowed, or the model learns something else.
     """
 
     loss: float | None = None
     metric: float | None = None
-    gradient: float | None = None
 
-    def exceeded(self, loss_change: float, metric_change: float | None, gradient_cosine: float | None) -> str:
+    def exceeded(self, loss_change: float, metric_change: float | None) -> str:
         """Return what is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""
         found = []
         if not math.isfinite(loss_change):
@@ -46,15 +42,12 @@ class Tolerance:
             found.append(f"loss {loss_change:+.2%}, {self.loss:.2%} allowed")
         if self.metric is not None and metric_change is not None and not metric_change <= self.metric:
             found.append(f"metric worse by {metric_change:.2%}, {self.metric:.2%} allowed")
-        if self.gradient is not None and gradient_cosine is not None and not gradient_cosine >= self.gradient:
-            found.append(f"gradient cosine {gradient_cosine:.4f}, at least {self.gradient:.4f} needed")
         return "; ".join(found)
 
     def __str__(self) -> str:
         parts = [
             None if self.loss is None else f"loss within {self.loss:.2%} of float32's",
             None if self.metric is None else f"metric at most {self.metric:.2%} worse",
-            None if self.gradient is None else f"gradient cosine at least {self.gradient:g}",
         ]
         return ", ".join(filter(None, parts))
 
@@ -64,7 +57,7 @@ def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: boo
     if isinstance(value, Tolerance):
         found = value
     elif isinstance(value, Mapping):
-        unknown = sorted(set(map(str, value)) - {"loss", "metric", "gradient"})
+        unknown = sorted(set(map(str, value)) - {"loss", "metric"})
         if unknown or not value:
             raise HmpError(f"tolerance= expected {_KEYS}, got {', '.join(map(repr, unknown)) or 'an empty mapping'}")
         found = Tolerance(**{name: _number(name, each) for name, each in value.items()})
@@ -72,8 +65,6 @@ def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: boo
         found = Tolerance(**{"metric" if has_metric else "loss": _number("tolerance", value)})
     if found.metric is not None and not has_metric:
         raise HmpError("tolerance= has a bound for the metric, but metric= is missing; pass metric=, a function of the model")
-    if found.gradient is not None and not 0 < found.gradient <= 1:
-        raise HmpError(f"invalid gradient={found.gradient!r}: expected a cosine above 0, such as 0.99")
     return found
 
 
@@ -116,8 +107,7 @@ class Trial:
     """One policy that the model was really trained or evaluated under.
 
     `lists` has the units on each list, without those on the FP32 list; `taken` is the policy whose lists it has as they are, "" for none.
-    `loss_change` and `metric_change` are relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is
-    that of all parameters' gradients as one vector against float32's.
+    `loss_change` and `metric_change` are relative to float32's, positive for a larger loss and for a worse metric.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where both were timed; `saved_bytes` what
     a step saves for backward. `fits` is whether all of it is within the tolerance; `why` says what is not.
     """
@@ -129,7 +119,6 @@ class Trial:
     loss_change: float
     metric: float | None
     metric_change: float | None
-    gradient_cosine: float | None
     seconds: float
     saved_bytes: int
     fits: bool
@@ -320,37 +309,18 @@ def check_folder(folder: str | Path | None) -> Path | None:
 def write(result: TuneResult, folder: Path) -> Path:
     """Return `folder` with the lists of `result`, so that Policy.load(folder) is its policy, and tune.json.
 
-    What was there is replaced whole.
-
     HmpError where that cannot be written.
     """
     texts = list_files(result) | {JSON_FILE: json_text(result.to_dict())}
-    staged = {folder / f".{name}.part": folder / name for name in texts}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            for part, target in staged.items():
-                part.write_text(texts[target.name], encoding="utf-8")
-            _put(staged, [folder / name for name in optional_files() if name not in texts])
-        finally:
-            for part in staged:
-                part.unlink(missing_ok=True)
+        for name in optional_files():
+            (folder / name).unlink(missing_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise HmpError(f"{folder}: can't write the lists ({error.strerror or error}); give a folder that can be written to") from error
     return folder
-
-
-def _put(staged: Mapping[Path, Path], stale: Collection[Path]) -> None:
-    """Move all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
-    try:
-        for part, target in staged.items():
-            os.replace(part, target)
-    finally:
-        for part, target in staged.items():
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(part, target)
-        for file in stale:
-            file.unlink(missing_ok=True)
 
 
 def list_files(result: TuneResult) -> dict[str, str]:

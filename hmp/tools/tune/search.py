@@ -14,7 +14,6 @@ import torch
 
 from ...core import lists
 from ...core.lists import ListKind
-from ...core.policy import scopes
 from ...core.policy.entries import ListName
 from ...core.policy.policy import Policy, as_policy
 from ...errors import HmpError, OpListError
@@ -23,7 +22,7 @@ from ..formatting import provenance
 from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
 from .probe import Measured, probe, probe_added
 from .result import Tolerance, Trial, TuneResult, Unit, write
-from .task import Outcome, Task, cosine, failed
+from .task import Outcome, Task, failed
 
 # A step that is less than this faster is taken to be as fast.
 NOISE = 0.02
@@ -79,8 +78,7 @@ def decided(
     refused = [kind for kind in lists.kinds() if policy.entries(kind.name) and (kind in chosen or (kind.is_optional and not kind.adds))]
     for what in (*(f"a list of the kind {kind.name!r}" for kind in refused), *(["entries with a scope"] if policy.scoped else [])):
         raise HmpError(f'start= expected a policy without {what}, got {policy.name!r}; give another one, such as "autocast"')
-    shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
-    return Decisions(policy, ops, per_module, shared, chosen)
+    return Decisions(policy, ops, per_module, chosen)
 
 
 def most_that_fit(order: Sequence[Key], fits: Callable[[frozenset[Key], Key | None], bool], bar: Callable[[Key], None]) -> None:
@@ -119,7 +117,6 @@ class Search:
     _units: dict[ListName, dict[Key, Unit]] = field(default_factory=dict)
     _trials: dict[str, Trial] = field(default_factory=dict)  # by the policy's fingerprint, float32's by its name
     _best: Trial | None = None
-    _gradient: tuple[torch.Tensor, ...] | None = None  # float32's
 
     def run(self) -> TuneResult:
         """Search, and return what was found."""
@@ -129,6 +126,10 @@ class Search:
                 self.go()
             except Over:
                 stopped = "budget"
+            except KeyboardInterrupt:
+                if self.folder is not None and self._best is not None:
+                    write(self.result("interrupted"), self.folder)
+                raise
         return self.end(stopped)
 
     def go(self) -> None:
@@ -168,9 +169,8 @@ class Search:
             raise HmpError(
                 'a step saves nothing for backward, or torch does not report it, so there is nothing to minimise; give objective="time"'
             )
-        self._gradient = outcome.gradient
-        metric_change, cosine = None if outcome.metric is None else 0.0, None if outcome.gradient is None else 1.0
-        return Trial(_FLOAT32, Policy(name=_FLOAT32), {}, outcome.loss, 0.0, outcome.metric, metric_change, cosine,
+        metric_change = None if outcome.metric is None else 0.0
+        return Trial(_FLOAT32, Policy(name=_FLOAT32), {}, outcome.loss, 0.0, outcome.metric, metric_change,
             outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
 
     # --- what is known of the units ---
@@ -273,9 +273,8 @@ class Search:
         metric_change = None
         if outcome.metric is not None and reference.metric is not None:
             metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
-        similar = cosine(outcome.gradient, self._gradient)
-        why = outcome.failure or self.tolerance.exceeded(loss_change, metric_change, similar)
-        return Trial(name, policy, {}, outcome.loss, loss_change, outcome.metric, metric_change, similar,
+        why = outcome.failure or self.tolerance.exceeded(loss_change, metric_change)
+        return Trial(name, policy, {}, outcome.loss, loss_change, outcome.metric, metric_change,
             outcome.seconds, outcome.saved_bytes, not why, why)  # fmt: skip
 
     def _outcome(self, policy: Policy) -> Outcome:
@@ -311,8 +310,6 @@ class Search:
 
     def _note(self, at: str, trial: Trial) -> None:
         self._trials[at] = trial
-        if self.folder is not None and self._best is not None:
-            write(self.result("interrupted"), self.folder)
         best = "" if self._best is None else f"; best so far: {self._best.name}"
         self._say(f"trial {len(self._trials)}, {trial.name}: {'fits' if trial.fits else trial.why}{best}")
 

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from ...core.casting import each_tensor
 from ...core.observe import listen
 from ...core.policy.policy import Policy
 from ...core.torch_patches.module_calls import applied_policy
-from ...core.torch_private import dynamo
 from ...errors import HmpError
 from ..benchmark import policy_active, seconds_of
 from ..model_call import compiled_in
@@ -28,20 +27,15 @@ from ..saved_activations import SavedActivations
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
-# The gradient and what is saved for backward are looked at on so many batches.
-LOOKED_AT = 2
 _TIMED_SECONDS = 0.15
-# More than any search compiles one function.
-_RECOMPILATIONS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one policy: mean loss, metric, gradient (None where none is computed), seconds and saved bytes of a step."""
+    """What came of one policy: mean loss, metric, seconds and saved bytes of a step."""
 
     loss: float
     metric: float | None
-    gradient: tuple[torch.Tensor, ...] | None
     seconds: float
     saved_bytes: int
     failure: str = ""
@@ -49,7 +43,7 @@ class Outcome:
 
 def failed(why: str) -> Outcome:
     """Return what comes of a policy under which nothing ran to its end."""
-    return Outcome(math.nan, None, None, math.nan, 0, why)
+    return Outcome(math.nan, None, math.nan, 0, why)
 
 
 class Task:
@@ -70,6 +64,8 @@ class Task:
         applied = applied_policy(model)
         if applied is not None:
             raise HmpError(f"policy {applied.name!r} is applied to the model and would override tune(); call hmp.remove(model) first")
+        if any(compiled_in(module) is not None for module in model.modules()):
+            raise HmpError("the model is compiled; pass one that isn't, and compile it after hmp.apply(model, the result's policy)")
         for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
             if given is not None and not callable(given):
                 raise HmpError(f"{name}= expected a function, got {type(given).__name__}")
@@ -95,7 +91,7 @@ class Task:
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """Make a context after which model and random state are as they were."""
-        with random_state_kept(self.device), compiled_anew(self.model):
+        with random_state_kept(self.device):
             try:
                 self._made_optimizer()  # what cannot be one is said before anything runs
                 yield
@@ -119,18 +115,17 @@ class Task:
     def run(self, policy: Policy | None) -> Outcome:
         """Return what comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
         with self.under(policy):
-            looked, gradient, saved = self._look()
-            if gradient is not None and not all(bool(torch.isfinite(g).all()) for g in gradient):
-                why = "the gradient is not finite" if math.isfinite(looked) else "the loss is not finite"
-                return Outcome(math.nan, None, gradient, math.nan, saved, why)
+            why, saved = self._look()
+            if why:
+                return replace(failed(why), saved_bytes=saved)
             self.from_the_start()
             loss, seconds = self._steps()
             if not math.isfinite(loss):
-                return Outcome(loss, None, gradient, seconds, saved, "the loss is not finite")
+                return Outcome(loss, None, seconds, saved, "the loss is not finite")
             metric = None
             if self._metric is not None:
                 metric = _number(self._metric(self.model))
-            return Outcome(loss, metric, gradient, seconds, saved)
+            return Outcome(loss, metric, seconds, saved)
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """Make a context in which `policy` is active for the process, None for no casts."""
@@ -180,22 +175,18 @@ class Task:
             optimizer.step()
         return loss.detach()
 
-    def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
-        """Return the loss over the first batches, its gradient, and the bytes that the first saves for backward."""
+    def _look(self) -> tuple[str, int]:
+        """Return what isn't finite on the first batch, the loss or a gradient, and the bytes that it saves for backward."""
         self.from_the_start()
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        total, has_gradient, saved = 0.0, False, SavedActivations(self._snapshot.tensors)
-        for at, batch in enumerate(self.batches[:LOOKED_AT]):
-            with listen(*([] if at else [saved])):
-                loss = self.loss(batch)
-            total += float(loss.detach())
-            if loss.requires_grad:
-                loss.backward()
-                has_gradient = True
-        if not has_gradient or not parameters:
-            return total, None, saved.bytes
-        # a parameter that no batch reached has its place, for another policy may reach it
-        return total, tuple(torch.zeros_like(p) if p.grad is None else p.grad.detach().to_dense().clone() for p in parameters), saved.bytes
+        saved = SavedActivations(self._snapshot.tensors)
+        with listen(saved):
+            loss = self.loss(self.batches[0])
+        if loss.requires_grad:
+            loss.backward()
+        if not bool(loss.isfinite()):
+            return "the loss is not finite", saved.bytes
+        gradients = (p.grad.to_dense() for p in self.model.parameters() if p.grad is not None)
+        return "" if all(bool(each.isfinite().all()) for each in gradients) else "the gradient is not finite", saved.bytes
 
     def _steps(self) -> tuple[float, float]:
         """Return the mean loss of the last pass over the batches, and the median seconds of a step."""
@@ -211,23 +202,6 @@ class Task:
         return statistics.fmean(last), statistics.median(seconds[1:] or seconds)
 
 
-@contextmanager
-def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
-    """Make a context in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
-
-    Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
-    """
-    imported = dynamo()
-    if imported is None or all(compiled_in(module) is None for module in model.modules()):
-        yield
-        return
-    try:
-        with imported.config.patch(recompile_limit=_RECOMPILATIONS, accumulated_recompile_limit=_RECOMPILATIONS):
-            yield
-    finally:
-        imported.reset()
-
-
 def _number(found: Any) -> float:
     """Return what metric(model) returned, as a number. Raise HmpError for anything else."""
     try:
@@ -235,19 +209,6 @@ def _number(found: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         kind = type(found).__name__
         raise HmpError(f"expected metric(model) to return a number (larger is better), such as an accuracy, got {kind}") from None
-
-
-def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
-    """Return the cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
-    if gradient is None or reference is None or len(gradient) != len(reference):
-        return None
-    pairs = ((gradient, reference), (gradient, gradient), (reference, reference))
-    dot, of_a, of_b = (
-        sum(float(torch.dot(x.flatten().double(), y.flatten().double())) for x, y in zip(*pair, strict=True)) for pair in pairs
-    )
-    if of_a == 0.0 and of_b == 0.0:
-        return 1.0
-    return dot / math.sqrt(of_a * of_b) if of_a * of_b else (0.0 if math.isfinite(of_a + of_b) else math.nan)
 
 
 def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
