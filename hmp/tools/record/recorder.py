@@ -81,7 +81,6 @@ class Recorder(Listener):
         if not is_cast_off and (call.decided or not computes):
             return  # hmp decided something inside, which was noted; or nothing was computed
         inputs = dtypes_of(call.given)
-        self.last_word.rounded.notice_cast(call.op, call.given, result)
         call.computed = _computed(call.given, inputs, result)
         if is_cast_off:
             self.uncast += 1

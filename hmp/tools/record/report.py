@@ -218,9 +218,8 @@ class Report(Result):
         Args:
             allow: Kinds of violations that do not raise: "region" (an enabled torch.autocast), "island" (a model's own
                 torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
-                it, called outside of its calls), "bypassed" (a reference taken before hmp patched torch), "backward", "rounded_before"
-                (an op on the FP32 list whose weight or input came in a low-precision dtype, from the caller, a hook or a wrapper and not by
-                hmp), "torch".
+                it, called outside of its calls), "bypassed" (a reference taken before hmp patched torch), "rounded_before" (an op on the
+                FP32 list whose weight came in a low-precision dtype, or whose input did before hmp made any), "torch".
 
         Returns:
             The report itself.

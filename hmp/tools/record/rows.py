@@ -166,7 +166,6 @@ class OverrideKind(Word):
     NO_KERNEL = "no_kernel", "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`"
     OUTSIDE = "outside", "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))"
     BYPASSED = "bypassed", "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call"
-    BACKWARD = "backward", "cast in that code with .to(), or decorate it with torch.amp.custom_fwd and custom_bwd"
     ROUNDED_BEFORE = (
         "rounded_before",
         "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
