@@ -18,13 +18,9 @@ from .finding import Finding
 from .watcher import NonfiniteFinder
 
 
-class Findings(list[Finding]):
-    """What a context has found so far, in order; one for each op and line."""
-
-
 def detect_nonfinite(
     on_find: Literal["raise", "log"] = "raise", *, ignore: Collection[str] = ()
-) -> contextlib.AbstractContextManager[Findings]:
+) -> contextlib.AbstractContextManager[list[Finding]]:
     """Find the first op that makes NaN or Inf out of finite arguments, in forward or backward; context manager and decorator.
 
     It works under hmp's casts, under torch.autocast and in plain torch. If bmm makes an Inf, and softmax a NaN out of it, bmm is the
@@ -49,7 +45,7 @@ def detect_nonfinite(
             A glob also covers the modules inside. A NaN is still reported.
 
     Returns:
-        A context manager that gives the findings so far.
+        A context manager that gives the list of the findings so far, one for each op and line.
 
     Raises:
         NonFiniteError: With `.finding`, raised where the op ran.
@@ -69,7 +65,7 @@ def detect_nonfinite(
     return _Detection(on_find, _meant(ignore))
 
 
-class _Detection(contextlib.ContextDecorator, contextlib.AbstractContextManager[Findings]):
+class _Detection(contextlib.ContextDecorator, contextlib.AbstractContextManager[list[Finding]]):
     """The context. Each call of a function that it decorates has one of its own."""
 
     def __init__(self, on_find: str, meant: Callable[[Finding], bool]) -> None:
@@ -78,8 +74,8 @@ class _Detection(contextlib.ContextDecorator, contextlib.AbstractContextManager[
     def _recreate_cm(self) -> _Detection:
         return _Detection(self._on_find, self._meant)
 
-    def __enter__(self) -> Findings:
-        self._findings = Findings()
+    def __enter__(self) -> list[Finding]:
+        self._findings: list[Finding] = []
         self._said: set[Any] = set()
         self._finder = NonfiniteFinder(self._report, self._meant)
         self._listening = listen(self._finder)

@@ -12,7 +12,7 @@ import torch
 
 from ...core import lists
 from ...core.casting import dtype_name
-from ...core.ops import sites, table
+from ...core.ops import table
 from ...core.policy.entries import AUTOCAST, EVERY_OP
 from ...core.policy.names import can_be_listed
 from ...core.policy.policy import Policy, as_policy
@@ -72,8 +72,8 @@ class Finding:
 
     `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
     backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
-    the op, `remedy` what to try; for data `source` says what it came in with. `overwritten` inputs were written in place by the op: what
-    they held is gone, so they are not among `inputs`. `rank` is the process that found it, None where there is one alone.
+    the op, `remedy` what to try; for data `source` says what it came in with. What an op wrote to in place is not among `inputs`: its
+    earlier values are lost. `rank` is the process that found it, None where there is one alone.
     """
 
     kind: FindingKind
@@ -90,7 +90,6 @@ class Finding:
     rule: str
     remedy: str
     source: str = ""
-    overwritten: int = 0
     rank: int | None = None
 
     def __str__(self) -> str:
@@ -105,11 +104,8 @@ class Finding:
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
             head = f"no op made {self.made}: it was already in {self.source}; first used by {spelled}: {where}"
-        given = [
-            *map(str, self.inputs),
-            *(["the tensor that it wrote to in place, whose earlier values are lost"] if self.overwritten else []),
-        ]
-        lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
+        given = "; ".join(map(str, self.inputs)) or "none, or only the tensor that it wrote to"
+        lines = [head, f"  inputs: {given}", f"  output: {'; '.join(map(str, self.outputs))}"]
         return "\n".join([*lines, f"  {self.rule}", f"  try: {self.remedy}"])
 
 
@@ -124,13 +120,12 @@ def find(
     scope: str = "",
     in_float32: str | None = None,
 ) -> Finding:
-    """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten.
+    """Return the finding for a call that has just been made.
 
     `scope` is the module as scoped entries name it, `in_float32` what the op makes of its inputs in float32: None where that isn't known.
     """
     owner, place = call.owner, call.owner.place
     written = {id(t) for t in outputs}
-    given = [values(t) for t in inputs if id(t) not in written]
     explained = _explained(owner)
     advice = _Advice(call, explained, scope, in_float32)
     return Finding(
@@ -143,12 +138,11 @@ def find(
         file=place.file,
         line=place.line,
         made=made(outputs),
-        inputs=tuple(given),
+        inputs=tuple(values(t) for t in inputs if id(t) not in written),
         outputs=tuple(map(values, outputs)),
         rule=_rule(call, explained),
         remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
         source=source,
-        overwritten=len(inputs) - len(given),
     )
 
 
@@ -162,6 +156,7 @@ _DATA = {
     FindingKind.DATA: "check the batch: op lists don't affect this",
     FindingKind.PARAMETER: "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
 }
+_BY_HAND = "give this line float32 tensors: op lists don't affect it here"
 _IN_RANGE = "so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
 
 
@@ -220,27 +215,16 @@ class _Advice(NamedTuple):
         if not is_low or self.in_float32:
             ran = f"in float32 it makes {self.in_float32}, too" if is_low else "it ran in float32 or wider"
             return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
-        if op in table.DTYPE_OPS:
-            return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
-        if owner.policy is None and self.call.by_user:
-            return (
-                "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in an autograd.Function's backward"
-            )
+        if op in table.DTYPE_OPS or self.call.by_user:
+            return _BY_HAND
         if owner.policy is None and owner.autocast:
             device, dtype = owner.autocast[0]
             policy = Policy.load("autocast").replace(dtype=dtype)
             instead = self._moved(explain(op, policy), policy, "") if can_be_listed(op) else ""
             disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
             return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
-        if owner.policy is None:
-            return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
-        if _in_place(owner):
-            name = sites.base_of(op)
-            out_of_place = f"call `{name}` instead and put it on the FP32 list, or " if can_be_listed(name) else ""
-            written = "write into a float32 tensor; if float32 doesn't hold the result either, keep the inputs in range"
-            return f"op lists don't change the dtype of an in-place op; {out_of_place}{written}"
-        if explained is None:
-            return "run the line in float32, inside hmp.disable_casts()"
+        if owner.policy is None or _in_place(owner) or explained is None:
+            return _BY_HAND
         wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
         if explained.cast == "fp32":
             said = (

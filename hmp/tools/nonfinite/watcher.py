@@ -32,7 +32,6 @@ FLOATS = frozenset(
 )
 # A finite extreme stands for an infinity: `finfo(dtype).min` in masks.
 EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32))
-_POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
 _OUTSIDE = "a tensor from outside, such as the batch"
 _SCALER = "grad_scaler.py"
 _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
@@ -41,10 +40,7 @@ _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and
 class OriginKind(Word):
     """Where a NaN or Inf comes from, see `Origin`."""
 
-    WRITTEN = "written"
-    UNWRITTEN = "unwritten"
-    REPORTED = "reported"
-    WAITING = "waiting"
+    KNOWN = "known"
     PENDING = "pending"
     INSIDE = "inside"
     OUTSIDE = "outside"
@@ -54,8 +50,8 @@ class OriginKind(Word):
 class Origin:
     """Where the NaN or Inf in some memory comes from.
 
-    Written by the user, unwritten memory, a finding that was reported, waits for the GradScaler, is not yet known to matter or is still
-    inside what made it, or what came in from outside. `received` is memory that a collective wrote.
+    It is known (the user wrote it, nobody wrote the memory, its finding was reported or waits for the GradScaler), pending (not yet known
+    to matter), inside of what made it, or came in from outside. `received` is memory that a collective wrote.
     """
 
     kind: OriginKind
@@ -135,7 +131,7 @@ class NonfiniteFinder(OpOwners):
             self._scaler_ran(known.name, args)
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
-            self._mark(each_tensor((out,)), Origin(OriginKind.UNWRITTEN))
+            self._mark(each_tensor((out,)), Origin(OriginKind.KNOWN))
             return out
         if not self._scaled and known.name == "mul" and _inside_scaler():
             self._scaled = True
@@ -159,7 +155,7 @@ class NonfiniteFinder(OpOwners):
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
-        origin = next((each for each in sent if each is not None and each.finding is not None), Origin(OriginKind.UNWRITTEN))
+        origin = next((each for each in sent if each is not None and each.finding is not None), Origin(OriginKind.KNOWN))
         out = run_collective(func, args, kwargs, run)
         self._mark([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
@@ -188,7 +184,7 @@ class NonfiniteFinder(OpOwners):
         ruled = call.owner.ruled
         quantises = ruled is not None and ruled.rule.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
-            self._mark(odd, Origin(OriginKind.WRITTEN))
+            self._mark(odd, Origin(OriginKind.KNOWN))
         elif not bad:
             is_low = any(t.dtype in LOW for t in (*inputs, *odd))
             in_float32 = _made_in_float32(func, args, kwargs) if is_low and not known.writes else None
@@ -204,12 +200,12 @@ class NonfiniteFinder(OpOwners):
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
         if not has_nan and self._meant(finding):
-            self._mark(odd, Origin(OriginKind.WRITTEN))
+            self._mark(odd, Origin(OriginKind.KNOWN))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):
             self._mark(odd, Origin(OriginKind.PENDING, finding))
             return
-        waits = not has_nan and self._scaled and (call.direction == Direction.BACKWARD or _inside_scaler()) and not _at_pole(known, inputs)
+        waits = not has_nan and self._scaled and (call.direction == Direction.BACKWARD or _inside_scaler())
         self._mark(odd, Origin(OriginKind.INSIDE, finding))
         self._held.append(Held(finding, waits, bool(known.writes)))
         if self._unit is None:
@@ -239,7 +235,7 @@ class NonfiniteFinder(OpOwners):
         alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
         matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
         for each in held:
-            kind = OriginKind.PENDING if each not in matters else OriginKind.WAITING if each.waits else OriginKind.REPORTED
+            kind = OriginKind.KNOWN if each in matters else OriginKind.PENDING
             for key, (weak, origin) in self._origins.items():
                 if origin.finding is each.finding:
                     self._origins[key] = weak, replace(origin, kind=kind)
@@ -280,7 +276,7 @@ class NonfiniteFinder(OpOwners):
             origin = next((o for _, o in origins if o is not None), None)
         if origin is None and (nan_came or nan_of_inf):
             tensor = next((t for t in bad if _has_nan(t)), bad[0])
-            origin = Origin(OriginKind.OUTSIDE if nan_came else OriginKind.WRITTEN, source=self._name(tensor))
+            origin = Origin(OriginKind.OUTSIDE if nan_came else OriginKind.KNOWN, source=self._name(tensor))
         if origin is None:
             return  # Inf came in, and went on: a mask
         if origin.kind == OriginKind.INSIDE:
@@ -293,10 +289,10 @@ class NonfiniteFinder(OpOwners):
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
             came = FindingKind.PARAMETER if source.startswith(("parameter", "buffer")) else FindingKind.DATA
             finding = find(call, known, inputs, odd, came, source=source)
-            self._mark(odd, Origin(OriginKind.REPORTED, finding))
+            self._mark(odd, Origin(OriginKind.KNOWN, finding))
             self._report(finding)
         elif origin.kind == OriginKind.PENDING and (nan_of_inf or nan_came) and origin.finding is not None:
-            self._mark(odd, Origin(OriginKind.REPORTED, origin.finding))
+            self._mark(odd, Origin(OriginKind.KNOWN, origin.finding))
             self._report(origin.finding)
         else:
             if nan_of_inf:
@@ -408,11 +404,6 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(widened(tensor)).any())
-
-
-def _at_pole(known: Facts, inputs: list[Tensor]) -> bool:
-    """Return True if a division by an exact zero, or the like, made the Inf: no loss scale did."""
-    return known.name in _POLES and bool((inputs[-1] == 0).any())
 
 
 def _inside_scaler() -> bool:
