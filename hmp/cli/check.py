@@ -42,13 +42,13 @@ def run(options: argparse.Namespace) -> int:
 
         model, _ = load(options.model, "summary").make_model_and_batches(1)
     found = check_lists.check(files, [path for path in paths if path.is_dir()], model)
-    errors = sum(each.level == check_lists.Level.ERROR for each in found)
+    errors = sum(each.level == "error" for each in found)
     if not give_json(options.json, {"findings": [each._asdict() for each in found]}):
         return 1 if errors else 0
     for each in found:
-        if each.level != check_lists.Level.OK or not options.problems:
+        if each.level != "ok" or not options.problems:
             print(f"{each.level:5}  {each}")
-    notes = sum(each.level == check_lists.Level.NOTE for each in found)
+    notes = sum(each.level == "note" for each in found)
     print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     if model is None and any("@" in each.name for each in found):
         print("scopes were not checked: give your model, --model recipe.py (hmp init writes a recipe)")

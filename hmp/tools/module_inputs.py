@@ -10,6 +10,7 @@ from torch import nn
 
 from ..core.convert import casts
 from ..core.policy.policy import Policy
+from ..core.policy.scopes import unwrapped
 from ..core.torch_patches.module_calls import applied_policy
 
 Tensor = torch.Tensor
@@ -33,24 +34,17 @@ def _recurrent(module: Any) -> Shapes:
     return [(2, 2, module.input_size)]
 
 
-def _stepped(module: Any) -> Shapes:
-    return [(2, module.input_size)]
-
-
 # By its forward, the shapes of the floating-point inputs of a module. One that looks rows up has none: it takes indices.
 _SHAPES: dict[Callable[..., Any], Callable[[Any], Shapes]] = {
     nn.Linear.forward: lambda module: [(_ROWS, module.in_features)],
-    nn.Bilinear.forward: lambda module: [(_ROWS, module.in1_features), (_ROWS, module.in2_features)],
     nn.LayerNorm.forward: lambda module: [(2, *module.normalized_shape)],
     nn.RMSNorm.forward: lambda module: [(2, *module.normalized_shape)],
     nn.GroupNorm.forward: lambda module: [(2, module.num_channels, 2)],
-    nn.PReLU.forward: lambda module: [(2, module.num_parameters)],
     nn.MultiheadAttention.forward: lambda module: [(2, 2, module.embed_dim), (2, 2, module.kdim), (2, 2, module.vdim)],
     nn.Embedding.forward: lambda module: [],
     nn.EmbeddingBag.forward: lambda module: [],
     **{cls.forward: _normed_channels for cls in _DIMS},
     **{cls.forward: _recurrent for cls in (nn.LSTM, nn.GRU, nn.RNN)},
-    **{cls.forward: _stepped for cls in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
     **{cls.forward: _convolved for cls in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
     **{cls.forward: _convolved for cls in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)},
 }
@@ -63,46 +57,34 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class Alone:
     """The modules of a model that hold weights: those that can be called alone, and of the others why not.
 
-    Each is called under the policy of the innermost model around it that has one of its own; `policy` is that of the whole model. A call
-    gives each one input in float32 and one in the low-precision dtype, as nobody knows which the model gives it.
+    A call gives each one input in float32 and one in the low-precision dtype, as nobody knows which the model gives it. Modules in a part
+    that has a policy of its own can't be called.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
-        self._modules: dict[nn.Module, dict[nn.Module, None]] = {}  # by the model whose policy they have
-        self._policies = {model: policy}
-        self._why_not: dict[nn.Module, str] = {}
-        self._collect(model, model)
-
-    def _collect(self, module: nn.Module, model: nn.Module) -> None:
-        modules = self._modules.setdefault(model, {})
-        if module in modules:
-            return
-        modules[module] = None
-        for child in module.children():
-            own = applied_policy(child)
-            if own is not None:
-                self._policies[child] = own
-            self._collect(child, model if own is None else child)
-        why_not = _why_not(module)
-        if why_not:
-            self._why_not[module] = f"{type(module).__name__} {why_not}"
+        self._model = model = unwrapped(model)
+        self._policy, self._why_not = policy, dict[nn.Module, str]()
+        parts = [part for part in model.modules() if part is not model and applied_policy(part) is not None]
+        others = {module for part in parts for module in part.modules()}
+        for module in model.modules():
+            why_not = "is in a part with a policy of its own" if module in others else _why_not(module)
+            if why_not:
+                self._why_not[module] = f"{type(module).__name__} {why_not}"
 
     def call(self, *, first: bool) -> list[Any]:
         """Call each module, and return what all return. On the `first` call, a module that raises is left out from then on."""
         generator = torch.Generator().manual_seed(0)
         found: list[Any] = []
-        for model, modules in self._modules.items():
-            policy = self._policies[model]
-            with casts(policy, model=model):
-                for module in modules:
-                    if module in self._why_not or next(_held(module), None) is None:
-                        continue
-                    try:
-                        found += [module(*_inputs(module, dtype, generator)) for dtype in (torch.float32, policy.dtype)]
-                    except Exception as error:
-                        if not first:
-                            raise
-                        self._why_not[module] = f"{type(module).__name__} alone raised {type(error).__name__}"
+        with casts(self._policy, model=self._model):
+            for module in self._model.modules():
+                if module in self._why_not or next(_held(module), None) is None:
+                    continue
+                try:
+                    found += [module(*_inputs(module, dtype, generator)) for dtype in (torch.float32, self._policy.dtype)]
+                except Exception as error:
+                    if not first:
+                        raise
+                    self._why_not[module] = f"{type(module).__name__} alone raised {type(error).__name__}"
         return found
 
     def undecided(self) -> dict[Tensor, str]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -22,18 +22,12 @@ from ...errors import OpListError
 from ..aten import Facts
 from ..compare.distance import widened
 from ..explain import Rule, explain
-from ..formatting import Word
 from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)
 
 
-class FindingKind(Word):
-    """What a finding is: an op, or where a NaN or Inf came in."""
-
-    OP = "op"
-    DATA = "data"
-    PARAMETER = "parameter"
+FindingKind = Literal["op", "data", "parameter"]  # an op, or where a NaN or Inf came in
 
 
 class Values(NamedTuple):
@@ -99,8 +93,8 @@ class Finding:
     def _said(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
         spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
-        if self.kind == FindingKind.OP:
-            in_backward = f" in the backward ({self.node})" if self.direction == Direction.BACKWARD else ""
+        if self.kind == "op":
+            in_backward = f" in the backward ({self.node})" if self.direction == "backward" else ""
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
             head = f"no op made {self.made}: it was already in {self.source}; first used by {spelled}: {where}"
@@ -114,7 +108,7 @@ def find(
     known: Facts,
     inputs: list[torch.Tensor],
     outputs: list[torch.Tensor],
-    kind: FindingKind = FindingKind.OP,
+    kind: FindingKind = "op",
     *,
     source: str = "",
     scope: str = "",
@@ -141,7 +135,7 @@ def find(
         inputs=tuple(values(t) for t in inputs if id(t) not in written),
         outputs=tuple(map(values, outputs)),
         rule=_rule(call, explained),
-        remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
+        remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
         source=source,
     )
 
@@ -153,8 +147,8 @@ def made(tensors: Iterable[torch.Tensor]) -> str:
 
 
 _DATA = {
-    FindingKind.DATA: "check the batch: op lists don't affect this",
-    FindingKind.PARAMETER: "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
+    "data": "check the batch: op lists don't affect this",
+    "parameter": "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
 }
 _BY_HAND = "give this line float32 tensors: op lists don't affect it here"
 _IN_RANGE = "so op lists don't affect this; keep its inputs in range, with an eps or a clamp"

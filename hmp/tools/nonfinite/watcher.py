@@ -6,7 +6,7 @@ import cmath
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
@@ -21,9 +21,8 @@ from ...core.torch_patches.module_calls import applied_policy
 from ...core.torch_private import memory_of, storage_of, tree_leaves, tree_map
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
 from ..compare.distance import widened
-from ..formatting import Word
 from ..model_state import random_state_kept
-from ..op_owners import AtenCall, Direction, OpOwners
+from ..op_owners import AtenCall, OpOwners
 from .finding import LOW, Finding, FindingKind, find, made
 
 Tensor = torch.Tensor
@@ -37,13 +36,7 @@ _SCALER = "grad_scaler.py"
 _OF_SCALER = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
 
 
-class OriginKind(Word):
-    """Where a NaN or Inf comes from, see `Origin`."""
-
-    KNOWN = "known"
-    PENDING = "pending"
-    INSIDE = "inside"
-    OUTSIDE = "outside"
+OriginKind = Literal["known", "pending", "inside", "outside"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ class NonfiniteFinder(OpOwners):
             self._scaler_ran(known.name, args)
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
-            self._mark(each_tensor((out,)), Origin(OriginKind.KNOWN))
+            self._mark(each_tensor((out,)), Origin("known"))
             return out
         if not self._scaled and known.name == "mul" and _inside_scaler():
             self._scaled = True
@@ -155,7 +148,7 @@ class NonfiniteFinder(OpOwners):
     def _communicate(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return a collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
         sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
-        origin = next((each for each in sent if each is not None and each.finding is not None), Origin(OriginKind.KNOWN))
+        origin = next((each for each in sent if each is not None and each.finding is not None), Origin("known"))
         out = run_collective(func, args, kwargs, run)
         self._mark([*written_by_collective(func, args), *each_tensor((out,))], replace(origin, received=True))
         for each in self._held:
@@ -184,7 +177,7 @@ class NonfiniteFinder(OpOwners):
         ruled = call.owner.ruled
         quantises = ruled is not None and ruled.rule.hides_dtypes  # which makes NaN of Inf by that number, and nobody wrote it
         if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
-            self._mark(odd, Origin(OriginKind.KNOWN))
+            self._mark(odd, Origin("known"))
         elif not bad:
             is_low = any(t.dtype in LOW for t in (*inputs, *odd))
             in_float32 = _made_in_float32(func, args, kwargs) if is_low and not known.writes else None
@@ -200,13 +193,13 @@ class NonfiniteFinder(OpOwners):
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
         if not has_nan and self._meant(finding):
-            self._mark(odd, Origin(OriginKind.KNOWN))
+            self._mark(odd, Origin("known"))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):
-            self._mark(odd, Origin(OriginKind.PENDING, finding))
+            self._mark(odd, Origin("pending", finding))
             return
-        waits = not has_nan and self._scaled and (call.direction == Direction.BACKWARD or _inside_scaler())
-        self._mark(odd, Origin(OriginKind.INSIDE, finding))
+        waits = not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler())
+        self._mark(odd, Origin("inside", finding))
         self._held.append(Held(finding, waits, bool(known.writes)))
         if self._unit is None:
             self._unit_ended()
@@ -235,7 +228,7 @@ class NonfiniteFinder(OpOwners):
         alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
         matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
         for each in held:
-            kind = OriginKind.KNOWN if each in matters else OriginKind.PENDING
+            kind: OriginKind = "known" if each in matters else "pending"
             for key, (weak, origin) in self._origins.items():
                 if origin.finding is each.finding:
                     self._origins[key] = weak, replace(origin, kind=kind)
@@ -249,12 +242,12 @@ class NonfiniteFinder(OpOwners):
         """Results are finite: what was not was masked, or computed with."""
         if not known.moves and any(t.dtype in FLOATS for t in results):
             origins = [self._origin(t) for t in leaves if isinstance(t, Tensor)]
-            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == OriginKind.INSIDE}
+            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == "inside"}
             for each in self._held:
                 each.used |= id(each.finding) in inside
         for tensor in written:
             origin = self._origin(tensor)
-            if origin is not None and origin.kind == OriginKind.INSIDE and tensor.nbytes == storage_of(tensor).nbytes():
+            if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
                 del self._origins[memory_of(storage_of(tensor))]
 
     def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
@@ -276,23 +269,23 @@ class NonfiniteFinder(OpOwners):
             origin = next((o for _, o in origins if o is not None), None)
         if origin is None and (nan_came or nan_of_inf):
             tensor = next((t for t in bad if _has_nan(t)), bad[0])
-            origin = Origin(OriginKind.OUTSIDE if nan_came else OriginKind.KNOWN, source=self._name(tensor))
+            origin = Origin("outside" if nan_came else "known", source=self._name(tensor))
         if origin is None:
             return  # Inf came in, and went on: a mask
-        if origin.kind == OriginKind.INSIDE:
+        if origin.kind == "inside":
             self._mark(odd, origin)
             for each in self._held:
                 each.in_place |= each.finding is origin.finding and bool(known.writes)
         elif known.moves and not nan_of_inf:
             self._mark(odd, origin)
-        elif origin.kind == OriginKind.OUTSIDE:
+        elif origin.kind == "outside":
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
-            came = FindingKind.PARAMETER if source.startswith(("parameter", "buffer")) else FindingKind.DATA
+            came: FindingKind = "parameter" if source.startswith(("parameter", "buffer")) else "data"
             finding = find(call, known, inputs, odd, came, source=source)
-            self._mark(odd, Origin(OriginKind.KNOWN, finding))
+            self._mark(odd, Origin("known", finding))
             self._report(finding)
-        elif origin.kind == OriginKind.PENDING and (nan_of_inf or nan_came) and origin.finding is not None:
-            self._mark(odd, Origin(OriginKind.KNOWN, origin.finding))
+        elif origin.kind == "pending" and (nan_of_inf or nan_came) and origin.finding is not None:
+            self._mark(odd, Origin("known", origin.finding))
             self._report(origin.finding)
         else:
             if nan_of_inf:

@@ -25,7 +25,7 @@ from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
 from ..op_owners import place_here
-from .rows import OverrideKind, Violation, together
+from .rows import Violation, together
 
 
 class Overrider(NamedTuple):
@@ -35,13 +35,13 @@ class Overrider(NamedTuple):
     calls); `words` say which, with the line that opened a context.
     """
 
-    kind: OverrideKind
+    kind: str
     words: str
 
 
 def over_casts() -> Overrider | None:
     """Who casts once more what hmp has cast: a torch.autocast context; None for nobody."""
-    return Overrider(OverrideKind.REGION, f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
+    return Overrider("region", f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
 
 
 def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
@@ -67,8 +67,8 @@ def in_place_of_casts() -> Overrider | None:
     """Return who has switched casts off; None if they are on, or hmp did for torch's own code, which no list covers."""
     here = state.current_state()
     if isinstance(here, autocast.Paused):
-        return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
-    return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and state.is_by_user() else None
+        return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
+    return Overrider("disable_casts", "disable_casts()") if here.disabled and state.is_by_user() else None
 
 
 def _opened(enabled: bool) -> str:
@@ -78,7 +78,7 @@ def _opened(enabled: bool) -> str:
 
 _LOW = frozenset(("bfloat16", "float16"))
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LEFT = Overrider(OverrideKind.TORCH, "hmp, which left the call to torch")
+_LEFT = Overrider("torch", "hmp, which left the call to torch")
 Given = tuple[Any, ...]  # the arguments of a call
 
 
@@ -111,7 +111,7 @@ class OverrideRecorder:
             overrider, got = _LEFT, call.computed
             if call.lacks_kernel:
                 words = f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)"
-                overrider, got = Overrider(OverrideKind.NO_KERNEL, words), "float32"
+                overrider, got = Overrider("no_kernel", words), "float32"
             self._check(policy, ruled.op, got, over_casts() or overrider, given, call.result)
             if ruled.rule is registry.FP32_LIST:
                 self._look_at_inputs(policy, ruled.op, given, call.result)
@@ -131,12 +131,12 @@ class OverrideRecorder:
         if rounded is not None and entry is not None and registry.of_entry(entry) is registry.FP32_LIST:
             low = dtype_name(rounded.dtype)
             words = f"a weight stored in {low}" if isinstance(rounded, torch.nn.Parameter) else f"an input in {low}"
-            overrider = Overrider(OverrideKind.ROUNDED_BEFORE, words)
+            overrider = Overrider("rounded_before", words)
             self._note(op, entry.source, "float32", f"float32, on values already rounded to {low}", overrider)
 
     def past(self, call: Call) -> None:
         """Note a call of torch's own function by a name that Python code took before."""
-        overrider = Overrider(OverrideKind.BYPASSED, "a reference taken before hmp patched torch")
+        overrider = Overrider("bypassed", "a reference taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:
@@ -158,7 +158,7 @@ class OverrideRecorder:
         applied = module_calls.applied(model)
         if model is not None and applied is not None and applied.applied is not None:
             words = f"a part of {type(unwrapped(model)).__name__}, called directly instead of through the model"
-            outside = Overrider(OverrideKind.OUTSIDE, words)
+            outside = Overrider("outside", words)
             self._check(_policy_in(applied.applied, running), op, got, outside, given, result)
 
     def begin_backward(self) -> None:
@@ -186,7 +186,7 @@ class OverrideRecorder:
             return  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
             return  # in place and out=: the first input's dtype counts
-        if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
+        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
             return  # a look-up, whose table is not cast, and what saturates
         self._note(op, entry.source, dtype_name(wanted), got, overrider)
 

@@ -37,7 +37,7 @@ from ..pages.page import (
 )
 from .models import Model
 from .report import SHOWN, Report
-from .rows import BYPASSED, UNLISTED, OverrideKind, Row, Violation, in_order, in_words, kinds, report_parts, summed, total
+from .rows import BYPASSED, REMEDIES, UNLISTED, Row, Violation, in_order, in_words, kinds, report_parts, summed, total
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
@@ -132,7 +132,7 @@ def _violations(found: list[Violation]) -> Section | None:
     ]  # fmt: skip
     columns = ("op", "entry", "wanted", "got", "module", "place", "overridden by", ">calls")
     table = Table(columns, rows, label="Calls that did not follow their list", where="report.violations() holds them")
-    remedies = Items([f"{kind}: {OverrideKind(kind).remedy}" for kind in kinds(found)])
+    remedies = Items([f"{kind}: {REMEDIES[kind]}" for kind in kinds(found)])
     return Section("violations", "Did not follow", "Calls that did not follow their list", [table, remedies])
 
 

@@ -10,7 +10,6 @@ from ...core import lists
 from ...core.observe import Listener
 from ...core.rules import registry
 from ...errors import HmpError
-from ..formatting import Word
 from ..pages.page import Section
 
 T = TypeVar("T")
@@ -157,36 +156,23 @@ def total(rows: Iterable[Row]) -> Row:
 # --- calls that did not follow the entry of their list, and what overrode it
 
 
-class OverrideKind(Word):
-    """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
-
-    REGION = "region", "close the autocast context first, or enter hmp.casts() or call the applied model inside it"
-    ISLAND = "island", "remove the autocast(enabled=False) context or, if float32 is right here, take the op off the list"
-    DISABLE_CASTS = "disable_casts", "move the call out of disable_casts(), or take the op off the list"
-    NO_KERNEL = "no_kernel", "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`"
-    OUTSIDE = "outside", "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))"
-    BYPASSED = "bypassed", "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call"
-    ROUNDED_BEFORE = (
-        "rounded_before",
-        "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
-    )
-    TORCH = "torch", "hmp left the call to torch because of its arguments; see the rules for when it does"
-
-    remedy: str
-
-    def __new__(cls, value: str, remedy: str = "") -> OverrideKind:
-        """Return a kind, which is its value as a string."""
-        made = str.__new__(cls, value)
-        made._value_ = value
-        made.remedy = remedy
-        return made
+# Kind of violation, which is what overrode the entry of a list → what to do about it.
+REMEDIES = {
+    "region": "close the autocast context first, or enter hmp.casts() or call the applied model inside it",
+    "island": "remove the autocast(enabled=False) context or, if float32 is right here, take the op off the list",
+    "disable_casts": "move the call out of disable_casts(), or take the op off the list",
+    "no_kernel": "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`",
+    "outside": "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))",
+    "bypassed": "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call",
+    "rounded_before": "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
+    "torch": "hmp left the call to torch because of its arguments; see the rules for when it does",
+}
 
 
 def check_allowed(allow: Collection[str]) -> None:
     """Raise HmpError unless `allow` is a list of kinds of violations."""
-    known = [each.value for each in OverrideKind]
-    if isinstance(allow, str) or not isinstance(allow, Collection) or any(kind not in known for kind in allow):
-        raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, known))}")
+    if isinstance(allow, str) or not isinstance(allow, Collection) or any(kind not in [*REMEDIES] for kind in allow):
+        raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, REMEDIES))}")
 
 
 @dataclass(frozen=True)
@@ -194,7 +180,7 @@ class Violation:
     """Calls of one op in one place that ran otherwise than an entry of a list says.
 
     `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
-    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a torch.autocast context with the line that
+    in; `kind` what overrode it, a key of REMEDIES, and `by` what that was in words: a torch.autocast context with the line that
     opened it. `module`, `file` and `line` say who called, `calls` how often.
     """
 
@@ -217,7 +203,7 @@ class Violation:
     @property
     def remedy(self) -> str:
         """Return what may be done about it."""
-        return OverrideKind(self.kind).remedy
+        return REMEDIES[self.kind]
 
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
@@ -242,7 +228,7 @@ def in_lines(found: Iterable[Violation]) -> str:
     lines = []
     for kind in kinds(listed):
         lines += [f"  {each}" for each in listed if each.kind == kind]
-        lines.append(f"    to fix: {OverrideKind(kind).remedy}")
+        lines.append(f"    to fix: {REMEDIES[kind]}")
     return "\n".join(lines)
 
 
