@@ -263,7 +263,6 @@ class Report(Result):
         Returns:
             A line for each op.
         """
-        _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
         changed = sorted(op for op in mine.keys() | theirs.keys() if mine.get(op) != theirs.get(op))
         return [f"{op}: {mine.get(op, 'not called')} -> {theirs.get(op, 'not called')}" for op in changed]
@@ -279,7 +278,6 @@ class Report(Result):
         Returns:
             A new report.
         """
-        _check_reports("merge", *others)
         return self._together((self, *others), sum)
 
     def _together(self, reports: Sequence[Report], seconds: Callable[[Iterable[float]], float]) -> Report:
@@ -346,19 +344,16 @@ class Report(Result):
         Raises:
             HmpError: It is something else, or of another version.
         """
-        if not isinstance(values, Mapping):
-            raise HmpError(f"Report.from_dict() expected what Report.to_dict() returned, got {type(values).__name__}")
-        if values.get("hmp_report") != FORMAT:
-            raise HmpError(f"expected a report with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; record it again with this hmp")
-        if not isinstance(values.get("rows"), list):
-            raise HmpError("expected a report with rows, got one without; pass all that Report.to_dict() returned")
         kinds: dict[str, Any] = {"rows": Row, "violations": Violation, "models": Model}
         kinds |= {name: part.row for name, part in report_parts().items()}
-        # which reports of older releases have not all of
         try:
+            if values["hmp_report"] != FORMAT or "rows" not in values:
+                raise ValueError(f"hmp_report {values['hmp_report']!r}")
+            # which reports of older releases have not all of
             found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
-        except (TypeError, ValueError) as error:  # edited by hand, or cut
-            raise HmpError(f"expected what Report.to_dict() returned, got something else ({error}); record it again") from None
+        except (LookupError, TypeError, ValueError) as error:
+            told = f"expected what Report.to_dict() returned, with rows and hmp_report {FORMAT}, got something else ({error})"
+            raise HmpError(f"{told}; record it again with this hmp") from None
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
         return cls(**about | found)
 
@@ -376,13 +371,9 @@ class Report(Result):
             HmpError: There is no such file, or no report in it.
         """
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (HmpError, OSError, TypeError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
             raise HmpError(f"{path}: cannot be read ({error}); give a file that Report.to_json() wrote") from None
-        try:
-            return cls.from_dict(values if isinstance(values, Mapping) else {})
-        except HmpError as error:
-            raise HmpError(f"{path}: {error}") from None
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
@@ -416,13 +407,6 @@ class Report(Result):
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
     """Return a row's values without `more`, where no plug-in has added a column."""
     return {name: value for name, value in values.items() if name != "more" or value}
-
-
-def _check_reports(method: str, *others: object) -> None:
-    """Raise HmpError if one of `others`, the arguments of that method, isn't a report."""
-    for each in others:
-        if not isinstance(each, Report):
-            raise HmpError(f"Report.{method}(): expected reports, got {each!r}; load a file with Report.load(path)")
 
 
 def _dtypes_by_op(report: Report) -> dict[str, str]:

@@ -22,13 +22,9 @@ BYPASSED = "bypassed"
 _WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in reversed(registry.RULES) if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "in_float32")
-# What rows may be taken together by, with the fields that then distinguish them.
-GROUPS = {
-    "op": ("op", "rule", "source", "inputs", "compute", "output"),
-    "module": ("module",),
-    "line": ("op", "rule", "source", "inputs", "compute", "output", "file", "line"),
-    "call": ("op", "rule", "source", "inputs", "compute", "output", "module", "file", "line"),
-}
+# What rows may be taken together by, with the fields that then distinguish them: but for modules, with rule and dtypes.
+GROUPS = {"op": ("op",), "module": ("module",), "line": ("op", "file", "line"), "call": ("op", "module", "file", "line")}
+_RULE_AND_DTYPES = ("rule", "source", "inputs", "compute", "output")
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise HmpError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
-    return summed(rows, GROUPS[by])
+    return summed(rows, GROUPS[by] if by == "module" else (*GROUPS[by], *_RULE_AND_DTYPES))
 
 
 def summed(rows: Iterable[Row], by: Sequence[str]) -> list[Row]:
