@@ -14,8 +14,7 @@ from ...core import lists
 from ...core.casting import dtype_name
 from ...errors import HmpError, ViolationError
 from ..formatting import count, of_json, some, versioned
-from ..pages.page import Page, Result
-from ..pages.text import table
+from ..pages.page import Page, Result, table
 from .models import Model, merge_models
 from .rows import BYPASSED, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
 
