@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -160,15 +160,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A heading within a section."""
-
-    text: str
-
-    kind = "heading"
-
-
-@dataclass(frozen=True)
 class Items:
     """A list of texts; notes are set apart."""
 
@@ -257,7 +248,7 @@ class Tree:
     kind = "tree"
 
 
-Part = Table | Text | Heading | Items | Depth | TradeOff | Code | Tree
+Part = Table | Text | Items | Depth | TradeOff | Code | Tree
 
 
 @dataclass(frozen=True)
@@ -300,25 +291,13 @@ def text(page: Page) -> str:
     told += [f"{name}: {said}" if said else name for name, said in page.policies]
     blocks = ["\n".join(_plain(line) for line in told)]
     blocks += ["\n".join(aligned(page.cards, {0, 2}))] if page.cards else []
-    blocks += _blocks(page.opening)
+    blocks += filter(None, map(_block, page.opening))
     for section in page.sections:
-        shown = [] if section.is_long else list(_blocks(section.parts))
+        shown = [] if section.is_long else list(filter(None, map(_block, section.parts)))
         if shown and section.heading:
             shown[0] = f"{section.heading}\n{shown[0]}"
         blocks += shown
     return "\n\n".join(blocks).replace("µs", "us")
-
-
-def _blocks(parts: Sequence[Part]) -> Iterator[str]:
-    heading = ""
-    for part in parts:
-        if isinstance(part, Heading):
-            heading = f"{part.text}\n"
-            continue
-        found = _block(part)
-        if found:
-            yield heading + found
-            heading = ""
 
 
 def _block(part: Part) -> str:

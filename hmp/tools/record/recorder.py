@@ -21,7 +21,7 @@ from ...core.policy.names import ops_of
 from ...core.policy.policy import Policy
 from ...core.policy.precedence import Listed
 from ...core.policy.scopes import of_user
-from ...core.rules import emulation, registry
+from ...core.rules import registry
 from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
 from .. import model_call
@@ -227,8 +227,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         >>> report.assert_dtype("linear", torch.bfloat16)
     """
     recorder = Recorder(synchronize)
-    in_float32 = {dtype_name(dtype): emulation.why(dtype) for dtype in emulation.computed_in_float32()}
-    report = Report((), (), (), device=_device(), in_float32=in_float32, **provenance())
+    report = Report((), (), (), device=_device(), **provenance())
     report._recorder = recorder
     try:
         with running_uncompiled(), listen(recorder, recorder.models, *recorder.parts.values()):

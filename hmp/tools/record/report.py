@@ -16,7 +16,7 @@ from ...errors import HmpError, ViolationError
 from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result, table
 from .models import Model, merge_models
-from .rows import BYPASSED, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
+from .rows import UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -63,7 +63,7 @@ class Report(Result):
         self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in told.items()}
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
-            "torch": torch.__version__, "in_float32": {},
+            "torch": torch.__version__,
         } | about  # fmt: skip
 
     @property
@@ -159,24 +159,8 @@ class Report(Result):
     @property
     def notes(self) -> list[str]:
         """Return what a reader must know of how this was recorded."""
-        rows = self.rows
-        notes = []
-        raised = sum(row.raised for row in rows)
-        if raised:
-            notes.append(f"{count(raised, 'call')} ended in an exception.")
-        for dtype, why in self._about["in_float32"].items():
-            wide = [row for row in rows if row.in_float32 and dtype in (row.compute, row.output)]
-            if wide:
-                names, calls = some(sorted({row.op for row in wide}), 6), count(sum(row.in_float32 for row in wide), "call")
-                notes.append(f"{dtype} computed in float32 and rounded, in {calls} of {names}: {why} (rule R11).")
-        past = [row for row in rows if row.rule == BYPASSED]
-        if past:
-            names = ", ".join(sorted({row.op for row in past}))
-            notes.append(
-                f"{count(sum(row.calls for row in past), 'call')} of {names} bypassed hmp, through references taken before it patched "
-                "torch: hmp.unreachable() lists them."
-            )
-        return notes
+        raised = sum(row.raised for row in self.rows)
+        return [f"{count(raised, 'call')} ended in an exception."] if raised else []
 
     def _told(self, name: str) -> Any:
         """Return what is known by that name: now, while it is recorded."""
