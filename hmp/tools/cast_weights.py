@@ -427,10 +427,6 @@ def _normed_channels(module: Any) -> Shapes:
     return [(2, module.num_features, *(2,) * dims)]
 
 
-def _recurrent(module: Any) -> Shapes:
-    return [(2, 2, module.input_size)]
-
-
 # By its forward, the shapes of the floating-point inputs of a module. One that looks rows up has none: it takes indices.
 _SHAPES: dict[Callable[..., Any], Callable[[Any], Shapes]] = {
     nn.Linear.forward: lambda module: [(_ROWS, module.in_features)],
@@ -441,7 +437,7 @@ _SHAPES: dict[Callable[..., Any], Callable[[Any], Shapes]] = {
     nn.Embedding.forward: lambda module: [],
     nn.EmbeddingBag.forward: lambda module: [],
     **{cls.forward: _normed_channels for cls in _DIMS},
-    **{cls.forward: _recurrent for cls in (nn.LSTM, nn.GRU, nn.RNN)},
+    **{cls.forward: lambda module: [(2, 2, module.input_size)] for cls in (nn.LSTM, nn.GRU, nn.RNN)},
     **{cls.forward: _convolved for cls in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
     **{cls.forward: _convolved for cls in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)},
 }

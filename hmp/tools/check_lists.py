@@ -79,8 +79,11 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = (), 
     entries, found = _read(files)
     usable, said = _judged(entries)
     found += said
-    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(files_of(folders[0])) else None
-    found += _meanings(usable, policy or _policy(usable), model)
+    policy = _policy(usable)
+    if len(folders) == 1 and len(files) == len(files_of(folders[0])):
+        with contextlib.suppress(HmpError):  # convert() would refuse the folder, and what for is said below
+            policy = Policy.load(folders[0])  # with what its base.txt adds
+    found += _meanings(usable, policy, model)
     order = {str(path): index for index, (path, _) in enumerate(files)}
     found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
     for folder in folders:
@@ -134,10 +137,6 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
                 f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
             )
             continue
-        before = precedence.same_op(ops, taken[entry.list_name, entry.scope])
-        if before is not None:
-            say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
-            continue
         for op in ops:
             taken[entry.list_name, entry.scope].setdefault(op, entry)
         usable.append(entry)
@@ -147,14 +146,6 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
 def _policy(usable: Iterable[ListEntry]) -> Policy:
     named: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.list_name == cast and e.scope is None) for cast in lists.names()}
     return Policy("checked", **named)
-
-
-def _policy_of(folder: Path) -> Policy | None:
-    """Return the folder's policy, with what its base.txt adds; None where convert() would refuse it."""
-    try:
-        return Policy.load(folder)
-    except HmpError:
-        return None
 
 
 def _meanings(usable: list[ListEntry], policy: Policy, model: torch.nn.Module | None) -> Iterator[EntryFinding]:

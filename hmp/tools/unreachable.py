@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import gc
+import linecache
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import dispatching_ops
@@ -104,16 +104,7 @@ def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int],
 
 
 def _line_of_global(module: str, name: str) -> int | None:
-    """Return the line of the last statement of the module that binds the global `name`; None if its source is missing or has none."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None or not Path(path).is_file():
-        return None
-    line = None
-    for node in ast.parse(Path(path).read_bytes()).body:
-        for each in ast.walk(node):
-            bound = each.id if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) else None
-            if isinstance(each, ast.alias):
-                bound = each.asname or each.name
-            if bound == name:
-                line = node.lineno
-    return line
+    """Return the first line of the module that begins with an assignment to `name`; None without its source or such a line."""
+    assigns = re.compile(rf"{re.escape(name)}\s*(:[^=]*)?=[^=]")
+    lines = linecache.getlines(getattr(sys.modules.get(module), "__file__", None) or "")
+    return next((number for number, line in enumerate(lines, 1) if assigns.match(line)), None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import cmath
 import contextlib
-import fnmatch
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable
@@ -23,7 +22,7 @@ from ...core.casting import each_tensor, has_values
 from ...core.log import PACKAGES, log
 from ...core.observe import Call, here, listen, modules
 from ...core.rules.overflow import takes_masks
-from ...core.torch_patches.module_calls import applied_policy
+from ...core.torch_patches.module_calls import applied_policy, matches
 from ...core.torch_private import memory_of, storage_of, tree_leaves, tree_map
 from ...errors import HmpError, NonFiniteError
 from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collective, storage_address, written_by_collective
@@ -87,22 +86,22 @@ def detect_nonfinite(
         raise HmpError(f'on_find= expected "raise" (stop at the first finding) or "log" (log each and continue), got {on_find!r}')
     if isinstance(ignore, str) or not isinstance(ignore, Collection) or not all(isinstance(each, str) for each in ignore):
         raise HmpError(f'ignore= expected a list of op names and globs over module paths, such as ["*.mask", "exp"], got {ignore!r}')
-    return _Detection(on_find, _meant(ignore))
+    return _Detection(on_find, ignore)
 
 
 class _Detection(contextlib.ContextDecorator, contextlib.AbstractContextManager[list[Finding]]):
     """The context. Each call of a function that it decorates has one of its own."""
 
-    def __init__(self, on_find: str, meant: Callable[[Finding], bool]) -> None:
-        self._on_find, self._meant = on_find, meant
+    def __init__(self, on_find: str, ignore: Collection[str]) -> None:
+        self._on_find, self._ignored = on_find, ignore
 
     def _recreate_cm(self) -> _Detection:
-        return _Detection(self._on_find, self._meant)
+        return _Detection(self._on_find, self._ignored)
 
     def __enter__(self) -> list[Finding]:
         self._findings: list[Finding] = []
         self._said: set[Any] = set()
-        self._finder = NonfiniteFinder(self._report, self._meant)
+        self._finder = NonfiniteFinder(self._report, self._ignored)
         self._listening = listen(self._finder)
         self._listening.__enter__()
         return self._findings
@@ -137,19 +136,6 @@ def _to_users_line(trace: types.TracebackType | None) -> types.TracebackType | N
         if not each.tb_frame.f_code.co_filename.startswith(PACKAGES if shown is None else PACKAGES[0]):
             shown = types.TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return shown
-
-
-def _meant(names: Collection[str]) -> Callable[[Finding], bool]:
-    """Return the function that says whether a finding is of an op or of a module that is in `names`."""
-
-    def is_meant(finding: Finding) -> bool:
-        parts = finding.module.split(".")
-        paths = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        return not {finding.op, finding.aten}.isdisjoint(names) or any(
-            fnmatch.fnmatchcase(path, glob) for path in paths if path for glob in names
-        )
-
-    return is_meant
 
 
 def _rank_of_several() -> int | None:
@@ -191,12 +177,12 @@ class Held:
 class NonfiniteFinder(OpOwners):
     """Looks at the results of each ATen op.
 
-    `report` is called with each finding, and may raise; `meant` says whether an Inf of a finding counts as written.
+    `report` is called with each finding, and may raise; an Inf of an op or a module that `ignore` names counts as written.
     """
 
-    def __init__(self, report: Callable[[Finding], None], meant: Callable[[Finding], bool]) -> None:
+    def __init__(self, report: Callable[[Finding], None], ignore: Collection[str]) -> None:
         super().__init__()
-        self._meant = meant
+        self._ignored = ignore
         self._report = report
         self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
         self._of_integers = WeakTensorKeyDictionary()  # floating tensors that were computed from integers and nothing else
@@ -314,7 +300,7 @@ class NonfiniteFinder(OpOwners):
             # the product overflows where it is rounded: it is reported with the inputs that it was given, which lose nothing by this
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd, scope=self._scope(call.owner.place.module), in_float32=in_float32)
-        if not has_nan and self._meant(finding):
+        if not has_nan and self._is_ignored(finding):
             self._mark(odd, Origin("known"))
             return
         if not has_nan and self._may_be_meant(call, known, inputs):
@@ -371,6 +357,11 @@ class NonfiniteFinder(OpOwners):
             origin = self._origin(tensor)
             if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
                 del self._origins[memory_of(storage_of(tensor))]
+
+    def _is_ignored(self, finding: Finding) -> bool:
+        """Return True if the finding is of an op or of a module that the user has named."""
+        names = self._ignored
+        return finding.op in names or finding.aten in names or any(finding.module and matches(finding.module, glob) for glob in names)
 
     def _may_be_meant(self, call: AtenCall, known: Facts, inputs: list[Tensor]) -> bool:
         """Return True if an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""

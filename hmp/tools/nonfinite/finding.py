@@ -121,7 +121,7 @@ def find(
     owner, place = call.owner, call.owner.place
     written = {id(t) for t in outputs}
     explained = _explained(owner)
-    advice = _Advice(call, explained, scope, in_float32)
+    is_low = _is_low(owner, (*inputs, *outputs))
     return Finding(
         kind=kind,
         op=owner.op,
@@ -135,7 +135,7 @@ def find(
         inputs=tuple(values(t) for t in inputs if id(t) not in written),
         outputs=tuple(map(values, outputs)),
         rule=_rule(call, explained),
-        remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        remedy=_remedy(call, explained, scope, in_float32, is_low) if kind == "op" else _DATA[kind],
         source=source,
     )
 
@@ -194,56 +194,47 @@ def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     return (owner.ruled is not None and owner.ruled.rule.hides_dtypes) or any(t.dtype in LOW for t in tensors)
 
 
-class _Advice(NamedTuple):
-    """What to try about an op that made NaN or Inf."""
+def _remedy(call: AtenCall, explained: Rule | None, scope: str, in_float32: str | None, is_low: bool) -> str:
+    """Return what to try about an op that made NaN or Inf, in one line; `is_low`: it had low-precision inputs or results."""
+    owner, op = call.owner, call.owner.op
+    dtypes = [dtype for _, dtype in owner.autocast] if owner.policy is None else [owner.policy.dtype]
+    if not is_low or in_float32:
+        ran = f"in float32 it makes {in_float32}, too" if is_low else "it ran in float32 or wider"
+        return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
+    if op in table.DTYPE_OPS or call.by_user:
+        return _BY_HAND
+    if owner.policy is None and owner.autocast:
+        device, dtype = owner.autocast[0]
+        policy = Policy.load("autocast").replace(dtype=dtype)
+        instead = _moved(explain(op, policy), policy, scope) if can_be_listed(op) else ""
+        disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
+        return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
+    if owner.policy is None or _in_place(owner) or explained is None:
+        return _BY_HAND
+    wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+    if explained.cast == "fp32":
+        said = f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
+        return "; ".join(filter(None, (said, wider)))
+    inside = f"enter the policy inside {_autocast(owner)}, which overrides it" if owner.autocast else ""
+    return _moved(explained, owner.policy, scope, "; ".join(filter(None, (inside, wider))))
 
-    call: AtenCall
-    explained: Rule | None
-    scope: str
-    in_float32: str | None
 
-    def remedy(self, is_low: bool) -> str:
-        """Return it in one line; `is_low`: the op had low-precision inputs or results."""
-        owner, op, explained = self.call.owner, self.call.owner.op, self.explained
-        dtypes = [dtype for _, dtype in owner.autocast] if owner.policy is None else [owner.policy.dtype]
-        if not is_low or self.in_float32:
-            ran = f"in float32 it makes {self.in_float32}, too" if is_low else "it ran in float32 or wider"
-            return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
-        if op in table.DTYPE_OPS or self.call.by_user:
-            return _BY_HAND
-        if owner.policy is None and owner.autocast:
-            device, dtype = owner.autocast[0]
-            policy = Policy.load("autocast").replace(dtype=dtype)
-            instead = self._moved(explain(op, policy), policy, "") if can_be_listed(op) else ""
-            disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
-            return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
-        if owner.policy is None or _in_place(owner) or explained is None:
-            return _BY_HAND
-        wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
-        if explained.cast == "fp32":
-            said = (
-                f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
-            )
-            return "; ".join(filter(None, (said, wider)))
-        inside = f"enter the policy inside {_autocast(owner)}, which overrides it" if owner.autocast else ""
-        return self._moved(explained, owner.policy, "; ".join(filter(None, (inside, wider))))
-
-    def _moved(self, explained: Rule, policy: Policy, note: str) -> str:
-        """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
-        entry, at, scope = (explained.listed_as or "").partition(" @ ")
-        listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
-        # there is no einsum.autocast on an FP32 list
-        name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
-        scoped = "" if at or not self.scope else f"{name} @ {self.scope}"
-        if explained.path is not None and not Path(explained.path).is_relative_to(home()):
-            off = f" and take it off {explained.path}:{explained.line}" if listed else ""
-            alone = f"or write `{scoped}` for this module alone" if scoped else ""
-            return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
-        before = "policy"
-        if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
-            before = f'hmp.Policy.load("{policy.name}")'
-            if as_policy(policy.name).dtype is not policy.dtype:
-                before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
-        alone = f'or for this module alone, with hmp.apply(): .move("{scoped}", "fp32")' if scoped else ""
-        notes = "; ".join(filter(None, (alone, note)))
-        return f'policy = {before}.move("{name}", "fp32")' + (f"  # {notes}" if notes else "")
+def _moved(explained: Rule, policy: Policy, module: str, note: str = "") -> str:
+    """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+    entry, at, scope = (explained.listed_as or "").partition(" @ ")
+    listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
+    # there is no einsum.autocast on an FP32 list
+    name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
+    scoped = "" if at or not module else f"{name} @ {module}"
+    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
+        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+        alone = f"or write `{scoped}` for this module alone" if scoped else ""
+        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
+    before = "policy"
+    if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
+        before = f'hmp.Policy.load("{policy.name}")'
+        if as_policy(policy.name).dtype is not policy.dtype:
+            before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
+    alone = f'or for this module alone, with hmp.apply(): .move("{scoped}", "fp32")' if scoped else ""
+    notes = "; ".join(filter(None, (alone, note)))
+    return f'policy = {before}.move("{name}", "fp32")' + (f"  # {notes}" if notes else "")

@@ -82,10 +82,6 @@ _LEFT = Overrider("torch", "hmp, which left the call to torch")
 Given = tuple[Any, ...]  # the arguments of a call
 
 
-def _is_any_low(result: Any) -> bool:
-    return any(dtype_name(tensor.dtype) in _LOW for tensor in each_castable((result,)))
-
-
 class OverrideRecorder:
     """Notes the calls that ran otherwise than the list says that decides their dtype; in any thread.
 
@@ -115,7 +111,8 @@ class OverrideRecorder:
             self._check(policy, ruled.op, got, over_casts() or overrider, given, call.result)
             if ruled.rule is registry.FP32_LIST:
                 self._look_at_inputs(policy, ruled.op, given, call.result)
-        self._has_rounded |= _is_any_low(call.result) and any(tensor.dtype is torch.float32 for tensor in each_castable(given))
+        made, came = ({dtype_name(tensor.dtype) for tensor in each_castable(each)} for each in ((call.result,), given))
+        self._has_rounded |= not _LOW.isdisjoint(made) and "float32" in came
 
     def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
         """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before.
