@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .tools.compare.compare import compare as compare
     from .tools.explain import Rule as Rule, explain as explain
     from .tools.nonfinite.detect import detect_nonfinite as detect_nonfinite
-    from .tools.record.recorder import record as record
+    from .tools.record.recorder import record as record, verify as verify
     from .tools.record.report import Report as Report
     from .tools.summary import summary as summary
     from .tools.traces.capture import capture as capture
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .tools.traces.file import Capture as Capture
     from .tools.tune import tune as tune
     from .tools.unreachable import Unreachable as Unreachable, unreachable as unreachable
-    from .tools.verify import verify as verify
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
@@ -79,7 +78,7 @@ _NAMES = {
     ".tools.compare.compare": "compare",
     ".tools.explain": "Rule explain",
     ".tools.nonfinite.detect": "detect_nonfinite",
-    ".tools.record.recorder": "record",
+    ".tools.record.recorder": "record verify",
     ".tools.record.report": "Report",
     ".tools.summary": "summary",
     ".tools.traces.capture": "capture",
@@ -87,7 +86,6 @@ _NAMES = {
     ".tools.traces.file": "Capture",
     ".tools.tune": "tune",
     ".tools.unreachable": "Unreachable unreachable",
-    ".tools.verify": "verify",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -42,12 +42,12 @@ def run(options: argparse.Namespace) -> int:
 
         model, _ = load(options.model, "summary").make_model_and_batches(1)
     found = check_lists.check(files, [path for path in paths if path.is_dir()], model)
-    errors = sum(each.level == check_lists.Level.ERROR for each in found)
+    errors = sum(each.level == "error" for each in found)
     give_json(options.json, {"findings": [each._asdict() for each in found]})
     for each in found:
-        if each.level != check_lists.Level.OK or not options.problems:
+        if each.level != "ok" or not options.problems:
             print(f"{each.level:5}  {each}")
-    notes = sum(each.level == check_lists.Level.NOTE for each in found)
+    notes = sum(each.level == "note" for each in found)
     print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     if model is None and any("@" in each.name for each in found):
         print("scopes were not checked: give your model, --model recipe.py (hmp init writes a recipe)")
@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _folder(given: str) -> Path:
     """Return the folder of the preset, also for a misspelt one, of which the error says what was meant; else the path itself."""
-    from ..core.policy.presets import home
+    from ..core.policy import presets
 
     path = Path(given)
     is_preset = given in hmp.policies() or not (path.exists() or path.suffix or path.name != given)
-    return home() / hmp.Policy.load(given).name if is_preset else path
+    return presets.folder(hmp.Policy.load(given).name) if is_preset else path

@@ -403,9 +403,6 @@ def _run_backward(mode: _Functions, listeners: Sequence[Listener], run: Callable
         return run(*args, **kwargs)
 
 
-RUNS_BACKWARD = _run_backward.__code__  # what calls backward passes
-
-
 # --- ATen's ops ---
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -21,15 +21,8 @@ from ..core.policy.precedence import Listed
 from ..core.rules import registry
 from ..errors import HmpError, OpListError
 from .explain import explain
-from .formatting import Word
 
-
-class Level(Word):
-    """How an entry of a list is: it has an effect, it has none, or convert() would refuse it."""
-
-    OK = "ok"
-    NOTE = "note"
-    ERROR = "error"
+Level = Literal["ok", "note", "error"]  # of an entry: it has an effect, it has none, or convert() would refuse it
 
 
 class EntryFinding(NamedTuple):
@@ -86,12 +79,15 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = (), 
     entries, found = _read(files)
     usable, said = _judged(entries)
     found += said
-    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(files_of(folders[0])) else None
-    found += _meanings(usable, policy or _policy(usable), model)
+    policy = _policy(usable)
+    if len(folders) == 1 and len(files) == len(files_of(folders[0])):
+        with contextlib.suppress(HmpError):  # convert() would refuse the folder, and what for is said below
+            policy = Policy.load(folders[0])  # with what its base.txt adds
+    found += _meanings(usable, policy, model)
     order = {str(path): index for index, (path, _) in enumerate(files)}
-    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == Level.NOTE))
+    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
     for folder in folders:
-        found += _of_folder(folder, any(each.level == Level.ERROR for each in found))
+        found += _of_folder(folder, any(each.level == "error" for each in found))
     return found
 
 
@@ -103,14 +99,14 @@ def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list
         try:
             lines = read_text(path).removeprefix("\ufeff").splitlines()
         except OpListError as error:
-            found.append(EntryFinding(str(path), error.line, "", cast, Level.ERROR, _bare(error)))
+            found.append(EntryFinding(str(path), error.line, "", cast, "error", _bare(error)))
             continue
         for number, text in enumerate(lines, start=1):
             try:
                 # after a blank, a byte order mark within the file stays as it is there, and isn't an op's name
                 entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
             except OpListError as error:
-                found.append(EntryFinding(str(path), number, "", cast, Level.ERROR, _bare(error)))
+                found.append(EntryFinding(str(path), number, "", cast, "error", _bare(error)))
     return entries, found
 
 
@@ -127,23 +123,19 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
         try:
             ops = ops_of(entry)
         except OpListError as error:
-            say(entry, Level.ERROR, _bare(error))
+            say(entry, "error", _bare(error))
             continue
         if not ops:
-            say(entry, Level.NOTE, "not an op of this torch release; skipped, because other releases or compilers have it")
+            say(entry, "note", "not an op of this torch release; skipped, because other releases or compilers have it")
             continue
         rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.list_name))
         other = next(filter(None, rivals), None)
         if other is not None:
             say(
                 entry,
-                Level.ERROR,
+                "error",
                 f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
             )
-            continue
-        before = precedence.same_op(ops, taken[entry.list_name, entry.scope])
-        if before is not None:
-            say(entry, Level.NOTE, f"the same op as {before.text!r} in line {before.line}")
             continue
         for op in ops:
             taken[entry.list_name, entry.scope].setdefault(op, entry)
@@ -154,14 +146,6 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
 def _policy(usable: Iterable[ListEntry]) -> Policy:
     named: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.list_name == cast and e.scope is None) for cast in lists.names()}
     return Policy("checked", **named)
-
-
-def _policy_of(folder: Path) -> Policy | None:
-    """Return the folder's policy, with what its base.txt adds; None where convert() would refuse it."""
-    try:
-        return Policy.load(folder)
-    except HmpError:
-        return None
 
 
 def _meanings(usable: list[ListEntry], policy: Policy, model: torch.nn.Module | None) -> Iterator[EntryFinding]:
@@ -179,7 +163,7 @@ def _meanings(usable: list[ListEntry], policy: Policy, model: torch.nn.Module | 
             message = f"inside modules whose path {entry.scope!r} matches{unchecked}: {message}"
         else:
             assert model is not None
-            level = Level.NOTE if presets.is_in_one(entry.path) else Level.ERROR  # a preset's names modules that some models have
+            level = "note" if presets.is_in_one(entry.path) else "error"  # a preset's names modules that some models have
             near = scopes.hint(entry.scope, [name for name, _ in model.named_modules() if name])
             message = f"matches no module of {type(model).__name__}; {near}"
         yield EntryFinding(entry.path or "", entry.line, entry.text, entry.list_name, level, message)
@@ -192,32 +176,32 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, s
         return _added(entry, policy, listed, kind)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.list_name != entry.list_name:
-            return Level.NOTE, f"also on the {listed.star.list_name} list, which wins (R4)"
-        return Level.OK, f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
+            return "note", f"also on the {listed.star.list_name} list, which wins (R4)"
+        return "ok", f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
     ops = ops_of(entry)
     if "." in entry.name and not sites.sites_of(ops[0]):
-        return Level.OK, "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
+        return "ok", "a function of yours: it is cast as one op; ops that it calls are not looked up on the lists again"
     why = explain(entry.name, policy).why
     if ops[0] in table.DTYPE_OPS or sites.is_view(ops[0]):
-        return Level.NOTE, why
+        return "note", why
     sources = [each for each in map(listed.source, ops) if each is not None]
     if entry.list_name not in {each.list_name for each in sources}:
-        return Level.NOTE, f"also on the {sources[0].list_name} list, as {sources[0].text!r}, which wins (R4)"
+        return "note", f"also on the {sources[0].list_name} list, as {sources[0].text!r}, which wins (R4)"
     if all(map(sites.writes_first, ops)):
-        return Level.NOTE, registry.IN_PLACE.sentence
-    return Level.OK, why
+        return "note", registry.IN_PLACE.sentence
+    return "ok", why
 
 
 def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKind) -> tuple[Level, str]:
     """Return what an entry of a list does that adds to what others decide."""
     every_op = frozenset(sites.starred() if kind.every_op is None else kind.every_op())
     if entry.name == EVERY_OP:
-        return Level.OK, f"every op for which it is possible ({sum(listed.added(kind.name, op) is not None for op in every_op)})"
+        return "ok", f"every op for which it is possible ({sum(listed.added(kind.name, op) is not None for op in every_op)})"
     ops = ops_of(entry)
     if all(every_op.isdisjoint(sites.ancestry(op)) for op in ops):
-        return Level.NOTE, kind.without_effect
+        return "note", kind.without_effect
     told = (kind.explained(op, own, policy) for op in ops if (own := listed.added(kind.name, op)) is not None)
-    return Level.OK, next(told, "")
+    return "ok", next(told, "")
 
 
 def _wrong_words(files: Mapping[str, Path]) -> list[OpListError]:
@@ -251,12 +235,12 @@ def _of_folder(folder: Path, has_errors: bool) -> list[EntryFinding]:
         whose = f"those of {base!r}, which base.txt names" if base else "empty; a base.txt with a preset's name would fill them"
         if missing:
             lacks = f"no {', '.join(kind.file for kind in missing)}: these lists are {whose}"
-            found.append(EntryFinding(str(folder), None, "", "", Level.NOTE, lacks))
+            found.append(EntryFinding(str(folder), None, "", "", "note", lacks))
     return found
 
 
 def _error(error: OpListError) -> EntryFinding:
-    return EntryFinding(error.path or "", error.line, "", "", Level.ERROR, _bare(error))
+    return EntryFinding(error.path or "", error.line, "", "", "error", _bare(error))
 
 
 def _bare(error: OpListError) -> str:

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +18,6 @@ from ..version import __version__
 _SCHEMA_VERSION = 1
 T = TypeVar("T")
 NOTHING = "-"  # fills a table's cell where there is no number
-
-
-class Word(str, Enum):
-    """Base class of enums whose members are strings: they equal, print and are written into JSON as their values."""
-
-    __str__ = str.__str__
-    __format__ = str.__format__  # type: ignore[assignment]
 
 
 def duration(seconds: float, none: str = NOTHING) -> str:

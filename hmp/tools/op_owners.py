@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -19,7 +19,6 @@ from ..core.rules.op import OpUnderRule
 from ..core.torch_private import RUN_BACKWARD
 from ..core.torch_private import current_node as _node
 from ..core.torch_private import sequence_number as _sequence_number
-from .formatting import Word
 
 # It is between the line that calls backward() and the user's Python code that backward calls.
 _ENGINE = RUN_BACKWARD[1]
@@ -27,11 +26,7 @@ _ENGINE = RUN_BACKWARD[1]
 REMEMBERED = 500_000
 
 
-class Direction(Word):
-    """Which pass an op belongs to."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
+Direction = Literal["forward", "backward"]  # the pass that an op belongs to
 
 
 class Place(NamedTuple):
@@ -106,13 +101,13 @@ class OpOwners(Listener):
                 self._by_sequence[number] = owner
                 if len(self._by_sequence) > REMEMBERED:
                     self._by_sequence.popitem(last=False)
-            return AtenCall(owner, Direction.FORWARD, None)
+            return AtenCall(owner, "forward", None)
         owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
         users = _users_line_in_backward()
         if users is not None:
             # an op of theirs, and no part of the forward op whose backward runs it
             owner = self._owner(aten)._replace(place=Place(owner.place.module, *users))
-        return AtenCall(owner, Direction.BACKWARD, node, users is not None)
+        return AtenCall(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
         # in a dispatch mode casts are off: the policy is that of the call

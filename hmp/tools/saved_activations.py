@@ -21,7 +21,7 @@ class SavedActivations(Listener):
 
     Each storage counts once, for the first module that keeps it; parameters and `own` tensors are left out. `by_module` counts all others,
     `weights_by_module` those of them that are copies of weights in another dtype. Of a checkpoint its inputs count, and nothing inside.
-    What hooks of the program keep for themselves is not seen.
+    Sparse tensors don't count. What hooks of the program keep for themselves is not seen.
     """
 
     def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
@@ -30,7 +30,7 @@ class SavedActivations(Listener):
         self.weights_by_module: Counter[str] = Counter()
         self.was_called = False
         self._weights = [local(each) for each in own if isinstance(each, torch.nn.Parameter)]
-        self._counted = {memory_of(part.untyped_storage()) for tensor in own for part in _parts(tensor)}
+        self._counted = {memory_of(each.untyped_storage()) for each in own if each.layout is torch.strided}
         self._held: list[object] = []  # a freed address would be used again
 
     @property
@@ -49,23 +49,18 @@ class SavedActivations(Listener):
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
             return
-        nbytes = 0
-        for part in _parts(tensor):
-            try:
-                storage = part.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # of a layout without storage
-                if all(part is not each for each in self._held):
-                    self._held.append(part)
-                    nbytes += part.numel() * part.element_size()
-                continue
-            address = memory_of(storage)
-            if storage.nbytes() and address not in self._counted:
-                self._counted.add(address)
-                self._held.append(storage)
-                nbytes += storage.nbytes()
-        self.by_module[modules.path] += nbytes
-        if nbytes and (_is_of_weight(base) or (base.grad_fn is None and any(_is_cast_of(weight, base) for weight in self._weights))):
-            self.weights_by_module[modules.path] += nbytes
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # of a sparse tensor
+            return
+        address = memory_of(storage)
+        if not storage.nbytes() or address in self._counted:
+            return
+        self._counted.add(address)
+        self._held.append(storage)
+        self.by_module[modules.path] += storage.nbytes()
+        if _is_of_weight(base) or (base.grad_fn is None and any(_is_cast_of(weight, base) for weight in self._weights)):
+            self.weights_by_module[modules.path] += storage.nbytes()
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int | None) -> str:
         """Count what an op keeps in a form of its own: instead of `saved`."""
@@ -120,14 +115,3 @@ def _is_cast_of(weight: torch.Tensor, tensor: torch.Tensor) -> bool:
                 if torch.allclose(wide, given, rtol=2**-7, atol=1e-7):
                     return True
     return False
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what has the tensor's memory: itself, of a sparse one its indices and the elements that it stores."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor,)

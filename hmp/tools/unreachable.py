@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import collections
-import contextlib
 import functools
 import gc
-import inspect
+import linecache
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import dispatching_ops
-from ..core.patching.names import SKIPPED
+from ..core.patching.names import SKIPPED, instances
 
 
 class Unreachable(NamedTuple):
@@ -46,9 +43,10 @@ def unreachable() -> list[Unreachable]:
     """Find references to torch's original functions that were taken before the conversion.
 
     hmp doesn't see calls through them: an op is not cast, and what a function does that is never cast, such as `clip_grad_norm_`, is cast.
-    The references are in dicts, lists, tuples, sets, partials, default arguments, closures, and attributes of objects other than nn.Module.
-    Local variables of running functions, references in C code and torch's own are not found. The search looks at every object: a few tenths
-    of a second, up to seconds in a large program.
+    The references are in dicts, lists, tuples, sets and partials of modules, and in default arguments and closures. Those in attributes of
+    objects and classes, local variables of running functions, references in C code and torch's own are not found: the rows with the rule
+    `bypassed` in a report of `hmp.record()` have the lines of all calls. The search looks at every object: a few tenths of a second, up to
+    seconds in a large program.
 
     Returns:
         The references, sorted by module and line; [] while torch is not patched.
@@ -63,7 +61,7 @@ def unreachable() -> list[Unreachable]:
     if not originals:
         return []
     gc.collect()  # garbage makes no calls: it is not to be listed
-    known: dict[tuple[int, int], frozenset[str]] = {}
+    known: dict[tuple[int, int], set[str]] = {}
     found: set[Unreachable] = set()
     for module, name, value, line in _references():
         ops = _held_in(value, originals, known)
@@ -74,99 +72,39 @@ def unreachable() -> list[Unreachable]:
 
 
 def _references() -> Iterator[tuple[str, str, Any, Callable[[], int | None]]]:
-    """Yield what users' modules, functions, classes and objects refer to: module, name, value, and what finds the line."""
+    """Yield what users' modules and functions refer to: module, name, value, and what finds the line."""
     for module, found in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # a module with two names once
         if isinstance(found, types.ModuleType) and module.partition(".")[0] not in SKIPPED:
             for name, value in list(vars(found).items()):
                 yield module, name, value, functools.partial(_line_of_global, module, name)
-    objects = gc.get_objects()
-    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
-    for each in objects:
-        if type(each) is types.FunctionType:
-            held = (each.__defaults__, each.__kwdefaults__, each.__closure__)
-            if held != (None, None, None) and _is_users(each):
-                for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
-                    yield (
-                        each.__module__,
-                        f"{each.__qualname__}, {what}",
-                        value,
-                        functools.partial(getattr, each.__code__, "co_firstlineno"),
-                    )
-            continue
-        owner = each if issubclass(type(each), type) else type(each)  # isinstance() would run the object's code
-        if id(owner) in users or (owner is each and _is_users(owner)):
-            for name, value in _attributes(each):
-                yield owner.__module__, f"{owner.__qualname__}.{name}", value, functools.partial(_line_of_class, owner)
+    for each in instances(types.FunctionType):
+        module = each.__module__
+        if isinstance(module, str) and module in sys.modules and module.partition(".")[0] not in SKIPPED:
+            line = functools.partial(getattr, each.__code__, "co_firstlineno")
+            yield module, f"{each.__qualname__}, a default argument", (each.__defaults__, each.__kwdefaults__), line
+            yield module, f"{each.__qualname__}, a closure", each.__closure__, line
 
 
-_LEVELS = 3  # of nested containers that are looked into
+_LEVELS = 4  # of nested containers that are looked into
+# Ids of classes: a set of classes would call the `__eq__` and `__hash__` of users' metaclasses.
+_CONTAINERS = frozenset(map(id, (dict, list, tuple, set, frozenset, functools.partial, types.CellType)))
 
 
-def _is_users(owner: Any) -> bool:
-    """Return True if a class or a function is defined in a module that hmp searches: not hmp's, torch's or Python's."""
-    module = getattr(owner, "__module__", None)
-    return isinstance(module, str) and module in sys.modules and module.partition(".")[0] not in SKIPPED
-
-
-def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int], frozenset[str]], level: int = _LEVELS) -> frozenset[str]:
+def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int], set[str]], level: int = _LEVELS) -> set[str]:
     """Return the names of the original functions that `value` is or, as a container, contains. `known` caches the results."""
     if id(value) in originals:
         owner = getattr(value, "__module__", None) or "torch"
-        name = value.__qualname__ if hasattr(value, "__objclass__") else value.__name__
-        return frozenset({f"{owner}.{name}"})
+        return {f"{owner}.{value.__qualname__ if hasattr(value, '__objclass__') else value.__name__}"}
     if not level or id(type(value)) not in _CONTAINERS:
-        return _NO_NAMES
+        return set()
     key = (id(value), level)
     if key not in known:
-        known[key] = _NO_NAMES  # ends the recursion where a container contains itself
-        referents = [each for each in gc.get_referents(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
-        known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
+        known[key] = set().union(*(_held_in(each, originals, known, level - 1) for each in gc.get_referents(value)))
     return known[key]
 
 
-_NO_NAMES: frozenset[str] = frozenset()
-# Ids of classes: a set of classes would call the `__eq__` and `__hash__` of users' metaclasses.
-_CONTAINERS = frozenset(
-    map(
-        id,
-        (
-            dict, list, tuple, set, frozenset, staticmethod, collections.OrderedDict, collections.defaultdict, collections.deque,
-            functools.partial, types.CellType, types.MappingProxyType, types.SimpleNamespace,
-        ),
-    )
-)  # fmt: skip
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for each attribute in the object's `__dict__` and, unless it is a class, in its slots."""
-    yield from list(getattr(owner, "__dict__", {}).items())
-    if isinstance(owner, type):
-        return
-    for cls in type(owner).__mro__:
-        for slot in vars(cls).values():
-            if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # an empty slot
-                    yield slot.__name__, slot.__get__(owner)
-
-
-def _line_of_class(cls: type) -> int | None:
-    try:
-        return inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):  # its source is not available
-        return None
-
-
 def _line_of_global(module: str, name: str) -> int | None:
-    """Return the line of the last statement of the module that binds the global `name`; None if its source is missing or has none."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None or not Path(path).is_file():
-        return None
-    line = None
-    for node in ast.parse(Path(path).read_bytes()).body:
-        for each in ast.walk(node):
-            bound = each.id if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) else None
-            if isinstance(each, ast.alias):
-                bound = each.asname or each.name
-            if bound == name:
-                line = node.lineno
-    return line
+    """Return the first line of the module that begins with an assignment to `name`; None without its source or such a line."""
+    assigns = re.compile(rf"{re.escape(name)}\s*(:[^=]*)?=[^=]")
+    lines = linecache.getlines(getattr(sys.modules.get(module), "__file__", None) or "")
+    return next((number for number, line in enumerate(lines, 1) if assigns.match(line)), None)

@@ -190,7 +190,7 @@ def test_products_that_compute_in_float32_on_rounded_inputs_are_told() -> None:
         Net()(torch.randn(3, 8))
     rows = [(row.op, row.compute, row.in_float32) for row in decided(report)]
     assert rows == [("linear", "bfloat16", 1), ("linear", "bfloat16", 1), ("softmax", "float32", 0)]
-    assert "bfloat16 computed in float32 and rounded, in 2 calls of linear" in str(report)
+    assert "bfloat16 in float32" in str(report)
 
 
 def test_a_recording_changes_no_bit_and_nothing_observes_after_it() -> None:

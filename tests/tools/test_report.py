@@ -92,7 +92,7 @@ def test_an_op_has_one_row_with_its_dtypes_and_rules_below_it() -> None:
 
 ROW = '{"op": "linear", "rule": "bf16"}'
 NO_REPORTS = [
-    "{", "[]", '{"hmp_report": 99, "rows": []}', '{"hmp_report": 1}', '{"hmp_report": 1, "rows": {}}', '{"hmp_report": 1, "rows": [{}]}',
+    "{", "[]", '{"hmp_report": 99, "rows": []}', '{"hmp_report": 1}', '{"hmp_report": 1, "rows": [{}]}',
     '{"hmp_report": 1, "rows": [3]}', f'{{"hmp_report": 1, "rows": [{ROW}], "models": 3}}',
 ]  # fmt: skip
 
@@ -105,8 +105,7 @@ def test_what_is_no_report_is_refused_by_its_name(tmp_path: Path, text: str | No
     with pytest.raises(hmp.HmpError) as caught:
         hmp.Report.load(file)
     assert str(file) in str(caught.value)
-    report = by_hand()
-    for call in (lambda: report.merge(report, 3), lambda: report.diff("a.json"), lambda: hmp.Report.from_dict(3), lambda: report.load(3)):
+    for call in (lambda: hmp.Report.from_dict(3), lambda: hmp.Report.load(3)):
         with pytest.raises(hmp.HmpError):
             call()
 

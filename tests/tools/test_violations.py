@@ -71,10 +71,6 @@ def past() -> None:
     HELD[0](X, X)
 
 
-def in_backward() -> None:
-    Doubles.apply(X.clone().requires_grad_()).sum().backward()
-
-
 def left_to_torch() -> None:
     masked = masked_tensor(X, X > 0)  # a class that knows no bfloat16
     torch.add(masked, masked)
@@ -87,7 +83,6 @@ KINDS = {
     without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no_kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
     past: ("mm", "bfloat16", "float32", "bypassed", "a reference taken before", line_of(past, 1)),
     left_to_torch: ("add", "bfloat16", "float32", "torch", "left the call to torch", line_of(left_to_torch, 2)),
-    in_backward: ("mm", "bfloat16", "float32", "backward", "autograd's backward", line_of(Doubles.backward, 2)),
 }  # fmt: skip
 
 
@@ -124,26 +119,6 @@ def test_backward_inside_a_region_is_told():
     assert [(each.op, each.kind) for each in report.violations()] == [("backward()", "region")]
 
 
-def test_code_in_backward_follows_no_scoped_line():
-    """The lines for all modules are what it does not follow, also where others have a scope; of two policies either may be meant."""
-
-    class Model(Head):
-        def forward(self, x):
-            return self.lm_head(Doubles.apply(self.body(x)))
-
-    lists = hmp.Policy(bf16={"linear", "mm"}, fp32={"mm @ lm_head"})
-    with pytest.raises(hmp.ViolationError, match=r"wanted bfloat16, got float32"):
-        hmp.verify(Model(), X[:, :3], lists)
-    with hmp.record() as report:
-        with hmp.casts(policy(fp32={"mm"})):
-            torch.mm(X, X)
-        with hmp.casts(policy(bf16={"mm"})):
-            torch.mm(X, X)
-            loss = Doubles.apply(X.clone().requires_grad_()).sum()
-        loss.backward()
-    assert report.violations() == []
-
-
 def test_none_is_reported_where_there_is_none():
     def step() -> None:
         hidden = LINEAR(X) * 2
@@ -163,6 +138,7 @@ def test_none_is_reported_where_there_is_none():
             optimizer.step()
         nn.utils.clip_grad_norm_(LINEAR.parameters(), 1.0)
         nn.init.xavier_uniform_(nn.Linear(4, 4).weight)
+        Doubles.apply(X.clone().requires_grad_()).sum().backward()  # lists don't apply there (R13)
 
     assert violations(step) == []
     with autocast():
@@ -229,11 +205,6 @@ class Own(nn.Module):
         return torch.softmax(LINEAR(x).float().to(torch.bfloat16), -1)  # as models do that keep their input's dtype
 
 
-def in_a_hook(module: nn.Module) -> nn.Module:
-    module.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
-    return module
-
-
 def sharded(module: nn.Module) -> nn.Module:
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     return fully_shard(module, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)), mp_policy=half)
@@ -252,17 +223,17 @@ def group(tmp_path: Path) -> Iterator[None]:
     [
         (lambda: nn.Softmax(-1), X.half(), "an input in float16"),
         (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "an input in bfloat16"),
-        (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))), X, "a hook or a wrapper"),
-        (lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))), X, "a hook or a wrapper"),
+        (lambda: nn.Sequential(LINEAR, sharded(nn.LayerNorm(4))), X, "a weight stored in bfloat16"),
     ],
-    ids=["input", "through an unlisted op", "hook", "FSDP2"],
+    ids=["input", "through an unlisted op", "FSDP2"],
 )
 def test_a_float32_line_whose_input_was_rounded_before_is_told(
     group: None, build: Callable[[], nn.Module], given: torch.Tensor, says: str
 ) -> None:
     model = build()
     (found,) = violations(lambda: model(given), FIRST)
-    assert (found.op, found.kind, found.wanted, found.calls) == ("softmax", "rounded_before", "float32", 1) and says in found.by
+    assert found.op in ("softmax", "layer_norm") and says in found.by
+    assert (found.kind, found.wanted, found.calls) == ("rounded_before", "float32", 1)
 
 
 def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violation() -> None:
@@ -294,7 +265,7 @@ def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() ->
         model.encode(X)
     (found,) = report.violations()  # softmax computes in float32 either way
     assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
-    assert "encode() of Coder" in found.by and found.place.endswith(line_of(Coder.encode, 1))
+    assert "a part of Coder" in found.by and found.place.endswith(line_of(Coder.encode, 1))
     assert "methods=('forward', 'encode')" in str(report)
     wrapped = hmp.apply(nn.DataParallel(coder()), LISTS)
     with hmp.record() as report:

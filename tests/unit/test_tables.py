@@ -150,7 +150,7 @@ def test_the_table_says_what_pyproject_says() -> None:
 
 MODULES = [
     ("hmp.tools.pages.html", "jinja2", "3.0.3", "a report's page needs", "report"),
-    ("hmp.tools.pages.charts", "matplotlib", "3.7.5", "a report's page needs", "report"),
+    ("hmp.tools.pages.html", "matplotlib", "3.7.5", "a report's page needs", "report"),
     ("hmp.compat.transformers", "transformers", "4.24.0.dev0", "hmp.compat.transformers needs", "transformers"),
 ]
 

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from ...core import lists
 from ...core.casting import dtype_name
-from ...core.ops import sites, table
+from ...core.ops import table
 from ...core.policy.entries import AUTOCAST, EVERY_OP
 from ...core.policy.names import can_be_listed
 from ...core.policy.policy import Policy, as_policy
@@ -22,18 +22,12 @@ from ...errors import OpListError
 from ..aten import Facts
 from ..compare.distance import widened
 from ..explain import Rule, explain
-from ..formatting import Word
 from ..op_owners import AtenCall, Direction, Owner
 
 LOW = (torch.bfloat16, torch.float16)
 
 
-class FindingKind(Word):
-    """What a finding is: an op, or where a NaN or Inf came in."""
-
-    OP = "op"
-    DATA = "data"
-    PARAMETER = "parameter"
+FindingKind = Literal["op", "data", "parameter"]  # an op, or where a NaN or Inf came in
 
 
 class Values(NamedTuple):
@@ -72,8 +66,8 @@ class Finding:
 
     `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
     backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
-    the op, `remedy` what to try; for data `source` says what it came in with. `overwritten` inputs were written in place by the op: what
-    they held is gone, so they are not among `inputs`. `rank` is the process that found it, None where there is one alone.
+    the op, `remedy` what to try; for data `source` says what it came in with. What an op wrote to in place is not among `inputs`: its
+    earlier values are lost. `rank` is the process that found it, None where there is one alone.
     """
 
     kind: FindingKind
@@ -90,7 +84,6 @@ class Finding:
     rule: str
     remedy: str
     source: str = ""
-    overwritten: int = 0
     rank: int | None = None
 
     def __str__(self) -> str:
@@ -100,16 +93,13 @@ class Finding:
     def _said(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
         spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
-        if self.kind == FindingKind.OP:
-            in_backward = f" in the backward ({self.node})" if self.direction == Direction.BACKWARD else ""
+        if self.kind == "op":
+            in_backward = f" in the backward ({self.node})" if self.direction == "backward" else ""
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
             head = f"no op made {self.made}: it was already in {self.source}; first used by {spelled}: {where}"
-        given = [
-            *map(str, self.inputs),
-            *(["the tensor that it wrote to in place, whose earlier values are lost"] if self.overwritten else []),
-        ]
-        lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
+        given = "; ".join(map(str, self.inputs)) or "none, or only the tensor that it wrote to"
+        lines = [head, f"  inputs: {given}", f"  output: {'; '.join(map(str, self.outputs))}"]
         return "\n".join([*lines, f"  {self.rule}", f"  try: {self.remedy}"])
 
 
@@ -118,21 +108,20 @@ def find(
     known: Facts,
     inputs: list[torch.Tensor],
     outputs: list[torch.Tensor],
-    kind: FindingKind = FindingKind.OP,
+    kind: FindingKind = "op",
     *,
     source: str = "",
     scope: str = "",
     in_float32: str | None = None,
 ) -> Finding:
-    """Return the finding for a call that has just been made; `inputs` that are `outputs` too were overwritten.
+    """Return the finding for a call that has just been made.
 
     `scope` is the module as scoped entries name it, `in_float32` what the op makes of its inputs in float32: None where that isn't known.
     """
     owner, place = call.owner, call.owner.place
     written = {id(t) for t in outputs}
-    given = [values(t) for t in inputs if id(t) not in written]
     explained = _explained(owner)
-    advice = _Advice(call, explained, scope, in_float32)
+    is_low = _is_low(owner, (*inputs, *outputs))
     return Finding(
         kind=kind,
         op=owner.op,
@@ -143,12 +132,11 @@ def find(
         file=place.file,
         line=place.line,
         made=made(outputs),
-        inputs=tuple(given),
+        inputs=tuple(values(t) for t in inputs if id(t) not in written),
         outputs=tuple(map(values, outputs)),
         rule=_rule(call, explained),
-        remedy=advice.remedy(_is_low(owner, (*inputs, *outputs))) if kind == FindingKind.OP else _DATA[kind],
+        remedy=_remedy(call, explained, scope, in_float32, is_low) if kind == "op" else _DATA[kind],
         source=source,
-        overwritten=len(inputs) - len(given),
     )
 
 
@@ -159,9 +147,10 @@ def made(tensors: Iterable[torch.Tensor]) -> str:
 
 
 _DATA = {
-    FindingKind.DATA: "check the batch: op lists don't affect this",
-    FindingKind.PARAMETER: "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
+    "data": "check the batch: op lists don't affect this",
+    "parameter": "check the previous step, or the checkpoint that was loaded: op lists don't affect this",
 }
+_BY_HAND = "give this line float32 tensors: op lists don't affect it here"
 _IN_RANGE = "so op lists don't affect this; keep its inputs in range, with an eps or a clamp"
 
 
@@ -205,67 +194,47 @@ def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
     return (owner.ruled is not None and owner.ruled.rule.hides_dtypes) or any(t.dtype in LOW for t in tensors)
 
 
-class _Advice(NamedTuple):
-    """What to try about an op that made NaN or Inf."""
+def _remedy(call: AtenCall, explained: Rule | None, scope: str, in_float32: str | None, is_low: bool) -> str:
+    """Return what to try about an op that made NaN or Inf, in one line; `is_low`: it had low-precision inputs or results."""
+    owner, op = call.owner, call.owner.op
+    dtypes = [dtype for _, dtype in owner.autocast] if owner.policy is None else [owner.policy.dtype]
+    if not is_low or in_float32:
+        ran = f"in float32 it makes {in_float32}, too" if is_low else "it ran in float32 or wider"
+        return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
+    if op in table.DTYPE_OPS or call.by_user:
+        return _BY_HAND
+    if owner.policy is None and owner.autocast:
+        device, dtype = owner.autocast[0]
+        policy = Policy.load("autocast").replace(dtype=dtype)
+        instead = _moved(explain(op, policy), policy, scope) if can_be_listed(op) else ""
+        disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
+        return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
+    if owner.policy is None or _in_place(owner) or explained is None:
+        return _BY_HAND
+    wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+    if explained.cast == "fp32":
+        said = f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
+        return "; ".join(filter(None, (said, wider)))
+    inside = f"enter the policy inside {_autocast(owner)}, which overrides it" if owner.autocast else ""
+    return _moved(explained, owner.policy, scope, "; ".join(filter(None, (inside, wider))))
 
-    call: AtenCall
-    explained: Rule | None
-    scope: str
-    in_float32: str | None
 
-    def remedy(self, is_low: bool) -> str:
-        """Return it in one line; `is_low`: the op had low-precision inputs or results."""
-        owner, op, explained = self.call.owner, self.call.owner.op, self.explained
-        dtypes = [dtype for _, dtype in owner.autocast] if owner.policy is None else [owner.policy.dtype]
-        if not is_low or self.in_float32:
-            ran = f"in float32 it makes {self.in_float32}, too" if is_low else "it ran in float32 or wider"
-            return f"{ran}, {_IN_RANGE}" + (" (float16 rounds an eps below 3e-08 to 0)" if torch.float16 in dtypes else "")
-        if op in table.DTYPE_OPS:
-            return f"`{op}` sets that dtype itself, so op lists don't affect it; leave the tensor in float32 here, or use bfloat16"
-        if owner.policy is None and self.call.by_user:
-            return (
-                "cast to float32 in this line, as with `grad.float()`; op lists don't apply in hooks and in an autograd.Function's backward"
-            )
-        if owner.policy is None and owner.autocast:
-            device, dtype = owner.autocast[0]
-            policy = Policy.load("autocast").replace(dtype=dtype)
-            instead = self._moved(explain(op, policy), policy, "") if can_be_listed(op) else ""
-            disabled = f'call it on `.float()` inputs inside `torch.autocast("{device}", enabled=False)`'
-            return f"{disabled}, or enter `hmp.casts(policy)` instead of torch.autocast: {instead}" if instead else disabled
-        if owner.policy is None:
-            return f"run the line in float32, or run the model under a policy with `{op}` in fp32.txt"
-        if _in_place(owner):
-            name = sites.base_of(op)
-            out_of_place = f"call `{name}` instead and put it on the FP32 list, or " if can_be_listed(name) else ""
-            written = "write into a float32 tensor; if float32 doesn't hold the result either, keep the inputs in range"
-            return f"op lists don't change the dtype of an in-place op; {out_of_place}{written}"
-        if explained is None:
-            return "run the line in float32, inside hmp.disable_casts()"
-        wider = "bfloat16 instead of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
-        if explained.cast == "fp32":
-            said = (
-                f"`{op}` is on the FP32 list, but its result overflowed when it was cast for the next op; put that op on the FP32 list too"
-            )
-            return "; ".join(filter(None, (said, wider)))
-        inside = f"enter the policy inside {_autocast(owner)}, which overrides it" if owner.autocast else ""
-        return self._moved(explained, owner.policy, "; ".join(filter(None, (inside, wider))))
-
-    def _moved(self, explained: Rule, policy: Policy, note: str) -> str:
-        """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
-        entry, at, scope = (explained.listed_as or "").partition(" @ ")
-        listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
-        # there is no einsum.autocast on an FP32 list
-        name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
-        scoped = "" if at or not self.scope else f"{name} @ {self.scope}"
-        if explained.path is not None and not Path(explained.path).is_relative_to(home()):
-            off = f" and take it off {explained.path}:{explained.line}" if listed else ""
-            alone = f"or write `{scoped}` for this module alone" if scoped else ""
-            return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
-        before = "policy"
-        if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
-            before = f'hmp.Policy.load("{policy.name}")'
-            if as_policy(policy.name).dtype is not policy.dtype:
-                before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
-        alone = f'or for this module alone, with hmp.apply(): .move("{scoped}", "fp32")' if scoped else ""
-        notes = "; ".join(filter(None, (alone, note)))
-        return f'policy = {before}.move("{name}", "fp32")' + (f"  # {notes}" if notes else "")
+def _moved(explained: Rule, policy: Policy, module: str, note: str = "") -> str:
+    """Return how an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+    entry, at, scope = (explained.listed_as or "").partition(" @ ")
+    listed = explained.listed_as if explained.cast in lists.low() and entry != EVERY_OP else None
+    # there is no einsum.autocast on an FP32 list
+    name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
+    scoped = "" if at or not module else f"{name} @ {module}"
+    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
+        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+        alone = f"or write `{scoped}` for this module alone" if scoped else ""
+        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
+    before = "policy"
+    if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
+        before = f'hmp.Policy.load("{policy.name}")'
+        if as_policy(policy.name).dtype is not policy.dtype:
+            before += f'.replace(dtype="{dtype_name(policy.dtype)}")'
+    alone = f'or for this module alone, with hmp.apply(): .move("{scoped}", "fp32")' if scoped else ""
+    notes = "; ".join(filter(None, (alone, note)))
+    return f'policy = {before}.move("{name}", "fp32")' + (f"  # {notes}" if notes else "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...core.policy.policy import in_notebook
-from ..formatting import json_values, json_written, share, size, two_digits, typeset_duration, versioned, written
+from ..formatting import NOTHING, aligned, json_values, json_written, share, size, two_digits, typeset_duration, versioned, written
 
 COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
@@ -159,15 +160,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A heading within a section."""
-
-    text: str
-
-    kind = "heading"
-
-
-@dataclass(frozen=True)
 class Items:
     """A list of texts; notes are set apart."""
 
@@ -256,7 +248,7 @@ class Tree:
     kind = "tree"
 
 
-Part = Table | Text | Heading | Items | Depth | TradeOff | Code | Tree
+Part = Table | Text | Items | Depth | TradeOff | Code | Tree
 
 
 @dataclass(frozen=True)
@@ -286,6 +278,64 @@ class Page:
     opening: Sequence[Part] = ()
     sections: Sequence[Section] = ()
     closing: str = ""
+
+
+# --- as text: what print() shows ---
+
+_BAR = 24
+
+
+def text(page: Page) -> str:
+    """Return the page as lines of text: the verdict, cards, and of each section that is not long its tables and texts."""
+    told = [f"{page.title}: {page.verdict}" if page.verdict else page.title]
+    told += [f"{name}: {said}" if said else name for name, said in page.policies]
+    blocks = ["\n".join(_plain(line) for line in told)]
+    blocks += ["\n".join(aligned(page.cards, {0, 2}))] if page.cards else []
+    blocks += filter(None, map(_block, page.opening))
+    for section in page.sections:
+        shown = [] if section.is_long else list(filter(None, map(_block, section.parts)))
+        if shown and section.heading:
+            shown[0] = f"{section.heading}\n{shown[0]}"
+        blocks += shown
+    return "\n\n".join(blocks).replace("µs", "us")
+
+
+def _block(part: Part) -> str:
+    if isinstance(part, Table):
+        return table(part)
+    if isinstance(part, Text):
+        return "" if part.is_soft else _plain(part.text)
+    if isinstance(part, Items):
+        return "\n".join(map(_plain, part.items))
+    return ""
+
+
+def table(given: Table) -> str:
+    """Return a table in aligned columns, but those without a name: its first rows, and how many more there are."""
+    shown = [at for at, column in enumerate(given.columns) if column]
+    rows = [[_cell(row[at]) for at in shown] for row in given.rows[: given.most]]
+    columns = [given.columns[at] for at in shown]
+    words = {at for at, column in enumerate(columns) if not column.startswith(">")}
+    head, ruler, *found = aligned([[column.lstrip(">") for column in columns], *rows], words, ruled=True)
+    lines = [head, ruler]
+    for line, row in zip(found, given.rows, strict=False):
+        lines += [line, *(f"  {'  '.join(cell.text for cell in below)}" for cell in row for below in cell.below)]
+    if len(given.rows) > given.most:
+        lines.append(f"{len(given.rows) - given.most} more{f': {given.where}' if given.where else ''}")
+    return "\n".join(lines)
+
+
+def _cell(cell: Cell) -> str:
+    if cell.kind == "bar":
+        return "▇" * math.ceil(_BAR * min(sum(part for _, part in cell.shares), 100) / 100)
+    return cell.text or NOTHING
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "").replace("\u00a0", " ")
+
+
+# --- results ---
 
 
 class Result:
@@ -332,8 +382,6 @@ class Result:
         return written(path, lambda: html(self._page()))
 
     def __str__(self) -> str:
-        from .text import text  # here: it imports this module
-
         return text(self._page())
 
     def __repr__(self) -> str:

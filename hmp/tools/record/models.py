@@ -103,7 +103,12 @@ class RunningModels(Listener):
     @property
     def found(self) -> list[Model]:
         """Return the models so far. What is packed after a call of one is counted by then."""
-        return [_with_kept(each, self._meters.get(key)) for key, each in self._models.items()]
+        found = []
+        for key, model in self._models.items():
+            meter = self._meters.get(key)
+            kept = None if meter is None else {path: nbytes for path, nbytes in meter.by_module.items() if nbytes}
+            found.append(replace(model, kept=kept, kept_weight_bytes=0 if meter is None else meter.weight_bytes))
+        return found
 
     def entered(self, module: torch.nn.Module) -> None:
         """Begin to count in the call of an outermost module."""
@@ -166,10 +171,3 @@ class RunningModels(Listener):
         known = self._models.get(model.alike)
         self._models[model.alike] = model if known is None else replace(known, count=known.count + 1)
         return model.alike
-
-
-def _with_kept(model: Model, meter: SavedActivations | None) -> Model:
-    if meter is None:
-        return model
-    kept = {path: nbytes for path, nbytes in meter.by_module.items() if nbytes}
-    return replace(model, kept=kept, kept_weight_bytes=meter.weight_bytes)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core import lists, locks
 from ...core.active import autocast, state
-from ...core.active.state import InBackward, Off, PolicyTable
-from ...core.casting import castable, dtype_name, each_castable, each_tensor
-from ...core.log import PACKAGES
-from ...core.observe import RUNS_BACKWARD, Call, modules
+from ...core.active.state import Off, PolicyTable
+from ...core.casting import dtype_name, each_castable, each_tensor
+from ...core.observe import Call, modules
 from ...core.policy.entries import ListEntry
 from ...core.policy.policy import Policy
 from ...core.policy.precedence import Listed
@@ -29,29 +25,23 @@ from ...core.torch_patches import module_calls
 from ...core.torch_patches.module_calls import APPLIED, AppliedPolicy
 from ...core.torch_private import is_any_autocast_enabled
 from ..op_owners import place_here
-from .rows import OverrideKind, Violation, together
+from .rows import Violation, together
 
 
 class Overrider(NamedTuple):
     """What overrode a list.
 
-    `kind` is "region" (an enabled torch.autocast context), "island" (a disabled one), "disable_casts", "outside" (of an applied model's
-    calls) or "backward"; `words` say which, with the line that opened a context.
+    `kind` is "region" (an enabled torch.autocast context), "island" (a disabled one), "disable_casts" or "outside" (of an applied model's
+    calls); `words` say which, with the line that opened a context.
     """
 
-    kind: OverrideKind
+    kind: str
     words: str
 
 
 def over_casts() -> Overrider | None:
     """Who casts once more what hmp has cast: a torch.autocast context; None for nobody."""
-    return Overrider(OverrideKind.REGION, f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
-
-
-def overridden(running: Iterable[torch.nn.Module]) -> Any:
-    """Return the policy in whose place casts are off here, inside calls of the modules `running`, outermost first; None for none."""
-    here = state.current_state()
-    return _policy_in(here.on, running) if isinstance(here, Off) else None
+    return Overrider("region", f"torch.autocast, enabled{_opened(enabled=True)}") if is_any_autocast_enabled() else None
 
 
 def _policy_in(table: PolicyTable, running: Iterable[torch.nn.Module]) -> Any:
@@ -73,30 +63,12 @@ def _wholes(changes: int) -> weakref.WeakKeyDictionary[torch.nn.Module, weakref.
     return found
 
 
-def outside_of(model: torch.nn.Module) -> Overrider:
-    """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
-    model = unwrapped(model)
-    steps = module_calls.frames(sys._getframe(1))
-    method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
-    return Overrider(OverrideKind.OUTSIDE, f"{method}{type(model).__name__}, called directly instead of through the model")
-
-
-def is_around_a_forward() -> bool:
-    """Return True if a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
-    steps = list(module_calls.frames(sys._getframe(1), module_calls.CALLS))
-    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == module_calls.TORCHS)
-    called = next(torchs, None)
-    return called is not None and (called == 0 or module_calls.is_of_wrapper(steps))
-
-
 def in_place_of_casts() -> Overrider | None:
     """Return who has switched casts off; None if they are on, or hmp did for torch's own code, which no list covers."""
     here = state.current_state()
     if isinstance(here, autocast.Paused):
-        return Overrider(OverrideKind.ISLAND, f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
-    if isinstance(here, InBackward):
-        return Overrider(OverrideKind.BACKWARD, "autograd's backward, in which lists don't apply to Python code (R13)")
-    return Overrider(OverrideKind.DISABLE_CASTS, "disable_casts()") if here.disabled and state.is_by_user() else None
+        return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
+    return Overrider("disable_casts", "disable_casts()") if here.disabled and state.is_by_user() else None
 
 
 def _opened(enabled: bool) -> str:
@@ -105,51 +77,9 @@ def _opened(enabled: bool) -> str:
 
 
 _LOW = frozenset(("bfloat16", "float16"))
-_CASTS = frozenset(("to", "type", "type_as", "bfloat16", "half"))
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LEFT = Overrider(OverrideKind.TORCH, "hmp, which left the call to torch")
+_LEFT = Overrider("torch", "hmp, which left the call to torch")
 Given = tuple[Any, ...]  # the arguments of a call
-
-
-class RoundedBefore:
-    """Which inputs of a recorded op were rounded by somebody else than hmp.
-
-    Until an op has first made a low-precision dtype of float32, every tensor in a low-precision dtype came so. From then on such a tensor
-    may be of hmp's making; what a module's hook or a wrapper around a model (FSDP2, DeepSpeed) casts is not, and is noted.
-    """
-
-    def __init__(self) -> None:
-        self._any_by_hmp = False
-        self._others = WeakTensorKeyDictionary()
-
-    def notice(self, given: tuple[Any, ...], result: Any) -> None:
-        """Note a call that hmp decided."""
-        if not self._any_by_hmp and _is_any_low(result):
-            self._any_by_hmp = any(tensor.dtype is torch.float32 for tensor in each_castable(given))
-
-    def notice_cast(self, name: str, given: tuple[Any, ...], result: Any) -> None:
-        """Note a call of torch's function `name` where no list decides."""
-        is_cast = name in _CASTS and given and _is_any_low(result) and castable(given[0]) and given[0].dtype is torch.float32
-        if is_cast and is_around_a_forward():
-            self._others[result] = True
-
-    def before(self, given: tuple[Any, ...], result: Any) -> tuple[str, str]:
-        """Return the low-precision dtype that a weight or an input of the call came in, and which of them it was in words; "" for none."""
-        results = list(each_tensor((result,)))
-        lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
-        for tensor in lows:
-            if isinstance(tensor, torch.nn.Parameter):
-                return dtype_name(tensor.dtype), f"a weight stored in {dtype_name(tensor.dtype)}"
-        for tensor in lows:
-            if tensor in self._others:
-                return dtype_name(tensor.dtype), f"a hook or a wrapper that casts its input to {dtype_name(tensor.dtype)}"
-            if not self._any_by_hmp:
-                return dtype_name(tensor.dtype), f"an input in {dtype_name(tensor.dtype)}"
-        return "", ""
-
-
-def _is_any_low(result: Any) -> bool:
-    return any(dtype_name(tensor.dtype) in _LOW for tensor in each_castable((result,)))
 
 
 class OverrideRecorder:
@@ -163,8 +93,7 @@ class OverrideRecorder:
         self._lock = locks.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
-        self._users: dict[int, Policy] = {}  # the users' policies, by id
-        self.rounded = RoundedBefore()
+        self._has_rounded = False  # whether hmp may have made a tensor in a low-precision dtype
 
     def found(self) -> list[Violation]:
         """Return what was noted so far, most calls first."""
@@ -173,31 +102,38 @@ class OverrideRecorder:
 
     def decided(self, call: Call, ruled: OpUnderRule, given: Given) -> None:
         """Note a call of an op that hmp decided by `rule`."""
-        policy, user_policy = call.here.policy, call.here.user_policy
-        if user_policy is not None:
-            self._users[id(user_policy)] = user_policy
+        policy = call.here.policy
         if policy is not None and ruled.rule.is_list:
             overrider, got = _LEFT, call.computed
             if call.lacks_kernel:
                 words = f"the device, which has no {dtype_name(ruled.low_dtype)} kernel for it (R11)"
-                overrider, got = Overrider(OverrideKind.NO_KERNEL, words), "float32"
+                overrider, got = Overrider("no_kernel", words), "float32"
             self._check(policy, ruled.op, got, over_casts() or overrider, given, call.result)
             if ruled.rule is registry.FP32_LIST:
                 self._look_at_inputs(policy, ruled.op, given, call.result)
-        self.rounded.notice(given, call.result)
+        made, came = ({dtype_name(tensor.dtype) for tensor in each_castable(each)} for each in ((call.result,), given))
+        self._has_rounded |= not _LOW.isdisjoint(made) and "float32" in came
 
     def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
-        """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before."""
-        low, words = self.rounded.before(given, result)
-        entry = self._entry(policy, op) if low else None
-        if entry is not None and registry.of_entry(entry) is registry.FP32_LIST:
-            self._note(
-                op, entry.source, "float32", f"float32, on values already rounded to {low}", Overrider(OverrideKind.ROUNDED_BEFORE, words)
-            )
+        """Note an op on the FP32 list whose weight or input came in a low-precision dtype, rounded before.
+
+        An input that is not a weight may be of hmp's making, once hmp has made one.
+        """
+        results = list(each_tensor((result,)))
+        lows = [each for each in each_castable(given) if dtype_name(each.dtype) in _LOW and all(each is not one for one in results)]
+        rounded: torch.Tensor | None = next((each for each in lows if isinstance(each, torch.nn.Parameter)), None)
+        if rounded is None and not self._has_rounded:
+            rounded = next(iter(lows), None)
+        entry = None if rounded is None else self._entry(policy, op)
+        if rounded is not None and entry is not None and registry.of_entry(entry) is registry.FP32_LIST:
+            low = dtype_name(rounded.dtype)
+            words = f"a weight stored in {low}" if isinstance(rounded, torch.nn.Parameter) else f"an input in {low}"
+            overrider = Overrider("rounded_before", words)
+            self._note(op, entry.source, "float32", f"float32, on values already rounded to {low}", overrider)
 
     def past(self, call: Call) -> None:
         """Note a call of torch's own function by a name that Python code took before."""
-        overrider = Overrider(OverrideKind.BYPASSED, "a reference taken before hmp patched torch")
+        overrider = Overrider("bypassed", "a reference taken before hmp patched torch")
         self._check(call.here.policy, call.op, call.computed, overrider, call.given, call.result)
 
     def uncast(self, call: Call) -> None:
@@ -206,16 +142,10 @@ class OverrideRecorder:
         if not state.current_state().disabled:
             self._outside_of_calls(op, got, given, result)
             return
-        overrider = in_place_of_casts()
-        if overrider is None or (overrider.kind == OverrideKind.BACKWARD and self._is_torchs()):
-            return
-        policy = overridden(modules.running)
-        if policy is not None:
+        overrider, here = in_place_of_casts(), state.current_state()
+        policy = _policy_in(here.on, modules.running) if overrider is not None and isinstance(here, Off) else None
+        if overrider is not None and policy is not None:
             self._check(policy, op, got, overrider, given, result)
-            return
-        outside = {each.unscoped for each in list(self._users.values())}
-        if overrider.kind == OverrideKind.BACKWARD and len(outside) == 1:  # of several policies it may have been any
-            self._check(outside.pop(), op, got, overrider, given, result)
 
     def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
         """Note a call without an active policy. In a submodule of an applied model somebody called a part of it, or another method."""
@@ -224,16 +154,9 @@ class OverrideRecorder:
         model = None if whole is None else whole()
         applied = module_calls.applied(model)
         if model is not None and applied is not None and applied.applied is not None:
-            self._check(_policy_in(applied.applied, running), op, got, outside_of(model), given, result)
-
-    def _is_torchs(self) -> bool:
-        """Return True if torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
-            if frame.f_code is RUNS_BACKWARD:
-                return True
-            frame = frame.f_back
-        return False
+            words = f"a part of {type(unwrapped(model)).__name__}, called directly instead of through the model"
+            outside = Overrider("outside", words)
+            self._check(_policy_in(applied.applied, running), op, got, outside, given, result)
 
     def begin_backward(self) -> None:
         """Note a call of backward() inside a torch.autocast context, which casts there, too."""
@@ -260,7 +183,7 @@ class OverrideRecorder:
             return  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
             return  # in place and out=: the first input's dtype counts
-        if overrider.kind != OverrideKind.REGION and results and all(each.dtype is wanted for each in results):
+        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
             return  # a look-up, whose table is not cast, and what saturates
         self._note(op, entry.source, dtype_name(wanted), got, overrider)
 

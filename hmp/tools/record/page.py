@@ -37,7 +37,7 @@ from ..pages.page import (
 )
 from .models import Model
 from .report import SHOWN, Report
-from .rows import BYPASSED, UNLISTED, OverrideKind, Row, Violation, in_order, in_words, kinds, report_parts, summed, total
+from .rows import BYPASSED, GROUPS, REMEDIES, UNLISTED, Row, Violation, in_order, in_words, kinds, report_parts, summed, total
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
@@ -132,28 +132,19 @@ def _violations(found: list[Violation]) -> Section | None:
     ]  # fmt: skip
     columns = ("op", "entry", "wanted", "got", "module", "place", "overridden by", ">calls")
     table = Table(columns, rows, label="Calls that did not follow their list", where="report.violations() holds them")
-    remedies = Items([f"{kind}: {OverrideKind(kind).remedy}" for kind in kinds(found)])
+    remedies = Items([f"{kind}: {REMEDIES[kind]}" for kind in kinds(found)])
     return Section("violations", "Did not follow", "Calls that did not follow their list", [table, remedies])
-
-
-# What a line of a table adds up: its first columns, each with the fields of a row that make a line of its own. An op's dtypes are below it.
-_LINES: dict[str, dict[str, tuple[str, ...]]] = {
-    "op": {"op": ("op",)},
-    "module": {"module": ("module",)},
-    "line": {"op": ("op",), "line": ("file", "line")},
-    "call": {"op": ("op",), "module": ("module",), "line": ("file", "line")},
-}
 
 
 def rows_table(report: Report, by: str, sort: str, *, unlisted: bool = False) -> Table:
     """Return the rows that a rule decided, added up by "op", "module", "line" or "call"; those of no rule if `unlisted`."""
     found = in_order(report.grouped(by, "op_seconds", unlisted=unlisted), sort)
-    fields = [name for names in _LINES[by].values() for name in names]
+    fields = GROUPS[by]  # an op's dtypes are below it
+    columns: list[str] = [name for name in ("op", "module", "line") if name in fields]
     lines = in_order(summed(found, fields), sort)
     below: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         below.setdefault(tuple(getattr(row, name) for name in fields), []).append(row)
-    kept = sum((Counter(model.kept or {}) for model in report.models), Counter[str]()) if by == "module" else {}
     longest = max((row.seconds for row in lines), default=0.0)
     more = list(total(found).more)
     rows, groups = [], []
@@ -163,11 +154,9 @@ def rows_table(report: Report, by: str, sort: str, *, unlisted: bool = False) ->
         numbers = [whole(row.calls), whole(row.casts), whole(row.casts_saved), nbytes(row.cast_bytes), duration(row.cast_seconds)]
         numbers += [number(row.more.get(name, 0), f"{row.more.get(name, 0):,.6g}") for name in more]
         times = bar(longest, *((colour_class(part.compute), part.op_seconds) for part in parts), ("casts", row.cast_seconds))
-        own = [nbytes(kept.get(row.module, 0))] if kept else []
-        rows.append([*(names[name] for name in _LINES[by]), *numbers, duration(row.op_seconds), times, *own])
+        rows.append([*(names[name] for name in columns), *numbers, duration(row.op_seconds), times])
         groups.append(" ".join(dict.fromkeys(part.rule for part in parts)))
-    columns = [*_LINES[by], ">calls", ">casts", ">avoided", ">bytes cast", ">in casts", *(f">{name}" for name in more), ">in ops", ""]
-    columns += [">kept for backward"] if kept else []
+    columns += [">calls", ">casts", ">avoided", ">bytes cast", ">in casts", *(f">{name}" for name in more), ">in ops", ""]
     note = left_out(rows, len(lines), "rows", "`Report.to_json()`")
     return Table(columns, rows, f"What was cast, by {by}", note, most=TABLE_ROWS, groups=groups)
 

@@ -1,11 +1,12 @@
-"""record(), a report of what runs in which precision for as long as its `with` lasts, and what it notes of every call."""
+"""record(), a report of what runs in which precision for as long as its `with` lasts, and what it notes of every call; verify()."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,17 +21,20 @@ from ...core.policy.names import ops_of
 from ...core.policy.policy import Policy
 from ...core.policy.precedence import Listed
 from ...core.policy.scopes import of_user
-from ...core.rules import emulation, registry
+from ...core.rules import registry
 from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
+from .. import model_call
 from ..formatting import provenance
+from ..model_state import preserve_state
 from ..op_owners import place_here
 from .models import RunningModels
 from .overrides import OverrideRecorder
 from .report import Report
-from .rows import BYPASSED, UNLISTED, Row, grouped, report_parts
+from .rows import BYPASSED, UNLISTED, Row, check_allowed, grouped, report_parts
 
 Key = tuple[Any, ...]
+Loss = Callable[[Any], torch.Tensor]
 _LONG = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
 _clock = time.perf_counter
@@ -81,7 +85,6 @@ class Recorder(Listener):
         if not is_cast_off and (call.decided or not computes):
             return  # hmp decided something inside, which was noted; or nothing was computed
         inputs = dtypes_of(call.given)
-        self.last_word.rounded.notice_cast(call.op, call.given, result)
         call.computed = _computed(call.given, inputs, result)
         if is_cast_off:
             self.uncast += 1
@@ -224,8 +227,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         >>> report.assert_dtype("linear", torch.bfloat16)
     """
     recorder = Recorder(synchronize)
-    in_float32 = {dtype_name(dtype): emulation.why(dtype) for dtype in emulation.computed_in_float32()}
-    report = Report((), (), (), device=_device(), in_float32=in_float32, **provenance())
+    report = Report((), (), (), device=_device(), **provenance())
     report._recorder = recorder
     try:
         with running_uncompiled(), listen(recorder, recorder.models, *recorder.parts.values()):
@@ -239,3 +241,56 @@ def _device() -> str:
     # without asking, a torch that was built for CUDA names it on machines without one
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if accelerator is None else accelerator.type
+
+
+def verify(
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Policy | str | Path | None = None,
+    *,
+    loss: Loss | None = None,
+    allow: Collection[str] = (),
+) -> Report:
+    """Run one step of a model, forward and backward, and verify that every call follows its list.
+
+    This is `record()`, one step, and `Report.verify()`. Torch, the model, gradients and the random state are as before when it returns;
+    meanwhile the weights take their memory twice. Compiled code runs uncompiled.
+
+    Args:
+        model: The module.
+        batch: What the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one.
+        policy: What it runs under. Default: what hmp.apply() gave the model, or the active policy.
+        loss: Makes a scalar of what the model returns. Default: the output's `.loss`, else the sum of its floating tensors. Under
+            `torch.no_grad()` the forward alone is run.
+        allow: Kinds of violations that do not raise, see `Report.verify()`.
+
+    Returns:
+        The report of the step; `report.never_called` has the entries that no call matched.
+
+    Raises:
+        ViolationError: Calls did not follow their lists.
+        HmpError: No op on a list was called, so nothing was verified, or the model has lazy modules that were never called.
+
+    Example:
+        >>> report = hmp.verify(torch.nn.Linear(4, 4), torch.randn(2, 4), "autocast")
+    """
+    model_call.check_module(model, "verify()")
+    check_allowed(allow)
+    region: Any = nullcontext() if policy is None else model_call.policy_context(model, model_call.chosen_policy(model, policy), model)
+    with preserve_state(model, model.parameters()), record() as report:
+        with region:
+            output = model_call.call(model, batch)
+            value = _loss_of(output, loss) if torch.is_grad_enabled() else None
+            if value is not None:
+                model_call.check_loss(value, "loss(output)" if loss is not None else "the sum of the model's output")
+        if value is not None and value.requires_grad:
+            value.backward()
+    return report.verify(allow)
+
+
+def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:
+    found = loss(output) if loss is not None else model_call.own_loss(output)
+    if found is not None:
+        return found
+    sums = [tensor.sum() for tensor in each_tensor((output,)) if tensor.requires_grad]
+    return sum(sums[1:], sums[0]) if sums else None

@@ -14,10 +14,9 @@ from ...core import lists
 from ...core.casting import dtype_name
 from ...errors import HmpError, ViolationError
 from ..formatting import count, of_json, some, versioned
-from ..pages.page import Page, Result
-from ..pages.text import table
+from ..pages.page import Page, Result, table
 from .models import Model, merge_models
-from .rows import BYPASSED, UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
+from .rows import UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -64,7 +63,7 @@ class Report(Result):
         self._lists: dict[str, tuple[Any, ...]] = {name: tuple(of) for name, of in told.items()}
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
-            "torch": torch.__version__, "in_float32": {},
+            "torch": torch.__version__,
         } | about  # fmt: skip
 
     @property
@@ -160,24 +159,8 @@ class Report(Result):
     @property
     def notes(self) -> list[str]:
         """Return what a reader must know of how this was recorded."""
-        rows = self.rows
-        notes = []
-        raised = sum(row.raised for row in rows)
-        if raised:
-            notes.append(f"{count(raised, 'call')} ended in an exception.")
-        for dtype, why in self._about["in_float32"].items():
-            wide = [row for row in rows if row.in_float32 and dtype in (row.compute, row.output)]
-            if wide:
-                names, calls = some(sorted({row.op for row in wide}), 6), count(sum(row.in_float32 for row in wide), "call")
-                notes.append(f"{dtype} computed in float32 and rounded, in {calls} of {names}: {why} (rule R11).")
-        past = [row for row in rows if row.rule == BYPASSED]
-        if past:
-            names = ", ".join(sorted({row.op for row in past}))
-            notes.append(
-                f"{count(sum(row.calls for row in past), 'call')} of {names} bypassed hmp, through references taken before it patched "
-                "torch: hmp.unreachable() lists them."
-            )
-        return notes
+        raised = sum(row.raised for row in self.rows)
+        return [f"{count(raised, 'call')} ended in an exception."] if raised else []
 
     def _told(self, name: str) -> Any:
         """Return what is known by that name: now, while it is recorded."""
@@ -218,9 +201,8 @@ class Report(Result):
         Args:
             allow: Kinds of violations that do not raise: "region" (an enabled torch.autocast), "island" (a model's own
                 torch.autocast(enabled=False)), "disable_casts", "no_kernel", "outside" (a part of an applied model, or another method of
-                it, called outside of its calls), "bypassed" (a reference taken before hmp patched torch), "backward", "rounded_before"
-                (an op on the FP32 list whose weight or input came in a low-precision dtype, from the caller, a hook or a wrapper and not by
-                hmp), "torch".
+                it, called outside of its calls), "bypassed" (a reference taken before hmp patched torch), "rounded_before" (an op on the
+                FP32 list whose weight came in a low-precision dtype, or whose input did before hmp made any), "torch".
 
         Returns:
             The report itself.
@@ -264,7 +246,6 @@ class Report(Result):
         Returns:
             A line for each op.
         """
-        _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
         changed = sorted(op for op in mine.keys() | theirs.keys() if mine.get(op) != theirs.get(op))
         return [f"{op}: {mine.get(op, 'not called')} -> {theirs.get(op, 'not called')}" for op in changed]
@@ -280,7 +261,6 @@ class Report(Result):
         Returns:
             A new report.
         """
-        _check_reports("merge", *others)
         return self._together((self, *others), sum)
 
     def _together(self, reports: Sequence[Report], seconds: Callable[[Iterable[float]], float]) -> Report:
@@ -347,19 +327,16 @@ class Report(Result):
         Raises:
             HmpError: It is something else, or of another version.
         """
-        if not isinstance(values, Mapping):
-            raise HmpError(f"Report.from_dict() expected what Report.to_dict() returned, got {type(values).__name__}")
-        if values.get("hmp_report") != FORMAT:
-            raise HmpError(f"expected a report with hmp_report {FORMAT}, got {values.get('hmp_report')!r}; record it again with this hmp")
-        if not isinstance(values.get("rows"), list):
-            raise HmpError("expected a report with rows, got one without; pass all that Report.to_dict() returned")
         kinds: dict[str, Any] = {"rows": Row, "violations": Violation, "models": Model}
         kinds |= {name: part.row for name, part in report_parts().items()}
-        # which reports of older releases have not all of
         try:
+            if values["hmp_report"] != FORMAT or "rows" not in values:
+                raise ValueError(f"hmp_report {values['hmp_report']!r}")
+            # which reports of older releases have not all of
             found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
-        except (TypeError, ValueError) as error:  # edited by hand, or cut
-            raise HmpError(f"expected what Report.to_dict() returned, got something else ({error}); record it again") from None
+        except (LookupError, TypeError, ValueError) as error:
+            told = f"expected what Report.to_dict() returned, with rows and hmp_report {FORMAT}, got something else ({error})"
+            raise HmpError(f"{told}; record it again with this hmp") from None
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
         return cls(**about | found)
 
@@ -377,13 +354,9 @@ class Report(Result):
             HmpError: There is no such file, or no report in it.
         """
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (HmpError, OSError, TypeError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
             raise HmpError(f"{path}: cannot be read ({error}); give a file that Report.to_json() wrote") from None
-        try:
-            return cls.from_dict(values if isinstance(values, Mapping) else {})
-        except HmpError as error:
-            raise HmpError(f"{path}: {error}") from None
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
         """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
@@ -417,13 +390,6 @@ class Report(Result):
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
     """Return a row's values without `more`, where no plug-in has added a column."""
     return {name: value for name, value in values.items() if name != "more" or value}
-
-
-def _check_reports(method: str, *others: object) -> None:
-    """Raise HmpError if one of `others`, the arguments of that method, isn't a report."""
-    for each in others:
-        if not isinstance(each, Report):
-            raise HmpError(f"Report.{method}(): expected reports, got {each!r}; load a file with Report.load(path)")
 
 
 def _dtypes_by_op(report: Report) -> dict[str, str]:

@@ -10,7 +10,6 @@ from ...core import lists
 from ...core.observe import Listener
 from ...core.rules import registry
 from ...errors import HmpError
-from ..formatting import Word
 from ..pages.page import Section
 
 T = TypeVar("T")
@@ -23,13 +22,9 @@ BYPASSED = "bypassed"
 _WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in reversed(registry.RULES) if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "in_float32")
-# What rows may be taken together by, with the fields that then distinguish them.
-GROUPS = {
-    "op": ("op", "rule", "source", "inputs", "compute", "output"),
-    "module": ("module",),
-    "line": ("op", "rule", "source", "inputs", "compute", "output", "file", "line"),
-    "call": ("op", "rule", "source", "inputs", "compute", "output", "module", "file", "line"),
-}
+# What rows may be taken together by, with the fields that then distinguish them: but for modules, with rule and dtypes.
+GROUPS = {"op": ("op",), "module": ("module",), "line": ("op", "file", "line"), "call": ("op", "module", "file", "line")}
+_RULE_AND_DTYPES = ("rule", "source", "inputs", "compute", "output")
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise HmpError(f"invalid by={by!r}: expected {' or '.join(map(repr, GROUPS))}")
-    return summed(rows, GROUPS[by])
+    return summed(rows, GROUPS[by] if by == "module" else (*GROUPS[by], *_RULE_AND_DTYPES))
 
 
 def summed(rows: Iterable[Row], by: Sequence[str]) -> list[Row]:
@@ -157,37 +152,23 @@ def total(rows: Iterable[Row]) -> Row:
 # --- calls that did not follow the entry of their list, and what overrode it
 
 
-class OverrideKind(Word):
-    """What made a call run otherwise than the entry of its list says; `remedy` is what to do about it."""
-
-    REGION = "region", "close the autocast context first, or enter hmp.casts() or call the applied model inside it"
-    ISLAND = "island", "remove the autocast(enabled=False) context or, if float32 is right here, take the op off the list"
-    DISABLE_CASTS = "disable_casts", "move the call out of disable_casts(), or take the op off the list"
-    NO_KERNEL = "no_kernel", "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`"
-    OUTSIDE = "outside", "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))"
-    BYPASSED = "bypassed", "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call"
-    BACKWARD = "backward", "cast in that code with .to(), or decorate it with torch.amp.custom_fwd and custom_bwd"
-    ROUNDED_BEFORE = (
-        "rounded_before",
-        "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
-    )
-    TORCH = "torch", "hmp left the call to torch because of its arguments; see the rules for when it does"
-
-    remedy: str
-
-    def __new__(cls, value: str, remedy: str = "") -> OverrideKind:
-        """Return a kind, which is its value as a string."""
-        made = str.__new__(cls, value)
-        made._value_ = value
-        made.remedy = remedy
-        return made
+# Kind of violation, which is what overrode the entry of a list → what to do about it.
+REMEDIES = {
+    "region": "close the autocast context first, or enter hmp.casts() or call the applied model inside it",
+    "island": "remove the autocast(enabled=False) context or, if float32 is right here, take the op off the list",
+    "disable_casts": "move the call out of disable_casts(), or take the op off the list",
+    "no_kernel": "take the op off the list on this device, or list it only for modules where it has a kernel: `op @ modules`",
+    "outside": "call the model itself, or name the method: hmp.apply(model, methods=('forward', 'encode'))",
+    "bypassed": "hmp.unreachable() shows the reference; take it after hmp patched torch, or look the function up at each call",
+    "rounded_before": "keep weight and input in float32: no model.half(), and no FSDP2 param_dtype or DeepSpeed bf16 for this module",
+    "torch": "hmp left the call to torch because of its arguments; see the rules for when it does",
+}
 
 
 def check_allowed(allow: Collection[str]) -> None:
     """Raise HmpError unless `allow` is a list of kinds of violations."""
-    known = [each.value for each in OverrideKind]
-    if isinstance(allow, str) or not isinstance(allow, Collection) or any(kind not in known for kind in allow):
-        raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, known))}")
+    if isinstance(allow, str) or not isinstance(allow, Collection) or any(kind not in [*REMEDIES] for kind in allow):
+        raise HmpError(f"allow= expected a list of kinds of violations, got {allow!r}; the kinds are {', '.join(map(repr, REMEDIES))}")
 
 
 @dataclass(frozen=True)
@@ -195,7 +176,7 @@ class Violation:
     """Calls of one op in one place that ran otherwise than an entry of a list says.
 
     `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
-    in; `kind` what overrode it, a value of OverrideKind, and `by` what that was in words: a torch.autocast context with the line that
+    in; `kind` what overrode it, a key of REMEDIES, and `by` what that was in words: a torch.autocast context with the line that
     opened it. `module`, `file` and `line` say who called, `calls` how often.
     """
 
@@ -218,7 +199,7 @@ class Violation:
     @property
     def remedy(self) -> str:
         """Return what may be done about it."""
-        return OverrideKind(self.kind).remedy
+        return REMEDIES[self.kind]
 
     def __str__(self) -> str:
         line = f" ({self.source})" if self.source else ""
@@ -243,7 +224,7 @@ def in_lines(found: Iterable[Violation]) -> str:
     lines = []
     for kind in kinds(listed):
         lines += [f"  {each}" for each in listed if each.kind == kind]
-        lines.append(f"    to fix: {OverrideKind(kind).remedy}")
+        lines.append(f"    to fix: {REMEDIES[kind]}")
     return "\n".join(lines)
 
 
