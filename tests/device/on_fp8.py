@@ -1,4 +1,4 @@
-"""Products in FP8 on the device: its kernels beside the emulation."""
+"""Products in FP8 on the device: its kernels beside the emulation, and training under the preset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, same, tensor
+from device_kit import BF16, DEVICE, Net, batch, loss_of, same, tensor
 from hmp.fp8 import fused_kernels, is_real
 from hmp.fp8.quantization import RECIPES, Layout, quantise
 
@@ -76,3 +76,23 @@ def test_the_devices_kernels_give_what_the_emulation_gives() -> None:
             assert max(errors) < 2**-7, (recipe, spread, errors)
             said.append(f"{recipe} {max(errors):.1e}")
     print("largest relative differences: " + ", ".join(said))
+
+
+def train(policy: str | hmp.Policy) -> list[float]:
+    net = hmp.apply(Net(), policy)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = loss_of(net, *batch())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_a_model_trains_under_the_preset_as_under_bfloat16() -> None:
+    low, eight = train("autocast"), train("fp8")
+    assert all(torch.tensor(eight).isfinite()) and eight[-1] < eight[0], eight
+    assert abs(eight[-1] - low[-1]) < 0.1 * (low[0] - low[-1]), (low, eight)
+    print(f"losses {low[0]:.4f} to {low[-1]:.4f} under autocast, to {eight[-1]:.4f} in FP8")
