@@ -331,10 +331,10 @@ class Report(Result):
         kinds |= {name: part.row for name, part in report_parts().items()}
         try:
             if values["hmp_report"] != FORMAT or "rows" not in values:
-                raise ValueError(f"hmp_report {values['hmp_report']!r}")
+                raise HmpError(f"hmp_report {values['hmp_report']!r}")
             # which reports of older releases have not all of
             found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
-        except (LookupError, TypeError, ValueError) as error:
+        except (HmpError, LookupError, TypeError, ValueError) as error:
             told = f"expected what Report.to_dict() returned, with rows and hmp_report {FORMAT}, got something else ({error})"
             raise HmpError(f"{told}; record it again with this hmp") from None
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
