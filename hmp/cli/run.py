@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
                 called = prepare(options)
                 pass_on(options)
                 if options.capture is not None:
-                    watching.enter_context(hmp.capture(options.capture, calls=1))
+                    watching.enter_context(_captured(options.capture))
             except hmp.HmpError as error:
                 print(f"hmp run: {error}", file=sys.stderr)
                 return 2
@@ -203,6 +203,18 @@ def _recorded(name: str) -> Iterator[None]:
                 report.to_json(target)
             else:
                 target.write_text(f"{report}\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _captured(target: str) -> Iterator[None]:
+    """Capture the first call of every model while the script runs; a line on stderr where none was called."""
+    from ..tools.traces.capture import NothingCalled
+
+    try:
+        with hmp.capture(target, calls=1):
+            yield
+    except NothingCalled as error:
+        print(f"hmp run: --capture {error}", file=sys.stderr)
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

@@ -53,9 +53,7 @@ RUNS: dict[str, Callable[[nn.Module], Any]] = {
     "verify": lambda model: hmp.verify(model, X, "torch-cpu", loss=squared),
     "compare": lambda model: hmp.compare(model, X, "torch-cpu", loss=squared),
     "explain": lambda model: hmp.explain("linear", "torch-cpu"),
-    "benchmark": lambda model: hmp.benchmark(
-        lambda: loss(model, X).backward(), ["float32", "torch-cpu"], model=model, rounds=3, steps=1, progress=False
-    ),
+    "benchmark": lambda model: hmp.benchmark(lambda: loss(model, X).backward(), ["float32", "torch-cpu"], model=model, rounds=3, steps=1),
     "tune": lambda model: hmp.tune(model, [X], loss=loss, max_trials=3, objective="memory", steps=1, progress=False),
 }
 

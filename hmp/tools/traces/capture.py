@@ -38,6 +38,10 @@ _WRAPPERS = {
 _COMPILED = "_orig_mod"  # of what torch.compile(module) gives
 
 
+class NothingCalled(HmpError):
+    """No module was called in the context of a capture."""
+
+
 @contextmanager
 def capture(
     path: str | Path,
@@ -89,7 +93,7 @@ def capture(
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
             named = "the program" if model is None else type(model).__name__
-            raise HmpError(
+            raise NothingCalled(
                 f"{target} was not written: no module of {named} was called inside capture(); call the model as model(...), "
                 'and one that is compiled by model.compile() under torch.compiler.set_stance("force_eager")'
             )
