@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hmp
-import op_exceptions
+import sweep_exceptions
 from attempt import Case, accepted, attempted, case_of, case_off, cases_into, wrong
 from low_kernels_kit import processor
 from ops import KINDS, Call, Sample, more_calls, odd_calls, op_db, samples, title
@@ -160,7 +160,7 @@ KNOWN: tuple[Callable[[Case], bool], ...] = (
 
 
 # op_db's entries with no rule that says what comes of them, or with values of torch's own making
-LEFT_OUT = op_exceptions.NOT_ON_CPU | op_exceptions.OUT_OF_REACH
+LEFT_OUT = sweep_exceptions.NOT_ON_CPU | sweep_exceptions.OUT_OF_REACH
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -220,12 +220,3 @@ def test_p1_odd_calls_give_what_their_casts_written_out_give(rule: str, low: tor
                 cases += drawn_case(call, sample, generator, lists.of(call.name), low, False)
         lines = complaints(cases, policy, hmp.casts, False)
     assert not lines, "\n".join(lines)
-
-
-@pytest.mark.slow  # to import op_db takes seconds
-@pytest.mark.skipif(not torch.__version__.startswith(op_exceptions.TORCH + "."), reason="the table was made with another torch")
-def test_the_names_of_the_tables_are_in_op_db() -> None:
-    tables = op_exceptions
-    named = {*(op for op, _ in tables.EXCEPTIONS), *tables.STRUCTURE}
-    assert sorted(named - {title(info) for info in op_db()}) == []
-    assert sorted((tables.OUT_OF_REACH | tables.UNINITIALISED | tables.ROUGH.keys()) - {info.name for info in op_db()}) == []

@@ -1,6 +1,6 @@
 """One call of an op, as hmp makes it and with its casts written out, and what it leaves behind.
 
-P1 draws such calls.
+P1 draws such calls, and the sweep goes through them one by one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 
 import hmp
 from low_kernels_kit import products_as_computed
-from op_exceptions import EXCEPTIONS, ROUGH, STRUCTURE, UNINITIALISED
 from ops import Call, Kinds, Sample, calls, given, op_db, samples, seed, title
 from oracle import BF16, CASTABLE, F32, Plan, castable, distinct, flat, plans, tensors, unlike
+from sweep_exceptions import EXCEPTIONS, ROUGH, STRUCTURE, UNINITIALISED
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Attempt:
         self.grads: list[torch.Tensor | None] = []
 
     def run(self, quiet: Quiet = nullcontext) -> None:
-        """Calls; `quiet` is a region in which nothing is cast, for what the attempt itself computes."""
+        """Calls; `quiet` is a region in which nothing is cast, for what the sweep itself computes."""
         seed()
         extra = {} if self.out is None else {"out": self.out[0] if len(self.out) == 1 else self.out}
         try:

@@ -20,9 +20,9 @@ import numpy
 import torch
 from torch.utils._pytree import tree_map
 
-from op_exceptions import OUT_OF_REACH
-from oracle import F32, F64, castable, tensors
+from oracle import BF16, F32, F64, castable, tensors
 from strategies import Leaf, Tagged
+from sweep_exceptions import OUT_OF_REACH
 
 
 @functools.cache
@@ -198,6 +198,19 @@ def of_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
 def _float32(sample: Sample) -> list[torch.Tensor]:
     return list({id(t): t for t in castable(sample.tree)}.values())
+
+
+def mixtures(sample: Sample, *, float64: bool) -> Iterator[tuple[torch.dtype, ...]]:
+    """The dtypes that the sample's float32 tensors are given: all of one, the first of another than the others."""
+    count = len(_float32(sample))
+    yield (F32,) * count
+    if count:
+        yield (BF16,) * count
+    if count > 1:
+        yield (F32, *(BF16,) * (count - 1))
+        yield (BF16, *(F32,) * (count - 1))
+    if count and float64:
+        yield (F64, *(F32,) * (count - 1))
 
 
 def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool, kinds: Kinds = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
