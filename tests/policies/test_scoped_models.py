@@ -261,7 +261,6 @@ def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixt
     told = capsys.readouterr().out
     for line in (
         "softmax @ decoder: is also on the bf16 list, as 'softmax @ decoder' ",
-        "bf16.txt:4: linear @ decoder: the same op as 'linear @ decoder' in line 3",
         "bf16.txt:5: 'relu @ a b': expected a glob over module paths after the '@', got 'a b'",
         "bf16.txt:6: nope @ a: ",
     ):

@@ -154,6 +154,8 @@ KNOWN: tuple[Callable[[Case], bool], ...] = (
     lambda case: case.call.name in ("cov", "corrcoef") and not mixed(case) and case.dtypes[0] in (BF16, F16),
     # R11: a private name on no list is left to torch, which has no kernel
     lambda case: case.call.variant in ("at _C._nn.multi_margin_loss", "at _C._nn.multilabel_margin_loss"),
+    # R10: the method is a view, which lists do not mean: they name F.unfold
+    lambda case: case.call.op == "unfold",
     # R8: its Python code asks the __torch_function__ of the input alone, so with a subclass as window it pads before it is cast
     lambda case: case.call.name == "stft" and "subclass" in case.kinds,
 )
