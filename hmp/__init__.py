@@ -10,19 +10,10 @@ from .core import lists as _lists
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .compat.memory_statistics import memory_stats as memory_stats
     from .core.active.regions import disable_casts as disable_casts, enable_casts as enable_casts
     from .core.active.state import casts_enabled as casts_enabled
     from .core.apply import apply as apply, remove as remove
-    from .core.convert import (
-        Handle as Handle,
-        casts as casts,
-        convert as convert,
-        is_converted as is_converted,
-        revert as revert,
-        set_low_kernels as set_low_kernels,
-    )
-    from .core.copies import clear_cache as clear_cache
+    from .core.convert import casts as casts, convert as convert, is_converted as is_converted, revert as revert
     from .core.policy.policy import Policy as Policy
     from .core.policy.presets import policies as policies
     from .core.rules.kernels import fallbacks as fallbacks
@@ -32,20 +23,18 @@ if TYPE_CHECKING:
         promote_function as promote_function,
         register as register,
     )
-    from .errors import HmpError as HmpError, NonFiniteError as NonFiniteError, OpListError as OpListError, ViolationError as ViolationError
+    from .errors import HmpError as HmpError, NonFiniteError as NonFiniteError
     from .tools.benchmark import benchmark as benchmark
     from .tools.cast_weights import cast_weights as cast_weights
     from .tools.compare.compare import compare as compare
-    from .tools.explain import Rule as Rule, explain as explain
+    from .tools.explain import explain as explain
     from .tools.nonfinite.detect import detect_nonfinite as detect_nonfinite
     from .tools.record.recorder import record as record, verify as verify
-    from .tools.record.report import Report as Report
     from .tools.summary import summary as summary
     from .tools.traces.capture import capture as capture
     from .tools.traces.compare import compare_captures as compare_captures
-    from .tools.traces.file import Capture as Capture
     from .tools.tune import tune as tune
-    from .tools.unreachable import Unreachable as Unreachable, unreachable as unreachable
+    from .tools.unreachable import unreachable as unreachable
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     from .errors import HmpError
@@ -65,31 +54,27 @@ _NAMES = {
     ".core.active.regions": "disable_casts enable_casts",
     ".core.active.state": "casts_enabled",
     ".core.apply": "apply remove",
-    ".core.convert": "Handle casts convert is_converted revert set_low_kernels",
-    ".core.copies": "clear_cache",
+    ".core.convert": "casts convert is_converted revert",
     ".core.policy.policy": "Policy",
     ".core.policy.presets": "policies",
     ".core.rules.kernels": "fallbacks",
     ".core.user_ops": "bf16_function fp32_function promote_function register",
-    ".errors": "HmpError NonFiniteError OpListError ViolationError",
-    ".compat.memory_statistics": "memory_stats",
+    ".errors": "HmpError NonFiniteError",
     ".tools.benchmark": "benchmark",
     ".tools.cast_weights": "cast_weights",
     ".tools.compare.compare": "compare",
-    ".tools.explain": "Rule explain",
+    ".tools.explain": "explain",
     ".tools.nonfinite.detect": "detect_nonfinite",
     ".tools.record.recorder": "record verify",
-    ".tools.record.report": "Report",
     ".tools.summary": "summary",
     ".tools.traces.capture": "capture",
     ".tools.traces.compare": "compare_captures",
-    ".tools.traces.file": "Capture",
     ".tools.tune": "tune",
-    ".tools.unreachable": "Unreachable unreachable",
+    ".tools.unreachable": "unreachable",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_MODULE_OF, "hmp"]
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
@@ -115,4 +100,4 @@ def _imported(module: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

@@ -20,6 +20,9 @@ def is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
+__all__ = ["HmpError", "NonFiniteError", "OpListError", "ViolationError"]
+
+
 class HmpError(Exception):
     """Base class of hmp's exceptions, itself raised for wrong arguments and for calls that are not possible now.
 
@@ -47,7 +50,7 @@ class OpListError(HmpError, ValueError):
     Example:
         >>> try:
         ...     hmp.Policy.from_dict({"name": "mine", "bf16": ["linaer"]})
-        ... except hmp.OpListError as error:
+        ... except hmp.errors.OpListError as error:
         ...     print(error.path, error.line)
         None None
     """
@@ -91,14 +94,14 @@ class ViolationError(HmpError, AssertionError):
         report: The recording in which they were found.
 
     Attributes:
-        report: The `hmp.Report` of the recording; `report.violations()` has the calls.
+        report: The `hmp.types.Report` of the recording; `report.violations()` has the calls.
 
     Example:
         >>> head = torch.nn.Linear(4, 2)
         >>> head.forward = hmp.disable_casts(head.forward)
         >>> try:
         ...     report = hmp.verify(head, torch.ones(1, 4), "habana")
-        ... except hmp.ViolationError as error:
+        ... except hmp.errors.ViolationError as error:
         ...     print(len(error.report.violations()))
         1
     """

@@ -83,7 +83,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def low_kernels(choice: str) -> Iterator[None]:
     """The environment says so, to this process and to those that it starts."""
     before = dict(os.environ)
-    hmp.set_low_kernels(choice)
+    hmp.low_kernels.set_low_kernels(choice)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HMP_LOW_KERNELS", choice)
         _leave_low_kernels_to(os.environ)
@@ -92,10 +92,10 @@ def low_kernels(choice: str) -> Iterator[None]:
 
 
 def _leave_low_kernels_to(environment: Mapping[str, str]) -> None:
-    """End what hmp.set_low_kernels() has set, which no public call does. What torch is patched with follows."""
+    """End what hmp.low_kernels.set_low_kernels() has set, which no public call does. What torch is patched with follows."""
     from hmp.core.rules import emulation
 
-    hmp.set_low_kernels(environment.get("HMP_LOW_KERNELS") or "auto")
+    hmp.low_kernels.set_low_kernels(environment.get("HMP_LOW_KERNELS") or "auto")
     emulation._chosen = None
 
 
@@ -155,7 +155,7 @@ def end_policies() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hmp.core.patching.patches.restore", lambda: None)
         hmp.revert()
-    hmp.clear_cache()
+    hmp.memory.clear_cache()
 
 
 def _has_process_group() -> bool:

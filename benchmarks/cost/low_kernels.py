@@ -98,12 +98,12 @@ MODELS: dict[str, small.Make] = {
 
 @contextlib.contextmanager
 def _computing(policy: hmp.Policy, kernels: str) -> Iterator[None]:
-    before = hmp.set_low_kernels(kernels)
+    before = hmp.low_kernels.set_low_kernels(kernels)
     try:
         with hmp.convert(policy=policy):
             yield
     finally:
-        hmp.set_low_kernels(before)
+        hmp.low_kernels.set_low_kernels(before)
 
 
 def sides(low: torch.dtype) -> dict[str, Side]:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             tolerance=options.tolerance,
             trials=options.trials,
         )
-    except (hmp.OpListError, recipe.RecipeError):
+    except (hmp.errors.OpListError, recipe.RecipeError):
         raise  # wrong use
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
     changes: Any
     if kind == "report":
-        changes = lines = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
+        changes = lines = hmp.types.Report.load(options.a).diff(hmp.types.Report.load(options.b))
     else:
         found = hmp.Policy.load(options.a).diff(hmp.Policy.load(options.b))
         changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import textwrap
@@ -25,6 +26,13 @@ class Parser(argparse.ArgumentParser):
             kwargs["epilog"] = "example:\n" + textwrap.indent(example, "  ")
         kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(*args, **kwargs)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for what is not among the choices; it says which one is nearly that."""
+        near = difflib.get_close_matches(str(value), action.choices or (), n=1)
+        if near and value not in (action.choices or ()):
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean {near[0]!r}?")
+        super()._check_value(action, value)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

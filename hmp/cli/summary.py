@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     assert loss is not None  # a recipe with a model has one
     try:
         result = of_call(model, lambda: loss(model, batches[0]), policy)
-    except hmp.OpListError:
+    except hmp.errors.OpListError:
         raise  # wrong use
     except hmp.HmpError as error:
         print(f"hmp summary: {error}", file=sys.stderr)

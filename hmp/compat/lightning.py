@@ -251,7 +251,7 @@ def _uncast_log(module: Any) -> Iterator[None]:
 
 
 class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at import
-    """A callback that logs hmp.memory_stats() of the trainer's device: `Trainer(callbacks=[DeviceStats()])`.
+    """A callback that logs hmp.memory.memory_stats() of the trainer's device: `Trainer(callbacks=[DeviceStats()])`.
 
     Every `log_every_n_steps` training batches it logs the device's statistics, in bytes, as "DeviceStats/InUse" and so on. Loggers write
     in the first process: the device is that one's.
@@ -275,6 +275,6 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # the bases are chosen at 
             return
         device = trainer.strategy.root_device
         # loggers take numbers: statistics that the device does not have are None
-        metrics = {f"DeviceStats/{name}": value for name, value in hmp.memory_stats(device).items() if value is not None}
+        metrics = {f"DeviceStats/{name}": value for name, value in hmp.memory.memory_stats(device).items() if value is not None}
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)

@@ -53,7 +53,7 @@ def memory_stats(device: torch.device | str | int) -> Stats:
         HmpError: The argument isn't a device, or is an HPU that this machine lacks.
 
     Example:
-        >>> len(hmp.memory_stats("cpu"))
+        >>> len(hmp.memory.memory_stats("cpu"))
         10
     """
     device = device_of(device, "memory_stats(): ")

@@ -79,16 +79,24 @@ def apply(
         raise HmpError(f"hmp.apply() expected a torch.nn.Module, got {type(model).__name__}; for a function use @hmp.casts(policy)")
     chosen, returned = as_policy(policy, model, dtype), as_dtype(outputs)
     called = module_calls.inside_compiled(unscripted(model, "apply()"))
+    before = module_calls.applied_policy(called)
     others = _others(called, _steps(type(called)) if methods is None else methods)
     with lock:
         follow_others()
         table = resolved(chosen, model, None, verbose) if chosen.scoped else tables.table_of(chosen, verbose)
         module_calls.attach(called, table, returned, others)
         _log_without_casts(type(called))
+    if before is not None and before != chosen and should_log():
+        _log_replaced(type(called).__name__, before.name, chosen.name)
     _warn_of_low_weights(called)
     if verbose:
         announce(chosen)
     return model
+
+
+@functools.cache  # once for the same policies
+def _log_replaced(model: str, before: str, now: str) -> None:
+    log.warning("hmp.apply() of %r to a %s replaces its policy %r; hmp.remove(model) before it says that you mean it", now, model, before)
 
 
 def _steps(kind: type) -> tuple[str, ...]:

@@ -64,9 +64,19 @@ _aminmax, _and, _clamp, _isinf, _not = torch.aminmax, torch.logical_and, torch.c
 _where, _detach, _dispatch, _alias_copy = torch.where, Tensor.detach, Tensor.__torch_dispatch__, torch.alias_copy
 
 
+# Other words for a dtype.
+_WORDS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without "torch.": "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(given: object, among: Iterable[torch.dtype]) -> torch.dtype | None:
+    """Return the dtype among these that is given, or named, as "torch.float16", "float16", "fp16" or "half"; None for another one."""
+    name = given.removeprefix("torch.") if isinstance(given, str) else ""
+    return next((dtype for dtype in among if given is dtype or _WORDS.get(name, name) == dtype_name(dtype)), None)
 
 
 def castable(value: object) -> TypeGuard[Tensor]:

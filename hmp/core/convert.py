@@ -45,6 +45,9 @@ class Handle:
     def __init__(self, table: PolicyTable) -> None:
         self._table = table
 
+    def __repr__(self) -> str:
+        return f"<hmp.convert() to {self._table.user_policy.name!r}: revert() undoes it>"
+
     @untraced
     def revert(self) -> None:
         """Undo this conversion and all later ones. A second call does nothing."""
@@ -402,8 +405,8 @@ def set_low_kernels(choice: str) -> str:
         HmpError: `choice` isn't one of the three.
 
     Example:
-        >>> before = hmp.set_low_kernels("native")
-        >>> hmp.set_low_kernels(before)
+        >>> before = hmp.low_kernels.set_low_kernels("native")
+        >>> hmp.low_kernels.set_low_kernels(before)
         'native'
     """
     with _lock:

@@ -53,7 +53,7 @@ def clear_cache() -> None:
     through numpy, a raw address, or an alias such as `weight.data.add_(1)`.
 
     Example:
-        >>> hmp.clear_cache()
+        >>> hmp.memory.clear_cache()
     """
     wrote()
     used_once.clear()

@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 from ..errors import HmpError
-from . import lists, observe
+from . import casting, lists, observe
 from .active import state
 from .compiler_stance import untraced
 from .ops.sites import NAMESPACES, Site, function_site, op_id, op_of
@@ -37,7 +39,7 @@ def register(owner: Any, name: str, cast: ListName) -> None:
     Args:
         owner: The module or class that has the function.
         name: The name of the function in `owner`.
-        cast: The list: "bf16", "fp32" or "promote".
+        cast: The list: "bf16", "fp32" or "promote"; or the name of a dtype.
 
     Raises:
         HmpError: `owner` has no such function, hmp or torch owns it, or `cast` is not one of the lists.
@@ -50,6 +52,8 @@ def register(owner: Any, name: str, cast: ListName) -> None:
         ...     mine.scale(torch.ones(2)).dtype
         torch.bfloat16
     """
+    named = casting.dtype_named(cast, casting.CASTABLE)
+    cast = cast if named is None else "fp32" if named is torch.float32 else "bf16"
     if cast not in lists.for_functions():
         raise HmpError(f"register(): cast= expected one of {', '.join(map(repr, lists.for_functions()))}, got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)

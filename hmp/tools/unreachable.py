@@ -25,7 +25,7 @@ class Unreachable(NamedTuple):
         op: The function.
 
     Example:
-        >>> print(hmp.Unreachable("train", "ACTIVATIONS", 7, "torch.relu"))
+        >>> print(hmp.types.Unreachable("train", "ACTIVATIONS", 7, "torch.relu"))
         train:7: ACTIVATIONS holds torch.relu from before hmp patched it
     """
 

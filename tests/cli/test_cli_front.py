@@ -124,7 +124,7 @@ def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a
         ((report, "to_json"), (comparison, "to_json"), (benchmark, "to_json"), (tuned, "to_json")))]  # fmt: skip
     for file in (*files, tmp_path / "tune.json"):
         assert json.loads(file.read_text())["schema_version"] == 1, file
-    assert hmp.Report.load(files[0]).rows == report.rows
+    assert hmp.types.Report.load(files[0]).rows == report.rows
     folder = tmp_path / "no"
     for result in (report, comparison, benchmark, tuned):
         for form in {"to_json", "to_html"} & {*dir(result)}:

@@ -33,7 +33,7 @@ def run(folder: Path, *options: str, launcher: tuple[str, ...] = ("-m",)) -> sub
 def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
     ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "script.py")
     assert (ended.returncode, ended.stdout) == (3, "torch.bfloat16\n")
-    report = hmp.Report.load(tmp_path / "out.json")
+    report = hmp.types.Report.load(tmp_path / "out.json")
     assert '"schema_version": 1' in (tmp_path / "out.json").read_text(encoding="utf-8")
     (linear,) = [row for row in report.rows if row.op == "linear"]
     assert (linear.calls, linear.compute, linear.module, Path(linear.file).name, linear.line) == (1, "bfloat16", "Linear", "script.py", 3)
@@ -83,7 +83,7 @@ def test_a_policy_is_captured_with_it_and_every_rank_writes_its_own(tmp_path: Pa
     ended = run(tmp_path, "--policy", "torch-cpu", "--capture", "a.capture", "captured.py", launcher=launcher)
     assert ended.returncode == 0, ended.stderr
     for name in ("a.capture", "a.rank1.capture"):
-        calls = hmp.Capture.load(tmp_path / name).calls
+        calls = hmp.types.Capture.load(tmp_path / name).calls
         assert {call.policy for call in calls} == {hmp.Policy.load("torch-cpu").name}
         assert {call.step for call in calls} == {0}
 

@@ -15,7 +15,7 @@ from hmp.compat import habana
 
 WRONG = [
     ("", "usage: hmp"),
-    ("chek a.txt", "usage: hmp ... invalid choice: 'chek'"),
+    ("chek a.txt", "usage: hmp ... invalid choice: 'chek'; did you mean 'check'?"),
     ("demo --epochs 0", "hmp demo: --epochs 0: expected a number of epochs, 1 or more"),
     ("run", "usage: hmp run"),
     ("run --polcy x.py", "usage: hmp run ... unrecognized arguments: --polcy"),

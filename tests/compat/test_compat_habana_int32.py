@@ -56,7 +56,7 @@ FORMS: dict[str, Form] = {
 def is_in_torch(op: str) -> bool:
     try:
         return bool(hmp.explain(op).sites)
-    except hmp.OpListError:
+    except hmp.errors.OpListError:
         return False
 
 

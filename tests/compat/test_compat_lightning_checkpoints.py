@@ -87,5 +87,5 @@ def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
     assert [row["step"] for row in rows] == ["3", "6"], "8 batches, every third one, counted over epochs"
     said = {name.removeprefix("DeviceStats/"): float(value) for name, value in rows[-1].items() if name.startswith("DeviceStats/")}
     assert said.keys() == TOLD, "what a CPU does not say is not logged"
-    now = hmp.memory_stats("cpu")
+    now = hmp.memory.memory_stats("cpu")
     assert said["Limit"] == now["Limit"] and 0 < said["InUse"] <= said["MaxInUse"]

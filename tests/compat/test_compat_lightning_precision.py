@@ -115,6 +115,6 @@ class Disables(Steps):
 @both_homes
 def test_it_verifies_the_first_step(home: str):
     lists = hmp.Policy(bf16={"linear"})
-    with pytest.raises(hmp.ViolationError, match="disable_casts"):
+    with pytest.raises(hmp.errors.ViolationError, match="disable_casts"):
         fit(home, plugin(lists, verify=True), model=module(home, Disables))
     assert torch._C._len_torch_function_stack() == 0

@@ -1,4 +1,4 @@
-"""hmp.memory_stats(): Habana's ten statistics, None where a device does not say.
+"""hmp.memory.memory_stats(): Habana's ten statistics, None where a device does not say.
 
 No CUDA device and no HPU has been asked: their mappings are fed with what torch and Habana document.
 """
@@ -31,20 +31,20 @@ CUDA = {
 
 
 def test_the_cpu_says_three_and_none_for_the_rest():
-    stats = hmp.memory_stats("cpu")
+    stats = hmp.memory.memory_stats("cpu")
     assert list(stats) == TEN
     assert all(stats[name] is None for name in TEN[3:])
-    assert stats == hmp.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
+    assert stats == hmp.memory.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
 
 
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
     mib = 1 << 20
-    before = hmp.memory_stats("cpu")
+    before = hmp.memory.memory_stats("cpu")
     block = torch.ones(64 * mib, dtype=torch.uint8)
-    during = hmp.memory_stats("cpu")
+    during = hmp.memory.memory_stats("cpu")
     del block
-    after = hmp.memory_stats("cpu")
+    after = hmp.memory.memory_stats("cpu")
     assert 63 * mib < during["InUse"] - before["InUse"] < 80 * mib
     assert 63 * mib < during["InUse"] - after["InUse"] < 80 * mib
     assert all(stats["MaxInUse"] >= stats["InUse"] for stats in (before, during, after))
@@ -57,7 +57,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]) -> dict[str, in
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=85_899_345_920))
-    found = hmp.memory_stats("cuda:1")
+    found = hmp.memory.memory_stats("cuda:1")
     assert asked == [torch.device("cuda:1")]
     return found
 
@@ -80,13 +80,13 @@ def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
 def test_a_device_that_is_not_there_and_what_is_no_device_are_errors():
     for given, told in ((None, "device=None"), (2.5, "device=2.5"), ("nosuch", "device='nosuch'")):
         with pytest.raises(hmp.HmpError, match=told):
-            hmp.memory_stats(given)  # type: ignore[call-overload]
+            hmp.memory.memory_stats(given)  # type: ignore[call-overload]
     if not hasattr(torch, "hpu"):
         with pytest.raises(hmp.HmpError, match=r"habana_frameworks\.torch"):
-            hmp.memory_stats("hpu:0")
+            hmp.memory.memory_stats("hpu:0")
 
 
 def test_hpus_statistics_are_habanas_own(monkeypatch: pytest.MonkeyPatch):
     said = {name: index for index, name in enumerate(TEN)}
     monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: {**said, "Another": 1}), raising=False)
-    assert hmp.memory_stats("hpu") == said, "0 stays 0"
+    assert hmp.memory.memory_stats("hpu") == said, "0 stays 0"

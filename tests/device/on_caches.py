@@ -132,7 +132,7 @@ def test_a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
                 torch.cuda._sleep(5_000_000)
                 results.append((number, F.linear(x, weight)))
             done = side.record_event()
-            hmp.clear_cache()  # frees every copy
+            hmp.memory.clear_cache()  # frees every copy
             kept.append([torch.full((WIDTH, WIDTH), -1.0, dtype=BF16, device=DEVICE) for _ in range(4)])
             current.wait_event(done)
             weight.fill_(number + 1)

@@ -80,14 +80,14 @@ def test_a_step_s_peak_is_no_higher_than_under_torch_autocast() -> None:
 
 def test_memory_statistics_are_those_of_the_allocator() -> None:
     kept = tensor(512, 512)
-    found = hmp.memory_stats(DEVICE)
+    found = hmp.memory.memory_stats(DEVICE)
     assert len(found) == 10, found
     module = getattr(torch, DEVICE, None)
     # on Gaudi: what the allocator tells need not be the same from one question to the next.
     if DEVICE != "hpu" and hasattr(module, "memory_allocated"):
         assert found["InUse"] == module.memory_allocated() >= kept.nbytes, found
         del kept
-        later = hmp.memory_stats(DEVICE)
+        later = hmp.memory.memory_stats(DEVICE)
         assert later["InUse"] == module.memory_allocated() == found["InUse"] - 2**20 and later["MaxInUse"] >= found["InUse"], later
     print(", ".join(f"{name} {value}" for name, value in found.items() if value))
 

@@ -79,7 +79,7 @@ def test_a_report_has_its_column(policy: hmp.Policy) -> None:
     assert row.more == {"rounded": 12 + 4}
     header, *lines = (line for line in str(report).splitlines() if "rounded" in line or line.startswith(("linear", "softmax")))
     assert "rounded" in header and "16" in lines[0]
-    assert hmp.Report.from_dict(report.to_dict()).grouped("op")[0].more == row.more
+    assert hmp.types.Report.from_dict(report.to_dict()).grouped("op")[0].more == row.more
     assert report.verify().violations() == []
 
 
@@ -139,7 +139,7 @@ def test_check_names_it(plug_in: Any, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_lists_that_exclude_each_other(plug_in: Any) -> None:
-    with pytest.raises(hmp.OpListError, match="'linear' is on the stochastic list and on the FP32 list; take it off one of them"):
+    with pytest.raises(hmp.errors.OpListError, match="'linear' is on the stochastic list and on the FP32 list; take it off one of them"):
         hmp.Policy(stochastic={"linear"}, fp32={"linear"})
     both = hmp.Policy(stochastic={"linear"}, bf16={"linear"})
     assert hmp.explain("linear", both).cast == "stochastic"
@@ -191,7 +191,7 @@ def test_without_the_plug_in_its_list_is_an_error(policy: hmp.Policy, tmp_path: 
 
         missing = "no kind of list 'stochastic' is installed, expected one of fp8, fp32_result, bf16, fp32, promote, saved; import "
         for name in ("saved", "by_hand"):
-            said = error(hmp.OpListError, hmp.Policy.load, folder / name)
+            said = error(hmp.errors.OpListError, hmp.Policy.load, folder / name)
             assert said.startswith(f"{folder / name / 'stochastic.txt'}: {missing}"), said
             assert said.endswith("; the file says that importing 'stochastic' adds it" if name == "saved" else ", out of the folder"), said
         assert hmp.Policy.load(folder / "remarks") == hmp.Policy(bf16={"linear"})

@@ -95,12 +95,12 @@ def test_lists_two_names_of_one_function_on_two_lists_are_an_error(empty, tmp_pa
     for low, wide in (("spmm", "dsmm"), ("logsigmoid", "log_sigmoid"), ("log_sigmoid", "logsigmoid")):
         (tmp_path / "low.txt").write_text(f"relu\n{low}\n")
         (tmp_path / "wide.txt").write_text(f"exp\nlog\n{wide}\n")
-        with pytest.raises(hmp.OpListError) as error:
+        with pytest.raises(hmp.errors.OpListError) as error:
             hmp.Policy.from_files(bf16=tmp_path / "low.txt", fp32=tmp_path / "wide.txt", promote=empty)
         assert all(
             part in str(error.value) for part in (f"{tmp_path / 'low.txt'}:2: ", repr(low), repr(wide), f"{tmp_path / 'wide.txt'}:3")
         )
-        with pytest.raises(hmp.OpListError, match="are the same op"):
+        with pytest.raises(hmp.errors.OpListError, match="are the same op"):
             hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ a.*"})
         hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ b.*"})
         kept = hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "low.txt"), "FP32_LIST": str(tmp_path / "wide.txt")})
@@ -134,7 +134,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_lists_a_dotted_name_that_cannot_be_imported_is_an_error(package: str, write) -> None:
     for name in (f"{package}.fused_atention", "no_such_package_at_all.ops.f"):
         path = write(f"mm\n{name}\n")
-        with pytest.raises(hmp.OpListError) as error:
+        with pytest.raises(hmp.errors.OpListError) as error:
             hmp.convert(bf16_file_path=str(path))
         assert f"{path}:2" in str(error.value) and name in str(error.value)
         assert (str(error.value.path), error.value.line) == (str(path), 2)
@@ -162,7 +162,7 @@ def test_lists_a_star_leaves_dtype_ops_apart(write, empty) -> None:
 # --- bad input
 
 
-def refused(torch_differences, *args, kind: type[Exception] = hmp.OpListError, **kwargs) -> Exception:
+def refused(torch_differences, *args, kind: type[Exception] = hmp.errors.OpListError, **kwargs) -> Exception:
     """The error of a convert() call, after which torch is as it was and no policy is in force."""
     hmp.revert()  # torch stays patched by the tests before
     with pytest.raises(kind) as error:
@@ -229,7 +229,7 @@ def test_lists_convert_replaces_the_policy_in_force_and_a_failed_one_does_not(wr
     hmp.convert(bf16_file_path=str(write("mm\n")))
     assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
     patched = set(torch_differences())
-    with pytest.raises(hmp.OpListError):
+    with pytest.raises(hmp.errors.OpListError):
         hmp.convert(bf16_file_path=str(write("reluu\n")))
     assert set(torch_differences()) == patched
     assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
@@ -269,7 +269,7 @@ def told_by_all(given: str) -> str:
     )
     told = set()
     for call in calls:
-        with pytest.raises(hmp.OpListError) as error:
+        with pytest.raises(hmp.errors.OpListError) as error:
             call(given)
         told.add(str(error.value))
     (sentence,) = told
@@ -322,8 +322,8 @@ def test_lists_a_folder_with_a_file_that_would_be_left_out_is_told_alike_by_all(
 
 def test_lists_a_folder_where_a_list_file_is_expected_says_what_to_give(my_lists: Path) -> None:
     said = "my_lists: expected a text file, got a folder; give a file, or for a folder of lists policy="
-    with pytest.raises(hmp.OpListError) as error:
+    with pytest.raises(hmp.errors.OpListError) as error:
         hmp.convert(bf16_file_path="my_lists")
     assert str(error.value) == said
-    with pytest.raises(hmp.OpListError, match="expected a text file, got a folder"):
+    with pytest.raises(hmp.errors.OpListError, match="expected a text file, got a folder"):
         hmp.Policy.from_env({"LOWER_LIST": "my_lists"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,30 @@ def test_a_moved_op_leaves_the_other_lists_with_its_synonyms_and_is_decided_by_i
     assert o2.move("softmax", "promote") == o2.replace(promote=o2.promote | {"softmax"})
 
 
+@pytest.mark.parametrize(("word", "dtype"), [("fp16", "float16"), ("half", "float16"), ("torch.float16", "float16"), ("bf16", "bfloat16")])
+def test_a_dtype_has_the_words_that_others_use(word: str, dtype: str) -> None:
+    low, layer, x = getattr(torch, dtype), torch.nn.Linear(4, 4), torch.randn(2, 4)
+    assert hmp.Policy.load("torch-cpu").replace(dtype=word).dtype is low
+    with hmp.casts("torch-cpu", dtype=word):
+        assert layer(x).dtype is low
+    assert hmp.apply(torch.nn.Linear(4, 4), dtype=word)(x).dtype is low
+    assert hmp.apply(torch.nn.Linear(4, 4), hmp.Policy(fp32={"linear"}), outputs=word)(x).dtype is low
+    policy = hmp.Policy(dtype=low, fp32={"softmax"})
+    assert policy.move("softmax", word) == policy.move("softmax", "bf16")
+    assert policy.move("softmax", "bf16").move("softmax", "float32") == policy
+    with pytest.raises(hmp.HmpError, match=f"got '{word}'" if word != "bf16" else "got 'float16'"):
+        hmp.Policy(dtype=torch.bfloat16).move("softmax", word if word != "bf16" else "float16")
+    library = types.SimpleNamespace(twice=lambda t: t + t)
+    hmp.register(library, "twice", word)
+    with hmp.casts(hmp.Policy(dtype=low)):
+        assert library.twice(x).dtype is low
+
+
+def test_a_preset_of_a_release_has_the_name_that_was_asked_for() -> None:
+    assert hmp.Policy.load("torch-cpu@2.12").name == "torch-cpu@2.12"
+    assert hmp.Policy.load("torch-cpu@2.12").bf16 == hmp.Policy.load("torch-cpu@2.7").bf16
+
+
 def test_a_name_for_several_ops_keeps_those_that_are_not_moved() -> None:
     moved = hmp.Policy(bf16={"mkldnn_convolution"}).move("conv2d", "fp32")
     assert (moved.bf16, moved.fp32) == ({"conv1d", "conv3d"}, {"conv2d"})
@@ -67,11 +92,11 @@ def test_an_entry_with_a_scope_is_moved_among_those_of_its_scope() -> None:
 
 def test_a_move_that_cannot_be_says_what_was_expected() -> None:
     policy = hmp.Policy(bf16={"linear"})
-    with pytest.raises(hmp.OpListError, match=r"softmx.*softmax"):
+    with pytest.raises(hmp.errors.OpListError, match=r"softmx.*softmax"):
         policy.move("softmx", "fp32")
-    with pytest.raises(hmp.OpListError, match="the FP8 list expected a matrix product"):
+    with pytest.raises(hmp.errors.OpListError, match="the FP8 list expected a matrix product"):
         policy.move("softmax", "fp8")
-    for cast in ("saved", "float32"):
+    for cast in ("saved", "float64"):
         with pytest.raises(hmp.HmpError, match="expected one of the lists 'fp8', 'fp32_result', 'bf16', 'fp32', 'promote'"):
             policy.move("gelu", cast)  # type: ignore[arg-type]
     with pytest.raises(hmp.HmpError, match=r"got \{'gelu'\}"):

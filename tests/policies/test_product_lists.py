@@ -29,7 +29,7 @@ def layer(*shape: int) -> tuple[torch.nn.Linear, torch.Tensor]:
 @pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
 def test_what_is_no_product_is_refused(name: str) -> None:
     with pytest.raises(
-        hmp.OpListError,
+        hmp.errors.OpListError,
         match=r"the FP8 list expected a matrix product .linear, matmul.*, got |on the FP8 list; for that one write",
     ):
         hmp.Policy(fp8={name})
@@ -38,7 +38,9 @@ def test_what_is_no_product_is_refused(name: str) -> None:
 def test_an_op_on_the_fp8_and_the_fp32_list_is_refused_with_both_places(tmp_path: Path) -> None:
     (tmp_path / "fp8.txt").write_text("matmul\nlinear\n")
     (tmp_path / "fp32.txt").write_text("linear\n")
-    with pytest.raises(hmp.OpListError, match=r"'linear' is on the FP8 list and on the FP32 list .*fp32.txt:1.; take it off one of them"):
+    with pytest.raises(
+        hmp.errors.OpListError, match=r"'linear' is on the FP8 list and on the FP32 list .*fp32.txt:1.; take it off one of them"
+    ):
         hmp.Policy.load(tmp_path)
 
 
@@ -56,7 +58,7 @@ def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
     hmp.Policy(bf16={"mm"}).save(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"bf16.txt", "fp32.txt", "promote.txt"}
     (tmp_path / "recipe.txt").write_text("best\n")
-    with pytest.raises(hmp.OpListError, match=r"expected tensorwise or rowwise or .*, got 'best'"):
+    with pytest.raises(hmp.errors.OpListError, match=r"expected tensorwise or rowwise or .*, got 'best'"):
         hmp.Policy.load(tmp_path)
 
 
@@ -72,7 +74,7 @@ def test_converts_file_wins_over_the_default_lists(tmp_path: Path) -> None:
 
 def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_does() -> None:
     with pytest.raises(
-        hmp.OpListError,
+        hmp.errors.OpListError,
         match=r"expected a matrix product \(linear.*, got 'addmm_', which writes into its input and keeps its dtype",
     ):
         hmp.Policy(fp8={"addmm_"})
@@ -253,7 +255,7 @@ def test_explain_and_check_say_what_it_does(tmp_path: Path, capsys: pytest.Captu
     assert lines[1].startswith(f"error  fp32_result.txt:3: addmm_: {expected}'addmm_'")
     assert any("bmm: is also on the " in line for line in lines)
     for list_name in ("fp8", "fp32"):
-        with pytest.raises(hmp.OpListError, match="'bmm' is on the fp32_result list and on the"):
+        with pytest.raises(hmp.errors.OpListError, match="'bmm' is on the fp32_result list and on the"):
             hmp.Policy(fp32_result={"bmm"}, **{list_name: {"bmm"}})
 
 

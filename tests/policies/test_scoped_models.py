@@ -31,7 +31,7 @@ from hmp.cli import main
 def test_scope_bad_entries_are_refused_with_file_and_line(tmp_path: Path, text: str, said: str):
     file = tmp_path / "fp32.txt"
     file.write_text(f"linear\n{text}\n")
-    with pytest.raises(hmp.OpListError) as caught:
+    with pytest.raises(hmp.errors.OpListError) as caught:
         hmp.Policy.from_files(fp32=file)
     assert str(caught.value).startswith(f"{file}:2: ") and said in str(caught.value) and caught.value.line == 2
 
@@ -40,13 +40,13 @@ def test_scope_both_lists_in_one_scope_are_refused_and_in_two_are_not(tmp_path: 
     bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
     bf16.write_text("linear\nsoftmax @ decoder\n")
     fp32.write_text("softmax\nsoftmax @ decoder\n")
-    with pytest.raises(hmp.OpListError) as caught:
+    with pytest.raises(hmp.errors.OpListError) as caught:
         hmp.Policy.from_files(bf16, fp32)
     assert str(caught.value) == (
         f"{bf16}:2: 'softmax @ decoder' is on the BF16 list and on the FP32 list ({fp32}:2); take it off one of them"
     )
     fp32.write_text("special.softmax\nsoftmax @ encoder\ntorch.softmax @ decoder\n")
-    with pytest.raises(hmp.OpListError, match=r"'softmax @ decoder' and 'torch.softmax @ decoder' are the same op, which is on"):
+    with pytest.raises(hmp.errors.OpListError, match=r"'softmax @ decoder' and 'torch.softmax @ decoder' are the same op, which is on"):
         hmp.Policy.from_files(bf16, fp32)
     fp32.write_text("softmax\nsoftmax @ encoder\n")
     assert len(hmp.Policy.from_files(bf16, fp32).scoped) == 2
@@ -111,7 +111,7 @@ def test_scope_that_matches_nothing_is_refused_with_a_near_one(tmp_path: Path, s
         lambda: hmp.convert(policy=policy, model=model),
         lambda: hmp.casts(policy, model=model),
     ):
-        with pytest.raises(hmp.OpListError) as caught:
+        with pytest.raises(hmp.errors.OpListError) as caught:
             wrong()
         assert str(caught.value).startswith(f"{tmp_path / 'fp32.txt'}:2: 'softmax @ {scope}' matches no module of ModuleDict")
         assert hint in str(caught.value)

@@ -121,12 +121,12 @@ def test_scope_resolution_is_the_naive_one(data: st.DataObject, tree: Node, scop
     try:
         wanted = naive(tree, every)
     except Tie:
-        with pytest.raises(hmp.OpListError):
+        with pytest.raises(hmp.errors.OpListError):
             listed(tree, hmp.Policy(**entries))  # type: ignore[arg-type]
         return
     try:
         policy = hmp.Policy(**entries)  # type: ignore[arg-type]
-    except hmp.OpListError:
+    except hmp.errors.OpListError:
         return  # one scope on both lists is refused, also where another line settles it
     assert listed(tree, policy) == wanted
 
@@ -142,10 +142,10 @@ def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
     bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
     bf16.write_text("softmax @ *r.block\n")
     fp32.write_text("gelu\nsoftmax @ *.blockr\nsoftmax @ e*.block\n")
-    with pytest.raises(hmp.OpListError, match="matches no module"):
+    with pytest.raises(hmp.errors.OpListError, match="matches no module"):
         listed(TREE, hmp.Policy.load(tmp_path))
     fp32.write_text("gelu\nsoftmax @ e*.block\n")
-    with pytest.raises(hmp.OpListError) as caught:
+    with pytest.raises(hmp.errors.OpListError) as caught:
         listed(TREE, hmp.Policy.load(tmp_path))
     one, other = ("softmax @ *r.block", "BF16", f"{bf16}:1"), ("softmax @ e*.block", "FP32", f"{fp32}:2")
     said = str(caught.value)
@@ -270,7 +270,7 @@ def test_a_module_of_the_users_with_a_child_of_such_a_name_is_no_wrapper() -> No
             return self.fc(self.module(x))
 
     model = Mine()
-    with pytest.raises(hmp.OpListError, match="matches no module"):
+    with pytest.raises(hmp.errors.OpListError, match="matches no module"):
         hmp.apply(model, hmp.Policy("scoped", bf16={"linear @ 0"}))
     hmp.apply(model, hmp.Policy("scoped", bf16={"linear @ module"}))(torch.ones(2, 4))
     assert (model.module[0].seen, model.fc.seen) == (LOW, WIDE)

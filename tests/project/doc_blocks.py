@@ -16,6 +16,11 @@ def blocks(text: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def prose(text: str) -> str:
+    """Return a text without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def with_outputs(text: str) -> list[tuple[str, str | None]]:
     """Return each block of Python, with the block of text right after it: what it prints."""
     found = re.finditer(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", text, re.MULTILINE | re.DOTALL)

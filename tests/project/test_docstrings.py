@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import hmp
+import hmp.types
 
 BRIDGES = "hmp.compat.gaudi_config hmp.compat.habana hmp.compat.lightning hmp.compat.transformers".split()
 # Habana's own names: of these the classes are asked, the functions are those that torch.cuda has, or are in Habana's guides
@@ -50,14 +51,19 @@ class Public:
         return re.search(rf"^    (?:[*\w]+, )*\*{{0,2}}{parameter}\b[^:\n]*:", listed, re.MULTILINE) is not None
 
 
+RESULTS = ("Capture", "Handle", "Report", "Rule", "Unreachable")  # whose methods users call
+
+
 @functools.cache
 def public_names() -> tuple[Public, ...]:
     found: dict[str, Public] = {}
-    for home in [hmp, *_modules([*BRIDGES, *HABANA])]:
+    for home in [hmp, *_modules(["hmp.memory", "hmp.low_kernels", "hmp.errors", *BRIDGES, *HABANA])]:
         for name in home.__all__:
             value = getattr(home, name)
             if not inspect.ismodule(value) and (inspect.isclass(value) or home.__name__ not in HABANA):
                 found |= {each.name: each for each in _with_methods(f"{home.__name__}.{name}", value)}
+    for name in RESULTS:
+        found |= {each.name: each for each in _with_methods(f"hmp.types.{name}", getattr(hmp.types, name))}
     return tuple({id(each.value): each for each in reversed(found.values())}.values())[::-1]  # without second names
 
 

@@ -35,13 +35,13 @@ for policy in (habana, habana.replace(fp8={"linear"}), "saved8"):
     print(report, repr(report), report._repr_html_())
     for by in ("op", "module", "line", "call"):
         print(report.table(by))
-print(report.diff(report), hmp.Report.from_dict(report.to_dict()), hmp.verify(model, x, habana))
+print(report.diff(report), hmp.types.Report.from_dict(report.to_dict()), hmp.verify(model, x, habana))
 print(hmp.summary(model), hmp.summary(model, x))
 for comparison in (hmp.compare(model, x), hmp.compare(model, x, habana, against=autocast)):
     print(comparison, comparison._repr_html_())
 print(hmp.benchmark(step, ["float32", "habana"], rounds=1, steps=1))
 print(hmp.explain("softmax"), hmp.explain("softmax")._repr_html_(), habana, habana._repr_html_(), habana.diff(autocast))
-print(hmp.memory_stats("cpu"), hmp.fallbacks(), hmp.unreachable(), hmp.policies())
+print(hmp.memory.memory_stats("cpu"), hmp.fallbacks(), hmp.unreachable(), hmp.policies())
 try:
     with hmp.detect_nonfinite():
         torch.zeros(2).log()
@@ -50,7 +50,7 @@ except hmp.NonFiniteError as error:
 try:
     with torch.autocast("cpu"):
         hmp.verify(Island(), torch.ones(2, 2), habana)
-except hmp.ViolationError as error:
+except hmp.errors.ViolationError as error:
     print(error)
 """
 

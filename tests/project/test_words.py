@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import doc_blocks
-from doc_blocks import DEV_FILES, FILES, ROOT
+from doc_blocks import DEV_FILES, FILES, ROOT, prose
 
 # A pattern, and what to write instead.
 AVOID = {
@@ -64,11 +64,6 @@ ALLOWED_IN_CODE = {
 }
 MOST = 40  # what is allowed above is counted, too
 LOGS = {"debug", "info", "warning", "error", "warn"}
-
-
-def prose(text: str) -> str:
-    """Return a text without blocks of code."""
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def hits(path: Path) -> Counter[str]:
@@ -177,21 +172,21 @@ def test_the_readmes_figures_are_those_of_their_pages() -> None:
     results = ROOT / "benchmarks" / "results"
     packed = columns("how-to/activation-memory.md", "## Store activations")
     ratios = [float(cell) for row in packed for cell in row[1:3]]
-    times = [round(100 * (float(row[3]) - 1)) for row in packed]
-    assert f"{min(ratios)} to {max(ratios)} of torch.autocast's bytes, for {min(times)} to {max(times)} % more time" in readme
+    times = [float(row[3]) for row in packed]
+    bytes_ = f"| [{min(ratios):.2f} to {max(ratios):.2f}](docs/pages/how-to/activation-memory.md)"
+    assert f"{bytes_}, for {min(times):.2f} to {max(times):.2f} of the time |" in readme
     for row in packed:
         assert f"| {' | '.join(row)} |" in (results / "SAVED.md").read_text(encoding="utf-8")
     slow = columns("how-to/benchmark.md", "**Without bfloat16 instructions**")
     ours, theirs = ([float(row[at]) for row in slow if row[at] != "raises"] for at in (1, 3))
-    assert f"{min(ours)} to {max(ours)} times float32's time there" in readme
-    assert f"under torch.autocast {min(theirs):.0f} to {max(theirs):.0f} times" in readme
+    without = f"| [{min(ours)} to {max(ours)}](docs/pages/how-to/benchmark.md#what-was-measured)"
+    assert f"{without}, under torch.autocast {min(theirs):.0f} to {max(theirs):.0f} |" in readme
     said = {}
     for name in ("RESULTS.md", "nvidia-h100-80gb-hbm3.md"):
         text = (results / name).read_text(encoding="utf-8")
         row = r"^\| training step, same lists, hmp / torch.autocast: geometric mean of \d+ \| [^|]+ \| ([\d.]+)"
         (mean,) = re.findall(row, text, re.MULTILINE)
         said[name] = float(mean)
-    cpu, gpu = (round(100 * (mean - 1)) for mean in said.values())
-    assert f"by about {cpu} % a training step on a CPU, and by {gpu} % for small models on an H100" in readme
+    assert all(f"| [{mean:.2f} on average](benchmarks/results/{name})" in readme for name, mean in said.items())
     table = (doc_blocks.PAGES / "how-to" / "benchmark.md").read_text(encoding="utf-8")
     assert all(f"| {mean:.2f} |" in table for mean in said.values())

@@ -125,7 +125,7 @@ def test_p10_no_file_that_is_nearly_a_list_is_left_out(lists: dict[str, str], ne
     if not near:
         assert hmp.Policy.load(folder) == hmp.Policy(**expected)
         return
-    with pytest.raises(hmp.OpListError) as error:
+    with pytest.raises(hmp.errors.OpListError) as error:
         hmp.Policy.load(folder)
     told = str(error.value)
     assert {name for name in (*near, *far) if f"{folder / name}:" in told or repr(name) in told} == near

@@ -91,7 +91,7 @@ def listable(name: str | None) -> bool:
         return False
     try:
         return bool(hmp.Policy("one", bf16={name}).casts_by_op("bf16"))  # an attribute, such as mT, is no function
-    except hmp.OpListError:
+    except hmp.errors.OpListError:
         return False
 
 

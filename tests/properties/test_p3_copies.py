@@ -1,7 +1,7 @@
 """P3, copies of a call are never of another time: whoever writes, in whatever order of uses, regions, modes and threads.
 
 Oracle: each product, and each gradient, is that of plain torch with the casts written out, of memory that is read now. A write that torch
-does not count is followed by `hmp.clear_cache()`. Rules R18, R21.
+does not count is followed by `hmp.memory.clear_cache()`. Rules R18, R21.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ WRITERS: dict[str, Writer] = {
     "AdamW fused": by_optimizer(torch.optim.AdamW, fused=True),
     "AdamW fused in a thread": lambda t, v: in_thread(by_optimizer(torch.optim.AdamW, fused=True), t, v),
 }
-# torch counts none of these: docs/pages tells that `hmp.clear_cache()` is to be called
+# torch counts none of these: docs/pages tells that `hmp.memory.clear_cache()` is to be called
 UNCOUNTED: dict[str, Writer] = {
     "data": lambda t, v: t.data.fill_(v),
     "numpy": lambda t, v: t.detach().numpy().fill(v),
@@ -200,12 +200,12 @@ class Writes(RuleBasedStateMachine):
     def write(self, number: int, writer: str) -> None:
         WRITERS[writer](self.target(number), self.value())
         if not is_counted(writer, self.target(number)):
-            hmp.clear_cache()
+            hmp.memory.clear_cache()
 
     @rule(number=st.integers(0, 3), writer=st.sampled_from(sorted(UNCOUNTED)))
     def write_uncounted(self, number: int, writer: str) -> None:
         UNCOUNTED[writer](self.target(number), self.value())
-        hmp.clear_cache()
+        hmp.memory.clear_cache()
 
     @rule(low=st.sampled_from([BF16, F16]))
     def enter(self, low: torch.dtype) -> None:

@@ -168,11 +168,11 @@ def test_explain_and_scopes_and_errors() -> None:
     with hmp.casts(hmp.Policy("scoped", bf16={"gru_cell.autocast @ a"}), model=model):
         assert torch.equal(model["a"](A, B), want)
         assert not torch.equal(model["b"](A, B), under_autocast(lambda: model["b"](A, B)))
-    with pytest.raises(hmp.OpListError, match=r"'einsum.autocast' belongs on the BF16 list, got it on the FP32 list"):
+    with pytest.raises(hmp.errors.OpListError, match=r"'einsum.autocast' belongs on the BF16 list, got it on the FP32 list"):
         hmp.Policy("wrong", fp32={"einsum.autocast"})
-    with pytest.raises(hmp.OpListError, match="einsum"):
+    with pytest.raises(hmp.errors.OpListError, match="einsum"):
         hmp.Policy("wrong", bf16={"einsun.autocast"})
-    with pytest.raises(hmp.OpListError, match="take it off one of them"):
+    with pytest.raises(hmp.errors.OpListError, match="take it off one of them"):
         hmp.Policy("wrong", bf16={"einsum.autocast"}, fp32={"einsum"})
 
 

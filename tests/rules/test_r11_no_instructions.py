@@ -101,7 +101,7 @@ def test_r11_disable_casts_and_native_leave_products_to_torchs_kernel() -> None:
             with inside:
                 assert computed_in(product) == {wanted}
         for choice, before, wanted in (("native", "float32", BF16), ("float32", "native", F32)):
-            assert hmp.set_low_kernels(choice) == before
+            assert hmp.low_kernels.set_low_kernels(choice) == before
             assert computed_in(product) == {wanted}
     assert computed_in(product) == {BF16}  # no policy is active
 
@@ -122,15 +122,15 @@ def test_r11_a_region_of_torch_autocast_inside_has_the_last_word() -> None:
 def test_r11_a_wrong_value_names_the_three_and_patches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = torch.mm, torch.Tensor.matmul, F.linear
     monkeypatch.setenv("HMP_LOW_KERNELS", "fast")
-    for use in (hmp.convert, lambda: hmp.casts("habana").__enter__(), lambda: hmp.set_low_kernels("float32")):
+    for use in (hmp.convert, lambda: hmp.casts("habana").__enter__(), lambda: hmp.low_kernels.set_low_kernels("float32")):
         with pytest.raises(hmp.HmpError) as caught:
             use()
         assert all(repr(each) in str(caught.value) for each in ("auto", "native", "float32", "fast"))
     assert (torch.mm, torch.Tensor.matmul, F.linear) == names and not hmp.is_converted()
     monkeypatch.setenv("HMP_LOW_KERNELS", "")
     with pytest.raises(hmp.HmpError, match="'fast'"):
-        hmp.set_low_kernels("fast")
-    assert [hmp.set_low_kernels(each) for each in ("native", "float32", "auto")] == ["auto", "native", "float32"]
+        hmp.low_kernels.set_low_kernels("fast")
+    assert [hmp.low_kernels.set_low_kernels(each) for each in ("native", "float32", "auto")] == ["auto", "native", "float32"]
 
 
 # --- layouts, compiled code, a saved list, recurrent layers
@@ -178,7 +178,7 @@ def test_r11_compiled_code_computes_what_eager_code_does(backend: str, fresh_com
         with torch.no_grad():
             layer.weight.mul_(1.5)
     with torch.no_grad(), hmp.casts(listed()):
-        hmp.set_low_kernels("native")
+        hmp.low_kernels.set_low_kernels("native")
         assert computed_in(lambda: layer(given)) == {BF16}
         same(model(given), layer(given))
 

@@ -294,7 +294,7 @@ def _found(name: str) -> Any:
 def _can_be_listed(name: str) -> bool:
     try:
         hmp.Policy(bf16={name})
-    except hmp.OpListError:
+    except hmp.errors.OpListError:
         return False
     return True
 

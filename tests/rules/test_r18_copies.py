@@ -302,7 +302,7 @@ def test_r18_a_write_that_torch_does_not_count_is_missed_until_the_region_ends_o
         before = [once(layer, x, plain) for _ in range(3)][-1]
         write()
         assert torch.equal(once(layer, x, plain), before)
-        hmp.clear_cache()
+        hmp.memory.clear_cache()
         assert torch.equal(once(layer, x, plain), once(layer, x, by_hand()))
         once(layer, x, plain)
         write()

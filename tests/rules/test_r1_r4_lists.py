@@ -90,7 +90,7 @@ def test_r2_a_lookup_makes_no_copy_of_the_table() -> None:
 
 def test_r4_a_name_on_both_lists_is_an_error_that_names_it(tmp_path: Path) -> None:
     for name in ("mul", "add", "*"):
-        with pytest.raises(hmp.OpListError, match="list") as error, hmp.casts(policy(bf16={name}, fp32={name})):
+        with pytest.raises(hmp.errors.OpListError, match="list") as error, hmp.casts(policy(bf16={name}, fp32={name})):
             pass
         assert repr(name) in str(error.value)
     bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
@@ -100,7 +100,7 @@ def test_r4_a_name_on_both_lists_is_an_error_that_names_it(tmp_path: Path) -> No
         lambda: hmp.convert(bf16_file_path=str(bf16), fp32_file_path=str(fp32)),
         lambda: hmp.Policy.from_files(bf16=bf16, fp32=fp32),
     ):
-        with pytest.raises(hmp.OpListError) as error:
+        with pytest.raises(hmp.errors.OpListError) as error:
             use()
         assert (error.value.path, error.value.line) in {(str(bf16), 3), (str(fp32), 2)}
         assert all(part in str(error.value) for part in ("'mul'", f"{bf16}:3", f"{fp32}:2"))

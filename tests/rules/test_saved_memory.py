@@ -178,7 +178,7 @@ def test_r22_what_cannot_be_packed_is_an_error_that_says_why_and_nothing_kept_a_
     found = {line.split(": ")[1]: line.split()[0] for line in told if "saved.txt:" in line}
     assert found == {"gelu": "ok", "add": "note", "sqrt_": "error", "linalg.solve": "error", "amax": "error", "*": "ok"}
     for name in ("log", "torch.nn.utils.parametrize.cached"):
-        with pytest.raises(hmp.OpListError, match=name):
+        with pytest.raises(hmp.errors.OpListError, match=name):
             hmp.Policy(saved={name})
     assert "packed as int8 (R22)" in str(hmp.explain("gelu", "saved8"))
 
@@ -194,7 +194,7 @@ def test_r22_a_recording_adds_up_what_was_kept() -> None:
     assert rows["linear", "0"].nbytes == 128 * 64 * 2 and rows["gelu", "1"].nbytes == 128 * 128 * 2
     assert rows["linear", "2"].nbytes == 128 * 128 * 2 + 64 * 128 * 2
     assert rows["gelu", "1"].left == 128 * 128 * 129 // 128 and 0.01 < rows["gelu", "1"].error < 0.04
-    assert hmp.Report.from_dict(report.to_dict()).kept == report.kept and report.merge(report).kept[0].tensors == 2
+    assert hmp.types.Report.from_dict(report.to_dict()).kept == report.kept and report.merge(report).kept[0].tensors == 2
     assert "Packed activations" in str(report)
 
 

@@ -37,7 +37,7 @@ def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
     for op in sorted((called | listed | {f"{name}_" for name in called}) - {"*"} - sweep_exceptions.OUT_OF_REACH):
         try:
             alone = hmp.Policy(bf16=frozenset({op})).casts_by_op("bf16")
-        except hmp.OpListError:
+        except hmp.errors.OpListError:
             continue
         if set(alone) == {op}:
             names.append(op)

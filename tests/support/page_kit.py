@@ -29,7 +29,7 @@ FIELDS = {
 def of_report(kind: str, *values: Any, **named: Any) -> Any:
     """A row, a model or a violation of a report, as they are read from its JSON."""
     given = dict(zip(FIELDS[kind].split(), values, strict=False)) | named
-    report = hmp.Report.from_dict({"hmp_report": 1, "rows": [], kind: [given]})
+    report = hmp.types.Report.from_dict({"hmp_report": 1, "rows": [], kind: [given]})
     return (report.violations() if kind == "violations" else getattr(report, kind))[0]
 
 
@@ -65,9 +65,9 @@ ROWS = (
 POLICY = hmp.Policy("mine", bf16={"linear", "mul", "cdist", "max_pool1d"}, fp32={"tanh", "cross_entropy"}, promote={"add"})
 
 
-def report(rows: tuple[Any, ...] = ROWS, **about: Any) -> hmp.Report:
+def report(rows: tuple[Any, ...] = ROWS, **about: Any) -> hmp.types.Report:
     told = {"policies": [POLICY.to_dict()], "never_called": ["max_pool1d"], "uncast_calls": 7, "seconds": 1.5, "torch": "2.13.0"}
-    return hmp.Report(rows, **(told | about))
+    return hmp.types.Report(rows, **(told | about))
 
 
 def comparison(**changes: Any) -> Comparison:

@@ -141,7 +141,7 @@ def test_wrong_arguments_are_errors_before_anything_has_run() -> None:
 def test_a_list_that_cannot_be_read_is_an_error_that_says_where(tmp_path: Path) -> None:
     folder = LINEAR.save(tmp_path / "mine")
     (folder / "bf16.txt").write_text("liner\n")
-    with pytest.raises(hmp.OpListError, match=r"bf16.txt:1: unknown op 'liner'; did you mean 'linear'"):
+    with pytest.raises(hmp.errors.OpListError, match=r"bf16.txt:1: unknown op 'liner'; did you mean 'linear'"):
         hmp.benchmark(never, ["float32", folder])
 
 

@@ -141,7 +141,7 @@ def test_compiled_code_runs_compiled_and_what_comes_out_is_seen(kind: str, tmp_p
             assert torch.equal(called(x), wanted)
     assert len(graphs) == before, "it was not compiled anew"
     if kind != "function":
-        found = hmp.Capture.load(tmp_path / "a")
+        found = hmp.types.Capture.load(tmp_path / "a")
         assert [call.module for call in found.calls] == ["", "(inputs)"]
         assert torch.equal(found.values(0, 0), wanted)
         assert any("compile" in note for note in found.notes)

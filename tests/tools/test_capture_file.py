@@ -60,7 +60,7 @@ def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
     wanted = seen_by_hooks(model, x, scale)
     with hmp.capture(tmp_path / "a.capture", model):
         model(x, scale=scale)
-    found = hmp.Capture.load(tmp_path / "a.capture")
+    found = hmp.types.Capture.load(tmp_path / "a.capture")
     calls = [call for call in found.calls if call.module != "(inputs)"]
     assert [call.module for call in calls] == [name for name, _ in wanted] == ["layer", "layer", "pair", "head", ""]
     assert [call.number for call in calls] == [0, 1, 0, 0, 0]
@@ -105,14 +105,14 @@ def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_i
     for length in (0, 5, 100, len(whole) - 1):
         (cut := tmp_path / "cut.capture").write_bytes(whole[:length])
         with pytest.raises(hmp.HmpError, match=r"cut\.capture: expected a capture, got another or a truncated file"):
-            hmp.Capture.load(cut)
+            hmp.types.Capture.load(cut)
     save_file({"a": torch.ones(1)}, other := tmp_path / "weights.safetensors")
     for path, told in ((tmp_path / "none.capture", "no such file"), (other, "got another safetensors file"), (tmp_path, "got a folder")):
         with pytest.raises(hmp.HmpError, match=f"{path.name}.* {told}"):
-            hmp.Capture.load(path)
+            hmp.types.Capture.load(path)
     save_file({}, other, metadata={"hmp_capture": "5", "about": json.dumps({"hmp": "9.1"})})
     with pytest.raises(hmp.HmpError, match="got format 5, of another hmp"):
-        hmp.Capture.load(other)
+        hmp.types.Capture.load(other)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -156,7 +156,7 @@ def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
     calls = [{**call, "policy": "", "outputs": [{**output, "is_whole": True}]}]
     metadata = {"hmp_capture": "4", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
     save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
-    found = hmp.Capture.load(tmp_path / "a")
+    found = hmp.types.Capture.load(tmp_path / "a")
     assert found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].bits == "ab"
     assert found.about == {"model": "Linear"}
     with hmp.capture(tmp_path / "b", model := nn.Linear(2, 2)):
@@ -183,7 +183,7 @@ def test_a_file_that_can_no_more_be_written_or_read_is_told_by_its_path(tmp_path
         with hmp.capture(folder / "a", model):
             model(torch.randn(2, 3))
     with pytest.raises(hmp.HmpError, match=r"/proc/self/mem: expected a capture, got another or a truncated file"):
-        hmp.Capture.load("/proc/self/mem")
+        hmp.types.Capture.load("/proc/self/mem")
 
 
 def test_what_holds_itself_is_gone_through_once(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ NAMES = ["0", "1.0", "1.1", "1", "2", "", "(inputs)"]
 
 
 def modules(path: Path) -> list[str]:
-    return [call.module for call in hmp.Capture.load(path).calls]
+    return [call.module for call in hmp.types.Capture.load(path).calls]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
         in_threads(model, [torch.randn(3, 4) for _ in range(4)])
     assert sorted(modules(tmp_path / "a")) == sorted(4 * NAMES)
     assert sorted(modules(tmp_path / "b")) == sorted(4 * ["0", "1", "", "(inputs)"])
-    numbers = [call.number for call in hmp.Capture.load(tmp_path / "a").calls if call.module == "1.0"]
+    numbers = [call.number for call in hmp.types.Capture.load(tmp_path / "a").calls if call.module == "1.0"]
     assert numbers == [0, 1, 2, 3]
 
 

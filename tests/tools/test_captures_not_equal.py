@@ -145,7 +145,7 @@ def test_that_nothing_could_be_compared_is_no_verdict(tmp_path: Path) -> None:
     for name, value in (("a", torch.ones(3)), ("b", torch.ones(4))):
         with hmp.capture(tmp_path / name, model := nn.Sequential(Gives(value), Gives(torch.ones(2) * len(value)), Gives(object()))):
             model(torch.zeros(1))
-        (opaque,) = hmp.Capture.load(tmp_path / name).notes
+        (opaque,) = hmp.types.Capture.load(tmp_path / name).notes
         assert "2 modules returned no tensor" in opaque
     found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
     assert "1 (Gives): by 0.25" in found.verdict()[0] and "1 output before it could not be compared" in found.verdict()[0]

@@ -101,7 +101,7 @@ def test_wrong_use_is_an_error_that_names_the_policies() -> None:
     net, x = Net(), torch.randn(2, 16)
     with pytest.raises(hmp.HmpError, match="against='other' is the same policy as 'brain'"):
         hmp.compare(net, x, LOW, against=LOW.replace(name="other"))
-    with pytest.raises(hmp.OpListError, match="no_such"):
+    with pytest.raises(hmp.errors.OpListError, match="no_such"):
         hmp.compare(net, x, LOW, against="no_such")
     hmp.apply(net, LOW)
     with pytest.raises(hmp.HmpError, match=r"'brain' is applied to the model .* 'half'; call hmp.remove\(model\)"):

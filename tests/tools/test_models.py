@@ -161,7 +161,7 @@ def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_a
 def test_models_are_in_the_json_and_taken_together_in_sums() -> None:
     with hmp.casts(LISTS), hmp.record() as report:
         Net()(torch.randn(5, 8))
-    again = hmp.Report.from_dict(report.to_dict())
+    again = hmp.types.Report.from_dict(report.to_dict())
     assert again.models == report.models and again.about["model"] == "Net"
     with hmp.record() as other, torch.no_grad():
         Net()(torch.randn(5, 8))

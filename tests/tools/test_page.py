@@ -44,7 +44,7 @@ PAGES = {
         page_kit.report((), models=MODELS), (),
         ("12,345,678", "64.0 MiB", "3.9 KiB", "Teacher"),
     ),
-    "empty": (hmp.Report(), ("No policy applied to any of 0 calls",), ()),
+    "empty": (hmp.types.Report(), ("No policy applied to any of 0 calls",), ()),
     "comparison": (
         page_kit.comparison(gradient=0.0061), ("mine", "the error of the output is 0.04", "gains most in float32"),
         ("0.04", "1.0e-5", "2.25 became 2.5", "0.0061", "(output 0.04 becomes 0.01), linear (gradient inf becomes 0.7)",
@@ -99,7 +99,7 @@ def test_names_are_text_and_never_html() -> None:
     ]
     policy = {"name": nasty, "bf16": [nasty], "fp32": [], "promote": [], "dtype": "bfloat16", "fingerprint": nasty}
     report = page_kit.report(tuple(rows), policies=[policy], never_called=[nasty], device=nasty)
-    rule = hmp.Rule(nasty, "bf16", nasty, nasty, nasty, 1, (f"{nasty}: {nasty}",), (nasty,), nasty)
+    rule = hmp.types.Rule(nasty, "bf16", nasty, nasty, nasty, 1, (f"{nasty}: {nasty}",), (nasty,), nasty)
     for html in (
         html_of(report),
         page_of("comparison"),

@@ -90,7 +90,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: result.to_html(folder / f"{name}.html") for name, result in results.items()}
 
 
-def recorded() -> hmp.Report:
+def recorded() -> hmp.types.Report:
     """What a step of a small transformer makes, with long names of modules and an entry that no call matches."""
     model = torch.nn.Module()
     model.a_module_with_quite_a_long_name = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

@@ -30,11 +30,11 @@ class Net(nn.Module):
 SOFTMAX_LINE = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the line of softmax"))
 
 
-def decided(report: hmp.Report) -> list[Any]:
+def decided(report: hmp.types.Report) -> list[Any]:
     return [row for row in report.rows if row.rule != "unlisted"]
 
 
-def row_of(report: hmp.Report, op: str) -> Any:
+def row_of(report: hmp.types.Report, op: str) -> Any:
     (found,) = [row for row in report.grouped("op") if row.op == op]
     return found
 

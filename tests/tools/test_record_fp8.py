@@ -32,7 +32,7 @@ def by_hand(tensor: torch.Tensor, form: torch.dtype) -> tuple[float, float, floa
     return float(amax), float(amax / most), saturated, flushed
 
 
-def recorded(x: torch.Tensor, policy: hmp.Policy = LINEAR, steps: int = 1) -> tuple[Net, hmp.Report]:
+def recorded(x: torch.Tensor, policy: hmp.Policy = LINEAR, steps: int = 1) -> tuple[Net, hmp.types.Report]:
     torch.manual_seed(0)
     net = Net()
     with hmp.casts(policy), hmp.record() as report:
@@ -104,8 +104,8 @@ def test_it_is_in_the_text_the_json_and_the_page_and_of_no_fp8_nothing_is(tmp_pa
     _, report = recorded(wide())
     _, without = recorded(torch.randn(16, 32), hmp.Policy(bf16={"linear"}))
     assert "FP8" in str(report) and without.fp8 == [] and "FP8" not in str(without)
-    assert hmp.Report.load(report.to_json(tmp_path / "r.json")).fp8 == report.fp8
+    assert hmp.types.Report.load(report.to_json(tmp_path / "r.json")).fp8 == report.fp8
     assert f"{100 * report.fp8[0].flushed:.2f} %" in said(report.to_html(tmp_path / "r.html").read_text())
     values = report.to_dict()
     del values["fp8"]  # as reports of before FP8 are
-    assert hmp.Report.from_dict(values).fp8 == []
+    assert hmp.types.Report.from_dict(values).fp8 == []

@@ -41,7 +41,7 @@ class Ran(TorchDispatchMode):
         return result
 
 
-def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.Report, Ran]:
+def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.types.Report, Ran]:
     """The call recorded, and again under the tests' mode."""
     with torch.no_grad(), hmp.casts(policy):
         with hmp.record() as report:
@@ -147,7 +147,7 @@ def test_ops_have_the_names_that_lists_spell() -> None:
 
 
 def test_reports_of_two_policies_together_say_what_was_called_in_neither() -> None:
-    def report(idle: str, call: Callable[[torch.Tensor], Any] = torch.exp) -> hmp.Report:
+    def report(idle: str, call: Callable[[torch.Tensor], Any] = torch.exp) -> hmp.types.Report:
         with hmp.casts(hmp.Policy(fp32={idle})), hmp.record() as found:
             call(X)
         return found

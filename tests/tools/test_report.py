@@ -51,8 +51,8 @@ ABOUT = {
 }
 
 
-def by_hand() -> hmp.Report:
-    return hmp.Report(ROWS, VIOLATIONS, MODELS, **ABOUT)
+def by_hand() -> hmp.types.Report:
+    return hmp.types.Report(ROWS, VIOLATIONS, MODELS, **ABOUT)
 
 
 def test_the_json_is_that_of_releases_before(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_tables_add_up_by_what_is_asked_for() -> None:
 
 def test_an_op_has_one_row_with_its_dtypes_and_rules_below_it() -> None:
     low = of_report("rows", *LINEAR[:3], "bfloat16", *LINEAR[4:], "head", "model.py", 50, 5, 0, 0, 0, 1e-3)
-    lines = hmp.Report((*ROWS, low)).table("op").splitlines()
+    lines = hmp.types.Report((*ROWS, low)).table("op").splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("linear "))
     assert lines[at].split()[1:4] == ["25", "50", "10"]  # 10 + 10 + 5 calls, 30 + 20 casts, 10 more avoided
     assert lines[at + 1 : at + 3] == [
@@ -103,9 +103,9 @@ def test_what_is_no_report_is_refused_by_its_name(tmp_path: Path, text: str | No
     if text is not None:
         file.write_text(text)
     with pytest.raises(hmp.HmpError) as caught:
-        hmp.Report.load(file)
+        hmp.types.Report.load(file)
     assert str(file) in str(caught.value)
-    for call in (lambda: hmp.Report.from_dict(3), lambda: hmp.Report.load(3)):
+    for call in (lambda: hmp.types.Report.from_dict(3), lambda: hmp.types.Report.load(3)):
         with pytest.raises(hmp.HmpError):
             call()
 
@@ -134,7 +134,7 @@ def test_diff_names_what_ran_otherwise() -> None:
 
 
 def test_reports_of_several_runs_are_added_up() -> None:
-    other = hmp.Report(ROWS[:1], **{**ABOUT, "never_called": ["gelu", "softmax"], "seconds": 1.0})
+    other = hmp.types.Report(ROWS[:1], **{**ABOUT, "never_called": ["gelu", "softmax"], "seconds": 1.0})
     both = by_hand().merge(other)
     assert both.rows[0].calls == 20
     assert both.rows[0].cast_bytes == 2 * 122880

@@ -106,7 +106,7 @@ def test_the_line_has_its_file_and_number_and_the_module_its_path(tmp_path):
     assert found.source == f"linear @ lm_head ({tmp_path / 'fp32.txt'}:1)"
     assert (found.module, found.wanted, found.got) == ("lm_head", "float32", "bfloat16")
     assert "lm_head" in str(report) and "fp32.txt" in str(report)
-    again = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    again = hmp.types.Report.load(report.to_json(tmp_path / "report.json"))
     assert again.violations() == report.violations()
     assert [each.calls for each in again.merge(report).violations()] == [2]
 
@@ -164,7 +164,7 @@ def test_verify_raises_with_the_table_and_names_lines_without_a_call():
                 return super().forward(x)
 
     lists = policy(bf16={"linear", "gelu"})
-    with pytest.raises(hmp.ViolationError) as raised:
+    with pytest.raises(hmp.errors.ViolationError) as raised:
         hmp.verify(Disables(), torch.randn(2, 3), lists)
     said = str(raised.value)
     for told in ("2 calls", "in body", "in lm_head", "wanted bfloat16, got float32", "disable_casts()", "gelu"):
@@ -190,7 +190,7 @@ def test_a_float32_line_whose_weight_was_rounded_before_is_told() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
     (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
     assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded_before", "1", "float32") and "float16" in found.by
-    with pytest.raises(hmp.ViolationError, match="keep weight and input in float32"):
+    with pytest.raises(hmp.errors.ViolationError, match="keep weight and input in float32"):
         hmp.verify(model, X, lists)
     assert hmp.verify(model, X, lists, allow=["rounded_before"]).rows
     model[1].float()

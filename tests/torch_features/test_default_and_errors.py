@@ -77,7 +77,7 @@ def test_dtype_is_the_low_dtype_as_in_torch_autocast(dtype: Any) -> None:
 
 
 def test_a_dtype_that_is_not_low_is_refused_with_one_sentence() -> None:
-    for wrong in (torch.float32, torch.int8, "fp16", 16):
+    for wrong in (torch.float32, torch.int8, "fp8", 16):
         for call in (hmp.casts, hmp.convert, lambda dtype: hmp.apply(nn.Linear(2, 2), dtype=dtype), lambda dtype: hmp.Policy(dtype=dtype)):
             with pytest.raises(hmp.HmpError) as error:
                 call(dtype=wrong)
@@ -129,6 +129,17 @@ def test_arguments_that_exclude_each_other_or_are_no_path_are_refused(
 
 
 # --- trainable weights in a low-precision dtype
+
+
+def test_the_log_tells_once_that_a_policy_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (hmp.Policy(name, bf16={"linear"}, fp32=wide) for name, wide in (("the first", {"exp"}), ("the second", {"log"})))
+    model = hmp.apply(torch.nn.Linear(2, 2), first)
+    for policy in (first, second, second, first, second):
+        hmp.apply(model, policy)
+    assert [record.getMessage().split("; ")[0] for record in caplog.records] == [
+        "hmp.apply() of 'the second' to a Linear replaces its policy 'the first'",
+        "hmp.apply() of 'the first' to a Linear replaces its policy 'the second'",
+    ]
 
 
 def test_the_log_tells_once_of_trainable_low_weights(caplog: pytest.LogCaptureFixture) -> None:

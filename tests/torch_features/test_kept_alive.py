@@ -121,11 +121,11 @@ def _alive(make: Callable[[bool], tuple[Any, ...]], apply: bool, times: int) -> 
 def test_nothing_is_kept_alive_and_nothing_grows(make: Callable[[bool], tuple[Any, ...]], around: str) -> None:
     with AROUND[around]():
         assert not _alive(make, around == "apply", 8)  # what is made once is there now
-        hmp.clear_cache()
+        hmp.memory.clear_cache()
         gc.collect()
         before = len(gc.get_objects())
         assert not _alive(make, around == "apply", 8)
-        hmp.clear_cache()  # copies that the block around the rounds would keep to its end
+        hmp.memory.clear_cache()  # copies that the block around the rounds would keep to its end
         gc.collect()
         assert make is graph or len(gc.get_objects()) - before < 8  # torch.fx itself keeps the code that it generates
 

@@ -97,7 +97,7 @@ def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["torch.nn.ReLU", "torch.save", "fractions.Fraction"])
 def test_classes_and_torchs_other_functions_are_no_ops(name: str) -> None:
-    with pytest.raises(hmp.OpListError, match="no"):
+    with pytest.raises(hmp.errors.OpListError, match="no"):
         hmp.Policy(bf16={name})
 
 

@@ -1,9 +1,10 @@
-"""``hmp demo``: a small model in float32, under torch.autocast and under hmp, benchmarked, recorded and verified."""
+"""``hmp demo``: a small model under torch.autocast's lists and under lists of one's own, summarized, trained, recorded and verified."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from ...errors import HmpError, to_install
 from ...tools.extras import lacking
@@ -15,12 +16,14 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "demo",
         example="hmp demo --epochs 3",
-        help="train a small model in float32 and under hmp, and show what ran where",
-        description="Benchmarks a training step of a small network for scikit-learn's handwritten digits in float32, under torch.autocast "
-        "and under hmp. Then trains the network in float32 and under hmp. Fails if an op did not run in the dtype that its list names, or "
-        "if hmp's accuracy differs from float32's by more than one percentage point.",
+        help="train a small model under torch.autocast's lists and under an edited list, and show what ran",
+        description="Trains a small network for scikit-learn's handwritten digits under torch.autocast's op lists, then with softmax moved "
+        "to float32 by a list file, finds a planted Inf, and writes a report as a page. Fails if an op did not run in the dtype that its "
+        "list names, or if an accuracy differs from float32's by more than one percentage point.",
     )
     parser.add_argument("--epochs", type=int, default=12, metavar="N", help="train for N epochs (default 12); fewer lower the accuracy")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
+    parser.add_argument("--folder", type=Path, default=Path("hmp_demo"), help="for the list files and the report (default hmp_demo)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,4 +35,4 @@ def run(options: argparse.Namespace) -> int:
         return 2
     from . import digits  # after the question above: it imports what may be missing
 
-    return digits.demonstrate(options.epochs)
+    return digits.demonstrate(epochs=options.epochs, seed=options.seed, folder=options.folder)

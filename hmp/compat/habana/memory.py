@@ -26,7 +26,7 @@ __all__ = [
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return Limit, InUse and MaxInUse in bytes, and counts of allocations, which are 0 if the device does not count them (the CPU)."""
-    stats = {name: value or 0 for name, value in hmp.memory_stats(actual_device(device)).items()}
+    stats = {name: value or 0 for name, value in hmp.memory.memory_stats(actual_device(device)).items()}
     stats["MaxInUse"] = max(stats["InUse"], stats["MaxInUse"])  # the system updates a process's peak with a delay
     return stats
 

@@ -14,6 +14,7 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
+from ..casting import dtype_named
 from ..lists import WordFile
 from ..log import log
 from . import presets
@@ -42,10 +43,10 @@ def optional_files() -> tuple[str, ...]:
 
 def low_dtype(dtype: Any) -> torch.dtype:
     """Return the low-precision dtype that is given, or named. Raise HmpError for another one."""
-    for name, low in LOW_DTYPES.items():
-        if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
-            return low
-    raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
+    found = dtype_named(dtype, LOW_DTYPES.values())
+    if found is None:
+        raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
+    return found
 
 
 def file_names() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
-from ..casting import dtype_name
+from ..casting import dtype_name, dtype_named
 from ..compiler_stance import untraced_class
 from ..log import log
 from . import folders, precedence, presets
@@ -187,7 +187,7 @@ class Policy:
         base = folders.read_base(files)
         under = cls._load(base, device) if base else cls()
         words = folders.read_words(files, under._words)
-        return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
+        return cls._laid_over(presets.title(str(policy)) or folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
     def from_files(
@@ -461,7 +461,8 @@ class Policy:
         Args:
             name: The op as list files spell it, "softmax", or an entry with a scope, "softmax @ decoder.*", which is moved among the
                 entries with this scope.
-            to: The list that it is put on: "bf16", "fp32", "promote" or another one that decides a dtype.
+            to: The list that it is put on: "bf16", "fp32", "promote" or another one that decides a dtype. A dtype is its list: "float32",
+                and the policy's own, such as "float16".
 
         Returns:
             The new policy.
@@ -476,6 +477,8 @@ class Policy:
             (['linear'], ['matmul'])
         """
         decide = lists.deciding()
+        named = dtype_named(to, (torch.float32, self.dtype)) if to not in decide else None
+        to = to if named is None else "fp32" if named is torch.float32 else "bf16"
         if to not in decide:
             adds = f"; for the {to} list, use replace({to}=...)" if to in lists.names() else ""
             raise HmpError(f"Policy.move(): expected one of the lists {', '.join(map(repr, decide))}, got {to!r}{adds}")
@@ -483,16 +486,16 @@ class Policy:
             raise HmpError(f"Policy.move(): expected an op as list files spell it, such as 'softmax', got {name!r}")
         moved = parse_entry(name, to)
         gone = set(with_relatives(ops_of(moved)))
-        named = {each: set(self.entries(each)) for each in decide}
+        entries = {each: set(self.entries(each)) for each in decide}
         for entry in (entry for each in decide if each != to for entry in self._listed(each, moved.scope)):
             means = ops_of(entry)
             if not gone.isdisjoint(means):
-                named[entry.list_name].remove(entry.text)
+                entries[entry.list_name].remove(entry.text)
                 # a name that means several ops leaves the others there
                 left = (entry._replace(name=op) for op in means if op not in gone)
-                named[entry.list_name] |= {each.text for each in left if gone.isdisjoint(ops_of(each))}
-        named[to].add(moved.text)
-        return self.replace(scoped=[entry for entry in self.scoped if entry.list_name not in decide], **named)
+                entries[entry.list_name] |= {each.text for each in left if gone.isdisjoint(ops_of(each))}
+        entries[to].add(moved.text)
+        return self.replace(scoped=[entry for entry in self.scoped if entry.list_name not in decide], **entries)
 
     def save(self, folder: str | Path) -> Path:
         """Write the policy into a folder, which `Policy.load()` reads.

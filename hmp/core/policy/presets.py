@@ -109,6 +109,12 @@ def folder(preset: str) -> Path:
     return home() / meaning(preset)
 
 
+def title(preset: str) -> str | None:
+    """Return the name of a preset's policy: with the release that is asked for, or torch's own; None for what isn't a preset."""
+    asked = f"{preset}@{'.'.join(_installed(preset).split('.')[:2])}" if preset in _KEPT else preset
+    return asked if asked in _FOLDER else meaning(preset) if preset in policies() else None
+
+
 def is_in_one(file: str | None) -> bool:
     """Return True if it is a file of a preset's."""
     return file is not None and Path(file).parent.parent == home()  # a relative path has few parents

@@ -81,7 +81,7 @@ _HAS_INSTRUCTIONS = {
 def why(dtype: torch.dtype) -> str:
     """Return why products in that dtype compute in float32, as the end of a sentence."""
     if _HAS_INSTRUCTIONS[dtype]:
-        return f"{_VARIABLE} or hmp.set_low_kernels() asks for it"
+        return f"{_VARIABLE} or hmp.low_kernels.set_low_kernels() asks for it"
     return f"this processor has no {dtype_name(dtype)} instructions"
 
 
@@ -196,6 +196,6 @@ def _log(low_dtype: torch.dtype) -> None:
     if should_log():
         log.info(
             "matrix multiplications, convolutions and recurrent ops in %s compute in float32 on the CPU, on rounded inputs: %s; "
-            "to use torch's kernels set HMP_LOW_KERNELS=native or call hmp.set_low_kernels('native') (see rule R11)",
+            "to use torch's kernels set HMP_LOW_KERNELS=native or call hmp.low_kernels.set_low_kernels('native') (see rule R11)",
             dtype_name(low_dtype), why(low_dtype),
         )  # fmt: skip

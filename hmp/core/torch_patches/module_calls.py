@@ -24,7 +24,7 @@ import torch
 from ...errors import HmpError
 from ..active import autocast, state
 from ..active.state import Off, PolicyTable
-from ..casting import LOW, castable, dtype_name, map_tensors
+from ..casting import LOW, castable, dtype_name, dtype_named, map_tensors
 from ..log import log, should_log
 from ..patching import patches
 from ..patching.names import instances
@@ -321,12 +321,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def as_dtype(outputs: Any) -> torch.dtype | None:
     """Return the dtype that `outputs=` names. Raise HmpError for any dtype that outputs cannot have."""
-    for dtype in _DTYPES:
-        if outputs is dtype or (isinstance(outputs, str) and outputs.removeprefix("torch.") == dtype_name(dtype)):
-            return dtype
-    if outputs is None:
-        return None
-    raise HmpError(f"outputs= expected None or one of {', '.join(map(dtype_name, _DTYPES))}, got {outputs!r}")
+    found = dtype_named(outputs, _DTYPES)
+    if found is None and outputs is not None:
+        raise HmpError(f"outputs= expected None or one of {', '.join(map(dtype_name, _DTYPES))}, got {outputs!r}")
+    return found
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:

@@ -42,9 +42,9 @@ class Report(Result):
         []
         >>> report.assert_dtype("linear", torch.bfloat16)
         >>> path = report.to_json("report.json")
-        >>> report.diff(hmp.Report.load(path))
+        >>> report.diff(hmp.types.Report.load(path))
         []
-        >>> both = report.merge(hmp.Report.from_dict(report.to_dict())).gather()
+        >>> both = report.merge(hmp.types.Report.from_dict(report.to_dict())).gather()
         >>> both.about["ranks"]
         2
         >>> page = report.to_html("report.html")
@@ -372,7 +372,7 @@ class Report(Result):
             HmpError: `by` or `sort` isn't one of these.
 
         Example:
-            >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
+            >>> print(hmp.types.Report().table("module"))  # of a recording, a line for each module
             module  calls  casts  avoided  bytes cast  in casts  in ops
             -----------------------------------------------------------
         """

@@ -161,7 +161,7 @@ class Capture:
         >>> net, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
         >>> with hmp.capture("trainer.capture", net):
         ...     y = net(x)
-        >>> found = hmp.Capture.load("trainer.capture")
+        >>> found = hmp.types.Capture.load("trainer.capture")
         >>> torch.equal(found.values(0, 0), y), len(found.calls)
         (True, 2)
     """
