@@ -1,4 +1,4 @@
-"""Draws front_page.png, the picture of the README: `python docs/images/front_page.py`, with chromium on the path.
+"""Draws front_page.png and front_page_dark.png, the pictures of the README: `python docs/images/front_page.py`, with chromium on the path.
 
 The module tree is cut out of a report's page as it is, and the finding is what detect_nonfinite() said, less the folder of this checkout.
 """
@@ -56,12 +56,14 @@ def main() -> None:
     model_class = _example()
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(_page(_recording(model_class, Path(folder)), _finding(model_class)), encoding="utf-8")
+        text = _page(_recording(model_class, Path(folder)), _finding(model_class))
         browser = shutil.which("chromium") or shutil.which("chromium-browser")
         if browser is None:
             raise SystemExit("chromium is not on the path: install it, for it takes the picture")
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--force-device-scale-factor=1.5", f"--window-size={WIDTH},{HEIGHT}"]
-        subprocess.run([browser, *options, f"--screenshot={HERE / 'front_page.png'}", page.as_uri()], check=True, capture_output=True)
+        for name, theme in (("front_page", "light"), ("front_page_dark", "dark")):
+            page.write_text(f'<!doctype html><html data-theme="{theme}">{text}</html>', encoding="utf-8")
+            subprocess.run([browser, *options, f"--screenshot={HERE / name}.png", page.as_uri()], check=True, capture_output=True)
 
 
 def _example() -> type[torch.nn.Module]:
@@ -102,9 +104,7 @@ def _page(report: str, finding: str) -> str:
     (tree,) = re.findall(r'<section id="tree">.*?</section>', report, re.DOTALL)
     unfolded = tree.replace("<details", "<details open").replace(" open open", " open")
     said = f"<h2>The first op that made an Inf</h2><pre class='finding'>{html.escape(finding)}</pre>"
-    return (
-        f'<!doctype html><html data-theme="light"><meta charset="utf-8">{style}<style>{STYLE}</style><body>{unfolded}{said}</body></html>'
-    )
+    return f'<meta charset="utf-8">{style}<style>{STYLE}</style><body>{unfolded}{said}</body>'
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmp
+from hmp.core.policy import presets
 
 COLUMNS = ("torch-cpu", "torch-cuda", "gaudi", "apex-o1", "habana", "bert", "resnet50")
 
@@ -16,7 +17,7 @@ def inserted() -> str:
     ops = sorted(set().union(*columns.values()))
     head = "| op | " + " | ".join(f"`{name}`" for name in columns) + " |\n|---" + "|---" * len(columns) + "|"
     rows = "\n".join(f"| `{op}` | " + " | ".join(held.get(op, "") for held in columns.values()) + " |" for op in ops)
-    frozen = {name: hmp.Policy.load(name).name for name in hmp.policies() if "@" in name}
+    frozen = {name: presets.folder(name).name for name in hmp.policies() if "@" in name}
     same = ", ".join(f"`{name}` has the lists of `{of}`" for name, of in frozen.items() if name != of)
     return f"""## What each preset holds, op by op
 

@@ -86,7 +86,7 @@ assert done.returncode == 0, done.stderr
 # which is the purpose of `disable_casts()`.
 
 # %%
-report = hmp.Report.load("report.json")
+report = hmp.types.Report.load("report.json")
 report.assert_dtype("linear", torch.bfloat16)
 print(report)
 
