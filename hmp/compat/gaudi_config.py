@@ -11,7 +11,8 @@ import torch
 
 import hmp
 
-from .. import Handle, HmpError, Policy
+from .. import HmpError, Policy
+from ..core.convert import Handle
 from ..core.policy.folders import read_gaudi_config
 from .habana.optimizers import FusedAdamW
 

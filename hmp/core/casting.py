@@ -81,7 +81,10 @@ def dtype_named(given: object, among: Iterable[torch.dtype]) -> torch.dtype | No
 
 def castable(value: object) -> TypeGuard[Tensor]:
     """Return True if `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
-    return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
+    try:
+        return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
+    except NotImplementedError:  # of torch's masks for attention, before torch 2.9
+        return False
 
 
 def left_to_torch(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from ..errors import to_install
 # Extra → what it brings, as it is imported, and the oldest release that will do ("" for any). pyproject.toml says the same.
 EXTRAS = {
     "report": {"jinja2": "3.1", "matplotlib": "3.8"},
-    "demo": {"sklearn": "1.3", "numpy": ""},
+    "demo": {"sklearn": "1.3", "numpy": "", "jinja2": "3.1", "matplotlib": "3.8"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
     "weights": {"safetensors": "0.4.5"},
     "lightning": {"lightning": "1.8"},

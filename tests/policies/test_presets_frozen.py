@@ -35,9 +35,10 @@ def test_the_lists_are_what_this_torch_answers_when_it_is_asked(
 
 def test_releases_with_equal_lists_share_a_folder_and_each_folder_is_named_by_one_of_its_own() -> None:
     folders = {path.name for path in (Path(__file__).parents[2] / "op_lists").iterdir() if "@" in path.name}
-    assert folders == {hmp.Policy.load(name).name for name in hmp.policies() if "@" in name}
-    assert all(hmp.Policy.load(name).name == name for name in folders)
-    assert len({hmp.Policy.load(name).fingerprint for name in folders}) == len(folders)
+    frozen = {name: hmp.Policy.load(name) for name in hmp.policies() if "@" in name}
+    assert folders <= frozen.keys() and all(policy.name == name for name, policy in frozen.items())
+    assert {policy.fingerprint for policy in frozen.values()} == {frozen[name].fingerprint for name in folders}
+    assert len({frozen[name].fingerprint for name in folders}) == len(folders)
 
 
 @pytest.mark.parametrize(

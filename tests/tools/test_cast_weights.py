@@ -247,7 +247,7 @@ def test_a_model_of_the_zoo_has_the_same_bits(name: str, with_batch: bool) -> No
 # --- without a batch, by the modules ----------------------------------------------------------------------------------------
 
 
-def low_of(result: hmp.CastWeights) -> set[str]:
+def low_of(result: hmp.types.CastWeights) -> set[str]:
     return {each.name for each in result.weights if each.before != each.after}
 
 

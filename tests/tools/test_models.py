@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from copies_kit import casts_of
 from plain_hooks import seen_by_hooks
-from torch_has import SAVED_TENSORS
+from torch_has import SAVED_TENSORS, SAVED_TENSORS_HOOKS
 from trap_kit import policy
 
 LISTS = policy(bf16={"linear", "matmul"}, fp32={"softmax", "layer_norm"})
@@ -203,6 +203,7 @@ def test_under_a_checkpoint_all_tools_count_the_same_bytes(preset: str) -> None:
     assert model.kept_bytes == hmp.summary(net, x, preset).saved_bytes == benchmarked[preset].memory == 2 * (3 * 32 * 16 + 16)
 
 
+@pytest.mark.skipif(not SAVED_TENSORS_HOOKS, reason="before torch 2.9 a recording counts nothing that models keep")
 @pytest.mark.native_kernels  # computed in float32, products save float32
 def test_copies_of_weights_are_told_from_activations() -> None:
     net, x = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Linear(32, 4, bias=False)), torch.randn(8, 16)

@@ -176,8 +176,8 @@ def test_the_message_ends_at_the_users_line_and_says_how_many_values_there_are()
     with pytest.raises(hmp.NonFiniteError) as caught, hmp.casts(LISTS), hmp.detect_nonfinite():
         Block()(OVERFLOWS)
     frames = traceback.extract_tb(caught.value.__traceback__)
-    assert frames[-1].lineno == line_of("scores") and frames[-1].filename == str(HERE)
-    if sys.version_info >= (3, 11):
+    if sys.version_info >= (3, 11):  # before, torch's own re-raise shows hmp's lines below the user's
+        assert frames[-1].lineno == line_of("scores") and frames[-1].filename == str(HERE)
         assert not [frame for frame in frames if Path(frame.filename).is_relative_to(Path(hmp.__file__).parent)]
     assert "float16[1, 2, 2], all 4 values are Inf" in str(caught.value)
     mixed = str(found(lambda: torch.tensor([0.0, 1.0, 2.0]) / torch.zeros(3)))

@@ -41,7 +41,7 @@ def two(scale: float = 0.1) -> tuple[Two, list[torch.Tensor]]:
     return Two(scale), [torch.randn(16, 32) for _ in range(2)]
 
 
-def tuned(made: Any, **options: Any) -> hmp.TuneResult:
+def tuned(made: Any, **options: Any) -> hmp.types.TuneResult:
     model, batches = made
     given = {"levels": LEVELS, "optimizer": slowly, "steps": STEPS, "tolerance": 0.05, "objective": "memory"} | options
     return hmp.tune(model, batches, loss=loss, **given)

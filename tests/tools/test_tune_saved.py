@@ -47,7 +47,7 @@ def two(largest: float) -> tuple[nn.Module, list[torch.Tensor]]:
     return Two(largest), [torch.randn(64, 16) for _ in range(2)]
 
 
-def tuned(largest: float, **options: Any) -> hmp.TuneResult:
+def tuned(largest: float, **options: Any) -> hmp.types.TuneResult:
     model, batches = two(largest)
     given = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": START} | options
     return hmp.tune(model, batches, loss=loss, objective="bytes", **given)
@@ -60,7 +60,7 @@ def packs_gelu(policy: hmp.Policy, model: nn.Module, batches: list[torch.Tensor]
     return {row.module for row in report.kept if row.op == "gelu"}
 
 
-def why(result: hmp.TuneResult, name: str) -> str:
+def why(result: hmp.types.TuneResult, name: str) -> str:
     (found,) = (unit.why for unit in result.units if (unit.name, unit.level) == (name, "saved"))
     return found
 

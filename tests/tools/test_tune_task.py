@@ -178,6 +178,7 @@ def test_lists_that_somebody_wrote_are_not_replaced(tmp_path: Any) -> None:
     assert hmp.Policy.load(tmp_path) == hmp.Policy(bf16={"linear"})
 
 
+@pytest.mark.skipif(not SAVED_TENSORS_HOOKS, reason="before torch 2.9 transforms refuse to run where something is counted")
 def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> None:
     """torch lets nobody see what is kept for backward in the transform, and before 2.9 not around it either."""
     model, batches = torch.nn.Linear(4, 4), [torch.ones(2, 4)]

@@ -93,8 +93,8 @@ def test_the_error_of_another_torch_names_the_releases_whose_tests_were_run() ->
     [
         ("2.13.0+cpu", "2.13", False),
         ("2.7.1", "2.7", False),
-        ("2.11.0+cu130", "2.7", False),
-        ("2.14.1", "2.15", False),
+        ("2.11.0+cu130", "2.11", False),
+        ("2.14.1", "2.14", False),
         ("2.99.0a0+git1", "2.15", True),
         ("2.4.0", "2.7", True),
     ],
@@ -205,7 +205,7 @@ def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog:
         assert torch.hypot(y, x).tolist() != [5.0, 10.0]  # not the first
         for added in (torch.addmv(low, matrix, low), torch.addmv(low, mat=matrix, vec=low)):
             assert torch.equal(added, low.addmv(matrix.bfloat16(), low))
-        with pytest.raises(RuntimeError, match="dtype"):  # torch refuses what the rule makes; that is no missing kernel
+        with pytest.raises(RuntimeError, match=r"dtype|expected scalar type"):  # torch refuses it; no kernel is missing
             torch.addmv(x, matrix, x)
         assert hmp.fallbacks() == {}
     rows = {(row.op, row.rule, row.source, row.compute, row.casts > 0) for row in report.rows if row.op in ("hypot", "addmv")}

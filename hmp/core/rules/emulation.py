@@ -140,6 +140,8 @@ def _low_dtype_of(
         return None
     found, count = None, 0
     for tensor in each_tensor(values):
+        if casting.left_to_torch(tensor):
+            return None
         dtype = tensor.dtype
         count += 1
         if dtype is found or dtype is beside or dtype not in _FLOATING:
