@@ -352,7 +352,7 @@ def _errors_in_backward(made_under: Any = nullcontext) -> list[tuple[type, str] 
     x = torch.ones(2, requires_grad=True)
     with made_under():
         made = x * x
-    made.register_hook(lambda _: found.extend(_error(*each) for each in MIXTURES))
+        made.register_hook(lambda _: found.extend(_error(*each) for each in MIXTURES))
     (gradient,) = torch.autograd.grad(made.sum(), x, create_graph=True)
     gradient.register_hook(lambda _: found.extend(_error(*each) for each in MIXTURES))
     gradient.sum().backward()
@@ -370,10 +370,9 @@ def test_r7_outside_of_a_policy_a_mixture_raises_what_torch_raises() -> None:
             assert [_error(*each) for each in MIXTURES] == expected and _errors_in_backward() == in_backward
 
 
-def test_r13_a_mixture_in_backward_is_helped_where_torch_is_patched_and_casts_are_not_disabled() -> None:
-    assert _errors_in_backward(lambda: hmp.casts("habana")) == _errors_in_backward() == [None] * 2 * len(MIXTURES)
-    with hmp.disable_casts():
-        assert _errors_in_backward() == 2 * [_error(*each) for each in MIXTURES] != [None] * 2 * len(MIXTURES)
+def test_r13_a_graph_that_was_made_under_a_policy_is_helped_where_backward_runs_outside_of_it() -> None:
+    assert set(_errors_in_backward(lambda: hmp.casts("habana"))[: len(MIXTURES)]) == {None}
+    assert _errors_in_backward() == 2 * [_error(*each) for each in MIXTURES] != [None] * 2 * len(MIXTURES)
 
 
 # --- torch.func and torch.autograd.functional

@@ -87,8 +87,8 @@ class InBackward(Off):
     """The state of user Python that runs in backward: no list applies.
 
     Only the inputs of calls that torch would refuse are cast: because forward was cast, a gradient may have another dtype than a weight in
-    code that expects one dtype. Backward is usually called outside of the policy, so this holds wherever backward is called while torch is
-    patched, but for inside `disable_casts()`.
+    code that expects one dtype. Where backward was called outside of all policies, that holds for the nodes of the graph that were made
+    under one; elsewhere torch raises what it raises without hmp.
     """
 
     __slots__ = ()
@@ -99,8 +99,22 @@ class InBackward(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Return the wrappers of ops that torch may refuse to run."""
-        return DTYPE_REPAIRS
+        """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
+        return DTYPE_REPAIRS if self.on.policy is not None or _is_marked(_current_node()) else NO_REPLACEMENTS
+
+
+_current_node: Callable[[], Any] = torch_private.current_node
+_MADE_HERE = "_hmp_made_under_policy"
+
+
+def mark(node: Any) -> None:
+    """Note that a node runs user Python in backward that is made under a policy, if one is active: a Function, or a tensor's hook."""
+    if node is not None and current_state().replacements.functions:
+        node.metadata[_MADE_HERE] = True
+
+
+def _is_marked(node: Any) -> bool:
+    return node is not None and _MADE_HERE in node.metadata
 
 
 _numbers = itertools.count(1)

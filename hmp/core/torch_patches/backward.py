@@ -10,11 +10,15 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.autograd.function import BackwardCFunction
+
 from .. import torch_private
 from ..active import autocast, state
 from ..active.regions import without_casts
 from ..active.state import UnderCapturedState, call_without_casts
 from ..patching import patches
+from ..patching.patched_op import PatchedMethod
 from . import imports
 
 
@@ -55,6 +59,9 @@ def install() -> None:
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
     patches.wrap(*torch_private.RUN_BACKWARD, lambda run_backward: functools.partial(state.call_in_backward, run_backward))
+    patches.rebind(BackwardCFunction, "__init__", _marking(BackwardCFunction.__init__))
+    own: Any = torch.Tensor.register_hook
+    patches.rebind(torch.Tensor, "register_hook", PatchedMethod(own, _marking_hooked(own), "torch", "Tensor.register_hook"))
     patches.wrap_by_name("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
@@ -62,6 +69,25 @@ def install() -> None:
     for name in ("jacrev", "jacfwd"):
         patches.wrap_by_name("torch.func", name, transform)
     _install_checkpoint()
+
+
+def _marking(init: Callable[..., None]) -> Callable[..., None]:
+    # torch's C++ code makes the node before it calls the function's forward
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        state.mark(self)
+
+    return __init__
+
+
+def _marking_hooked(register: Callable[..., Any]) -> Callable[..., Any]:
+    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        handle = register(self, hook)  # which refuses a tensor without a gradient
+        state.mark(self.grad_fn)
+        return handle
+
+    return register_hook
 
 
 # --- recomputation --------------------------------------------------------------------------------------------------------------

@@ -7,23 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..pages.page import (
-    Cell,
-    Items,
-    Page,
-    Part,
-    Section,
-    Table,
-    Text,
-    code,
-    error,
-    error_text,
-    made_of,
-    module,
-    number,
-    part,
-    whole,
-)
+from ..pages.page import Cell, Items, Page, Part, Section, Table, Text, code, error, error_text, made_of, module, number, part, whole
 from .comparison import Comparison, Group
 
 TEXT_ROWS = 20
