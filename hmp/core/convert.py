@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -244,18 +243,6 @@ def is_converted() -> bool:
 def is_in_place() -> bool:
     """Return True if torch is patched: from the first policy on until `revert()`, also while no policy is active."""
     return patches.installed()
-
-
-@contextlib.contextmanager
-def patched_inside() -> Iterator[None]:
-    """Make a context after which torch is unpatched if it was before it, unless code in it called `convert()` or `apply()`."""
-    was_patched = is_in_place()
-    try:
-        yield
-    finally:
-        with _lock:
-            if not (was_patched or _converted or module_calls.any_applied()):
-                revert()
 
 
 def casts(

@@ -17,13 +17,22 @@ from torch.nn.parameter import is_lazy
 
 from ..core.active.regions import disable_casts, without_casts
 from ..core.casting import has_values
-from ..core.convert import patched_inside
+from ..core.convert import is_converted, is_in_place, revert
+from ..core.tables import lock
+from ..core.torch_patches import module_calls
 from ..core.torch_private import without_dispatch_modes, without_torch_function
 from ..errors import HmpError
 from .aten import local
 
 Tensor = torch.Tensor
 States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
+
+
+def _unpatch() -> None:
+    """Leave torch as it was before hmp was first used, unless code since then called `convert()` or `apply()`."""
+    with lock:
+        if not (is_converted() or module_calls.any_applied()):
+            revert()
 
 
 @contextmanager
@@ -45,7 +54,9 @@ def preserve_state(
     states = random_state((*tensors, *leaves))
     for leaf in leaves:
         leaf.grad = None
-    with patched_inside():
+    with contextlib.ExitStack() as after:
+        if not is_in_place():
+            after.callback(_unpatch)
         try:
             yield
         finally:
