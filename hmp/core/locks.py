@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import Any
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
-
-def RLock() -> threading.RLock:  # instead of threading's
-    """Return a `threading.RLock` that is free in a forked process."""
-    lock = threading.RLock()
-    _locks.add(lock)
+def RLock() -> Any:  # instead of threading's
+    """Return a `threading.RLock`, one of a module and as lasting, that is free in a forked process."""
+    lock: Any = threading.RLock()
+    if hasattr(os, "register_at_fork"):  # one that the forking thread holds is its own to release
+        os.register_at_fork(after_in_child=lambda: lock._is_owned() or lock._at_fork_reinit())
     return lock
-
-
-def _reset() -> None:
-    for lock in list(_locks):
-        if not lock._is_owned():  # one that the forking thread holds is its own to release
-            lock._at_fork_reinit()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset)

@@ -52,8 +52,7 @@ def register(owner: Any, name: str, cast: ListName) -> None:
         ...     mine.scale(torch.ones(2)).dtype
         torch.bfloat16
     """
-    named = casting.dtype_named(cast, casting.CASTABLE)
-    cast = cast if named is None else "fp32" if named is torch.float32 else "bf16"
+    cast = {torch.float32: "fp32", None: cast}.get(casting.dtype_named(cast, casting.CASTABLE), "bf16")
     if cast not in lists.for_functions():
         raise HmpError(f"register(): cast= expected one of {', '.join(map(repr, lists.for_functions()))}, got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)

@@ -170,7 +170,7 @@ class TracedCall(TorchFunctionMode):
         if kind in (list, tuple) or _is_named(kind):
             return _maker(kind)(variable.unpack_var_sequence(self.tx))
         if kind is not dict:
-            return plain_function(_break_graph).call_function(self.tx, [], {}) if issubclass(kind, dict) else None
+            return plain_function(lambda: torch._dynamo.graph_break()).call_function(self.tx, [], {}) if issubclass(kind, dict) else None
         items = build(self.tx, list).call_function(self.tx, [variable.call_method(self.tx, "items", [], {})], {})
         pairs = [pair.unpack_var_sequence(self.tx) for pair in items.unpack_var_sequence(self.tx)]
         if not all(key.is_python_constant() for key, _ in pairs):
@@ -196,10 +196,6 @@ _METADATA = frozenset("__get__ dim is_floating_point is_complex is_inference num
 def plain_function(function: Callable[..., Any]) -> Any:
     """Return the variable of an unpatched Python function, which Dynamo traces like one of the user's."""
     return dynamo.UserFunctionVariable(patches.original(unpatched_op(function)))
-
-
-def _break_graph() -> None:
-    torch._dynamo.graph_break()
 
 
 def _with_each(container: Any, function: Callable[[Any], Any]) -> Any:

@@ -55,9 +55,10 @@ class _GuardKey:
         """Return the active state, and how often functions were registered and modules got a policy. Equal policies share a table."""
         current = state_of_program()
         table = state.process_table if current.on is state.PROCESS else current.on
-        kind = 0 if not current.disabled else 3 if isinstance(current, autocast.Paused) else 2 if isinstance(current, InBackward) else 1
-        if kind == 2 and not current.replacements.functions:
-            kind = 4
+        if isinstance(current, InBackward):
+            kind = 2 if current.replacements.functions else 4
+        else:
+            kind = 0 if not current.disabled else 3 if isinstance(current, autocast.Paused) else 1
         number = 0 if table.policy is None else table.number
         return f"{kind} {number} {current.scope_id} {user_ops.changes()} {module_calls.changes()}"
 

@@ -477,8 +477,8 @@ class Policy:
             (['linear'], ['matmul'])
         """
         decide = lists.deciding()
-        named = dtype_named(to, (torch.float32, self.dtype)) if to not in decide else None
-        to = to if named is None else "fp32" if named is torch.float32 else "bf16"
+        dtype = dtype_named(to, (torch.float32, self.dtype)) if to not in decide else None
+        to = {None: to, torch.float32: "fp32"}.get(dtype, "bf16")
         if to not in decide:
             adds = f"; for the {to} list, use replace({to}=...)" if to in lists.names() else ""
             raise HmpError(f"Policy.move(): expected one of the lists {', '.join(map(repr, decide))}, got {to!r}{adds}")

@@ -278,7 +278,8 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
         # as in torch, whose cache has leaves only: what is used twice is cast once, and its gradients are summed in that dtype
         cached = torch.is_grad_enabled() and not is_cell and any(each.is_leaf and each.requires_grad for each in tensors)
         if is_cell or (name in table.RECURRENT and copies.can_make_nodes() and not is_traced(tensors[0])):
-            weights = weights_at(name, args)
+            # all after a cell's state, the last list of a layer
+            weights = range(2, len(args)) if name in table.CELLS else [i for i, a in enumerate(args) if isinstance(a, (list, tuple))][-1:]
             given = [casting.cast_within(a, low_dtype, caster) if i in weights else a for i, a in enumerate(args)]
             return enabled(device, cached, given, args, kwargs)
         # where no node that sums in float32 can be made torch.autocast casts the weights of a layer for each step
@@ -300,11 +301,6 @@ def _device_of_plain(*tensors: Any) -> str | None:
         if type(each) is not Tensor or each.dtype not in casting.CASTABLE or each.layout is not torch.strided:
             return None
     return tensors[0].device.type  # type: ignore[no-any-return]
-
-
-def weights_at(op: str, args: Sequence[Any]) -> Sequence[int]:
-    """Return the positions of a recurrent op's weights: all after a cell's state, the last list of a layer."""
-    return range(2, len(args)) if op in table.CELLS else [i for i, each in enumerate(args) if isinstance(each, (list, tuple))][-1:]
 
 
 # --- weights of a recurrent layer in one buffer, as cuDNN takes them -----------------------------------------------------------
