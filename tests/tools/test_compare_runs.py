@@ -186,3 +186,17 @@ def test_a_run_without_hmp_is_told_and_that_the_model_goes_another_way_in_float3
     assert "computes something else in float32" in str(found)
     # moved, the op takes float32's way
     assert found.advice[0].named == "linear @ layer" and found.advice[0].loss == 0.0
+
+
+def test_an_error_of_the_models_says_what_was_seen_before_it() -> None:
+    class Picky(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if y.dtype is torch.bfloat16:
+                raise KeyError("label")
+            return y
+
+    with pytest.raises(KeyError) as caught:
+        hmp.compare(Picky(4, 4), torch.randn(2, 4), "torch-cpu")
+    (note,) = caught.value.__notes__
+    assert note.startswith("the last ops that compare() saw under policy 'torch-cpu") and "linear in no module (bfloat16)" in note

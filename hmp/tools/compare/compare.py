@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -162,9 +163,15 @@ def _compared(step: ModelStep, chosen: Policy, untouched: Ends | str, shift: boo
         model_call.policy_context(model, chosen, model),
         listen(float32, draws),
     ):
-        output, value, source, given = step.forward()
-        if value is not None:
-            value.backward()
+        try:
+            output, value, source, given = step.forward()
+            if value is not None:
+                value.backward()
+        except Exception as error:
+            said = f"the last ops that compare() saw under policy {chosen.name!r}, with their errors: {statistics.last()}"
+            with contextlib.suppress(AttributeError):  # an exception with slots
+                error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]  # add_note() of Python 3.11
+            raise
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             along = Ends.of(model, output, value).each(float32.reference)._replace(draws=draws.found)
             tokens = distance_of_tokens(output, given, float32.reference, shift)

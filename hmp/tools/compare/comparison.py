@@ -276,6 +276,11 @@ class ErrorSums:
             # an error beyond the value itself says that nothing is left of it, and counts as that
             sums.squares += 0.0 if is_part else min(own, 1.0) ** 2
 
+    def last(self) -> str:
+        """Return what was compared last, each with its accumulated error: an error of the model's comes right after it."""
+        seen = list(self._rows.items())[-4:]
+        return "; ".join(f"{key[0]} in {key[3] or 'no module'} ({key[4]}): {sums.accumulated:.2g}" for key, sums in seen) or "no op"
+
     def rows(self, calls: Mapping[tuple[str, str], int]) -> tuple[ErrorRow, ...]:
         """Return the rows, the largest isolated error first. `calls` are those of ops, by op and module."""
         total = sum(sums.squares for sums in self._rows.values()) or 1.0
