@@ -199,4 +199,4 @@ def test_an_error_of_the_models_says_what_was_seen_before_it() -> None:
     with pytest.raises(KeyError) as caught:
         hmp.compare(Picky(4, 4), torch.randn(2, 4), "torch-cpu")
     (note,) = caught.value.__notes__
-    assert note.startswith("the last ops that compare() saw under policy 'torch-cpu") and "linear in no module (bfloat16)" in note
+    assert note.startswith("the last ops that compare() saw under policy 'torch-cpu") and "linear in Picky (bfloat16)" in note
