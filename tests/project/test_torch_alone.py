@@ -116,4 +116,4 @@ def test_the_first_examples_results_and_commands_print_their_text(tmp_path: Path
     ):
         assert found in printed["results"]
     assert (tmp_path / "a.txt").read_text(encoding="utf-8").startswith("hmp report: ")
-    assert "every op ran in the same dtypes in a.json and a.json" in printed["shell"]
+    assert "a.json -> a.json: 0 differences" in printed["shell"]

@@ -41,6 +41,10 @@ def names() -> set[str]:
         except metadata.PackageNotFoundError:
             continue  # nothing of it can be imported
         found |= {file.parts[0].partition(".")[0] for file in package.files or ()}
+        # what setuptools brings of other packages, which torch.utils.benchmark imports it for
+        found |= {
+            file.parts[2].partition(".")[0] for file in package.files or () if file.parts[1:2] == ("_vendor",) and len(file.parts) > 2
+        }
         for needs in map(Requirement, package.requires or ()):
             is_needed = needs.marker is None or any(needs.marker.evaluate({"extra": extra}) for extra in ("", *each.extras))
             if is_needed and str(needs) not in seen:
