@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hmp
 from hmp.core.ops import sites, table
-from hmp.core.rules.emulation import has_instructions
+from hmp.core.rules.emulation import computed_in_float32
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import Side
@@ -119,7 +119,7 @@ def sides(low: torch.dtype) -> dict[str, Side]:
 def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
     """Return rows and table of whole steps."""
     found = Found("low_kernels")
-    there = ", ".join(name for name, low in LOW.items() if has_instructions(low)) or "none"
+    there = ", ".join(name for name, low in LOW.items() if low not in computed_in_float32()) or "none"
     sides_of = f"{'training: hmp':>15} {'autocast':>15} {'inference: hmp':>15} {'autocast':>15}"
     found.details = [
         f"whole steps, to float32's time; instructions: {there}; hmp computes in float32 on rounded inputs",

@@ -142,7 +142,7 @@ def test_all_of_a_page_is_on_screen_and_legible(browser: Any, pages: dict[str, P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", PAPER)
-@pytest.mark.parametrize("name", ["comparison", "captures", "tuning"])
+@pytest.mark.parametrize("name", ["captures", "tuning"])
 def test_a_chart_shrinks_with_the_window_and_its_text_is_inside_and_legible(
     browser: Any, pages: dict[str, Path], name: str, theme: str, tmp_path: Path
 ) -> None:
