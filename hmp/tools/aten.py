@@ -101,6 +101,14 @@ def local(tensor: Tensor) -> Tensor:
     return getattr(found, "elem", found)
 
 
+def waited(tensor: Tensor) -> Tensor:
+    """Return `local(tensor)` to read its values: once the collective that makes it has ended."""
+    found = getattr(tensor, "_local_tensor", tensor)
+    if hasattr(found, "trigger_wait"):
+        found.trigger_wait()
+    return local(tensor)
+
+
 def storage_address(tensor: Tensor) -> int:
     """Return what identifies the tensor's memory, of a DTensor that of this rank's part; 0 if it has none of its own."""
     tensor = local(tensor)

@@ -22,7 +22,7 @@ from ...core.policy.policy import Policy
 from ...core.torch_patches import module_calls
 from ...errors import HmpError
 from .. import model_call
-from ..aten import facts, local
+from ..aten import facts, local, waited
 from ..model_state import changed_since, preserve_state
 from .comparison import ErrorRow, Move, MoveTrial, Trials
 from .distance import total
@@ -86,8 +86,8 @@ class Ends(NamedTuple):
     @classmethod
     def of(cls, model: torch.nn.Module, output: Any, loss: Tensor | None) -> Ends:
         """Return the output's real and complex tensors, the loss and the gradients of the model's weights."""
-        outputs = [t for t in map(local, each_tensor((output,))) if t.is_floating_point() or t.is_complex()]
-        return cls(outputs, [] if loss is None else [local(loss)], [local(p.grad) for p in model.parameters() if p.grad is not None])
+        outputs = [t for t in map(waited, each_tensor((output,))) if t.is_floating_point() or t.is_complex()]
+        return cls(outputs, [] if loss is None else [waited(loss)], [waited(p.grad) for p in model.parameters() if p.grad is not None])
 
     def each(self, made: Callable[[Tensor], Tensor]) -> Ends:
         """Return these with what is made of each tensor."""
