@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, rea
 
 
 @pytest.mark.slow
-def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_when_hmp_is_switched_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with hmp.disable_casts():
-        assert main(["demo", "--epochs", "1"]) == 1
+        assert main(["demo", "--epochs", "1", "--folder", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     failed = printed.partition("check failed:")[2]
     assert "conv2d" in failed and "matmul" in failed and "disable_casts" in failed
@@ -24,9 +25,11 @@ def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["auto", "float32"])
-def test_demo_passes_its_own_check(kernels: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_passes_its_own_check(
+    kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
-    status = main(["demo"])
+    status = main(["demo", "--folder", str(tmp_path)])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "check passed" in printed
