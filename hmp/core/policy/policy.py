@@ -622,7 +622,7 @@ def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None,
     Its low-precision dtype is `dtype`, if that is given. Raises OpListError if it names none, HmpError for other types and dtypes.
     """
     if isinstance(policy, (str, os.PathLike)):
-        name, found = presets.meaning(str(policy)), None
+        name, found = presets.title(str(policy)) or str(policy), None
         if name != presets.OF_DEVICE:  # which means another one once "hpu" is a device
             found = _preset(name, presets.device_in_use(model) if presets.has_base(name) else torch.device("cpu"))
         policy = found or Policy._load(name, presets.device_in_use(model))
