@@ -100,7 +100,9 @@ class InBackward(Off):
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
         """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
-        return DTYPE_REPAIRS if self.on.policy is not None or _is_marked(_current_node()) else NO_REPLACEMENTS
+        node = _current_node()
+        was_cast = self.on.policy is not None or (node is not None and _MADE_HERE in _notes(node))
+        return DTYPE_REPAIRS if was_cast else NO_REPLACEMENTS
 
 
 _current_node: Callable[[], Any] = torch_private.current_node
@@ -110,11 +112,11 @@ _MADE_HERE = "_hmp_made_under_policy"
 def mark(node: Any) -> None:
     """Note that a node runs user Python in backward that is made under a policy, if one is active: a Function, or a tensor's hook."""
     if node is not None and current_state().replacements.functions:
-        node.metadata[_MADE_HERE] = True
+        _notes(node)[_MADE_HERE] = True
 
 
-def _is_marked(node: Any) -> bool:
-    return node is not None and _MADE_HERE in node.metadata
+def _notes(node: Any) -> Any:
+    return vars(node) if hasattr(node, "__dict__") else node.metadata  # a Function has no metadata once torch's own part of it is gone
 
 
 _numbers = itertools.count(1)
