@@ -101,8 +101,7 @@ class InBackward(Off):
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
         """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
         node = _current_node()
-        was_cast = self.on.policy is not None or (node is not None and _MADE_HERE in _notes(node))
-        return DTYPE_REPAIRS if was_cast else NO_REPLACEMENTS
+        return DTYPE_REPAIRS if self.on.policy is not None or (node is not None and _MADE_HERE in _notes(node)) else NO_REPLACEMENTS
 
 
 _current_node: Callable[[], Any] = torch_private.current_node
