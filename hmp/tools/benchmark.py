@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.benchmark import Measurement, Timer, timer
 
 from ..core.active.regions import Region, disable_casts
 from ..core.active.state import PROCESS
@@ -31,7 +30,6 @@ from .pages.page import Cell, Items, Page, Result, Section, Table, number, op
 from .saved_activations import SavedActivations
 
 T = TypeVar("T")
-clock = timer  # torch's: it waits until the accelerator has done its work
 NOISY = 0.15  # a spread, as a share of the median, above which ratios mean little
 _SAME_LOSS = 1e-3  # two runs of one step from one state differ by less, also where a device adds in no fixed order
 
@@ -378,7 +376,7 @@ class Samples:
 
     variant: Variant
     row: BenchmarkRow  # what is known of it besides
-    times: list[Measurement] = field(default_factory=list)
+    times: list[Any] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     failure: Exception | None = None
     notes: list[str] = field(default_factory=list)
@@ -429,7 +427,7 @@ class Sampler:
 
     def _prepare(self, samples: Samples) -> float | None:
         """Measure memory, and return the seconds that a step takes about; None where it fails."""
-        took = None
+        took: float | None = None
         with self._from_the_start(samples):
             took = self._timed(samples.variant, 1)[0].median
         if took is not None:
@@ -457,10 +455,10 @@ class Sampler:
             samples.losses.append(loss_of(step.result))
             self.untimed_steps = step.calls - self.steps
 
-    def _timed(self, variant: Variant, steps: int) -> tuple[Measurement, _Counted]:
+    def _timed(self, variant: Variant, steps: int) -> tuple[Any, _Counted]:
         """Return the time of so many steps, which Timer begins with some untimed ones, and the step."""
         step = _Counted(self.step, variant)
-        return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(steps), step
+        return torchs().Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads()).timeit(steps), step
 
     @contextmanager
     def _from_the_start(self, samples: Samples) -> Iterator[None]:
@@ -491,6 +489,18 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def torchs() -> Any:
+    """Return torch.utils.benchmark. Its import takes a tenth of a second: what only compares or summarizes a model does without."""
+    from torch.utils import benchmark
+
+    return benchmark
+
+
+def clock() -> float:
+    """Return the time in seconds, once the accelerator has done its work."""
+    return float(torchs().timer())
+
+
 def seconds_of(step: Callable[[], T]) -> tuple[float, T]:
     """Return the seconds that a step takes, and what it returns."""
     start = clock()
@@ -511,7 +521,7 @@ def _row(samples: Samples) -> BenchmarkRow:
     row = replace(samples.row, error=None if samples.failure is None else described(samples.failure))
     if not samples.times:
         return row
-    (time,) = Measurement.merge(samples.times)
+    (time,) = torchs().Measurement.merge(samples.times)
     spread = time.iqr if len(time.times) >= MIN_ROUNDS else None
     return replace(row, seconds=time.median, spread=spread, loss=samples.losses[0], samples=tuple(time.times))
 

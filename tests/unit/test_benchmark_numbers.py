@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.utils.benchmark as torchs
 from torch import nn
 
 import hmp
@@ -25,7 +26,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(module, "clock", lambda: self.now)
-        monkeypatch.setattr(module, "Timer", partial(module.Timer, timer=lambda: self.now))
+        monkeypatch.setattr(torchs, "Timer", partial(torchs.Timer, timer=lambda: self.now))
 
     def step(self, seconds: Callable[[], float]) -> Callable[[], None]:
         def step() -> None:
