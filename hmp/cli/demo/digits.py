@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,10 @@ from torch import nn
 
 import hmp
 
+from ...tools.benchmark import NOISY
+
 _BATCH, _TEST, _POINTS = 64, 597, 1.0  # of 1,797 pictures: one of the test pictures is a sixth of a percentage point
-_MOST_SPREAD = 0.15  # of a step's time, between the quartiles: a busier machine says nothing about time
+_INSET = "   "
 
 
 class Attention(nn.Module):
@@ -112,7 +115,7 @@ def demonstrate(*, epochs: int, seed: int, folder: Path) -> int:
             broken.step()
         failures.append("expected the planted Inf to be found, got a step without an error")
     except hmp.NonFiniteError as error:
-        print("   " + str(error).replace("\n", "\n   "))
+        print(indent(str(error), _INSET))
 
     print("\n4. What ran in which dtype, and why\n")
     page = folder / "report.html"
@@ -135,7 +138,7 @@ def demonstrate(*, epochs: int, seed: int, folder: Path) -> int:
 
 def _trained(policy: str, float32: float, epochs: int, seed: int, failures: list[str]) -> Training:
     training = Training(seed, policy)
-    print("   " + str(hmp.summary(training.model, training.images[:_BATCH])).replace("\n", "\n   "))
+    print(indent(str(hmp.summary(training.model, training.images[:_BATCH])), _INSET))
     accuracy = training.train(epochs)
     print(f"\n   trained for {epochs} epochs: {accuracy:.1f} % correct, float32 {float32:.1f} %")
     if abs(accuracy - float32) > _POINTS:
@@ -149,7 +152,7 @@ def _time(training: Training) -> None:
     result = hmp.benchmark(
         training.step, ["float32", "torch.autocast", "autocast"], model=training.model, optimizer=training.optimizer, seconds=5
     )
-    if all(row.seconds and row.spread is not None and row.spread <= _MOST_SPREAD * row.seconds for row in result):
-        print("\n5. Time\n\n   " + str(result).replace("\n", "\n   "))
+    if all(row.seconds and row.noise <= NOISY for row in result):
+        print("\n5. Time\n\n" + indent(str(result), _INSET))
         if (result["autocast"].ratio or 0) >= 1:
             print("   Here low precision saves memory but no time; hmp doctor shows which dtypes the processor has instructions for.")
