@@ -7,14 +7,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from ..errors import HmpError
 from . import casting, lists, observe
 from .active import state
 from .compiler_stance import untraced
 from .ops.sites import NAMESPACES, Site, function_site, op_id, op_of
-from .policy.entries import ListName
+from .policy.entries import ListName, list_of
 from .policy.names import can_be_listed
 from .rules import registry
 from .rules.op import OpUnderRule
@@ -52,7 +50,7 @@ def register(owner: Any, name: str, cast: ListName) -> None:
         ...     mine.scale(torch.ones(2)).dtype
         torch.bfloat16
     """
-    cast = {torch.float32: "fp32", None: cast}.get(casting.dtype_named(cast, casting.CASTABLE), "bf16")
+    cast = list_of(cast, casting.LOW)
     if cast not in lists.for_functions():
         raise HmpError(f"register(): cast= expected one of {', '.join(map(repr, lists.for_functions()))}, got {cast!r}")
     where = getattr(owner, "__name__", type(owner).__name__)

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ...errors import OpListError
 from .. import lists
+from ..casting import dtype_named
 
 ListName = str  # of a kind of list, see `core.lists`
 EVERY_OP = "*"
@@ -76,6 +79,12 @@ def parse_list(text: str, list_name: ListName, path: str | Path | None = None) -
             if word.strip():
                 entries.append(parse_entry(word, list_name, where, number))
     return tuple(entries)
+
+
+def list_of(word: Any, low: Iterable[torch.dtype]) -> Any:
+    """Return the list that a dtype means, given or named: "fp32", or "bf16" for one of `low`; any other word itself."""
+    dtype = dtype_named(word, (torch.float32, *low))
+    return word if dtype is None else "fp32" if dtype is torch.float32 else "bf16"
 
 
 def parse_entry(text: str, list_name: ListName, path: str | None = None, line: int | None = None) -> ListEntry:

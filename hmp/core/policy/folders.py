@@ -14,15 +14,14 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
-from ..casting import dtype_named
+from ..casting import LOW, dtype_name, dtype_named
 from ..lists import WordFile
 from ..log import log
 from . import presets
 from .entries import ListName, parse_list, read_text
 from .names import is_op
 
-LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_DTYPE = WordFile("dtype", "dtype.txt", tuple(LOW_DTYPES), "(dtype)")
+_DTYPE = WordFile("dtype", "dtype.txt", tuple(map(dtype_name, LOW)), "(dtype)")
 BASE_FILE = "base.txt"
 
 
@@ -43,7 +42,7 @@ def optional_files() -> tuple[str, ...]:
 
 def low_dtype(dtype: Any) -> torch.dtype:
     """Return the low-precision dtype that is given, or named. Raise HmpError for another one."""
-    found = dtype_named(dtype, LOW_DTYPES.values())
+    found = dtype_named(dtype, LOW)
     if found is None:
         raise HmpError(f"dtype= expected torch.bfloat16 or torch.float16, got {dtype!r}")
     return found

@@ -17,11 +17,11 @@ import torch
 
 from ...errors import HmpError, OpListError
 from .. import lists
-from ..casting import dtype_name, dtype_named
+from ..casting import dtype_name
 from ..compiler_stance import untraced_class
 from ..log import log
 from . import folders, precedence, presets
-from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, parse_entry, parse_list, read_list
+from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, list_of, parse_entry, parse_list, read_list
 from .folders import check_gaudi_config, low_dtype, read_gaudi_config
 from .names import by_op, ops_of, with_relatives
 from .precedence import Listed
@@ -477,8 +477,7 @@ class Policy:
             (['linear'], ['matmul'])
         """
         decide = lists.deciding()
-        dtype = dtype_named(to, (torch.float32, self.dtype)) if to not in decide else None
-        to = {None: to, torch.float32: "fp32"}.get(dtype, "bf16")
+        to = list_of(to, (self.dtype,))
         if to not in decide:
             adds = f"; for the {to} list, use replace({to}=...)" if to in lists.names() else ""
             raise HmpError(f"Policy.move(): expected one of the lists {', '.join(map(repr, decide))}, got {to!r}{adds}")
