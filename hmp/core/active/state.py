@@ -100,8 +100,7 @@ class InBackward(Off):
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
         """Return the wrappers of ops that torch may refuse to run; none where forward was not cast."""
-        node = _current_node()
-        return DTYPE_REPAIRS if self.on.policy is not None or (node is not None and _MADE_HERE in _notes(node)) else NO_REPLACEMENTS
+        return DTYPE_REPAIRS if self.on.policy is not None or _MADE_HERE in _notes(_current_node()) else NO_REPLACEMENTS
 
 
 _current_node: Callable[[], Any] = torch_private.current_node
@@ -115,7 +114,8 @@ def mark(node: Any) -> None:
 
 
 def _notes(node: Any) -> Any:
-    return vars(node) if hasattr(node, "__dict__") else node.metadata  # a Function has no metadata once torch's own part of it is gone
+    # a Function has no metadata once torch's own part of it is gone; outside of a node there is nothing to note
+    return vars(node) if hasattr(node, "__dict__") else getattr(node, "metadata", {})
 
 
 _numbers = itertools.count(1)

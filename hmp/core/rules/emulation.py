@@ -88,7 +88,6 @@ def why(dtype: torch.dtype) -> str:
 # --- the wrappers ---------------------------------------------------------------------------------------------------------
 
 _compiling = torch.compiler.is_dynamo_compiling
-_FLOATING = casting.CASTABLE | casting.LEFT_TO_TORCH
 # Of others torch has few low-precision kernels, and where it has none the result stays float32.
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # Of the ops in which torch.autocast decides, those that are replaced: the others are rare, and left to it and its slow kernels.
@@ -144,7 +143,7 @@ def _low_dtype_of(
             return None
         dtype = tensor.dtype
         count += 1
-        if dtype is found or dtype is beside or dtype not in _FLOATING:
+        if dtype is found or dtype is beside or dtype not in casting.CASTABLE:
             continue
         if found is not None or dtype not in slow or not tensor.is_cpu or tensor.layout not in _LAYOUTS:
             return None
