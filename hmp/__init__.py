@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core.active.state import casts_enabled as casts_enabled
     from .core.apply import apply as apply, remove as remove
     from .core.convert import casts as casts, convert as convert, is_converted as is_converted, revert as revert
+    from .core.copies import clear_cache as clear_cache
     from .core.policy.policy import Policy as Policy
     from .core.policy.presets import policies as policies
     from .core.rules.kernels import fallbacks as fallbacks
@@ -54,6 +55,7 @@ _NAMES = {
     ".core.active.regions": "disable_casts enable_casts",
     ".core.active.state": "casts_enabled",
     ".core.apply": "apply remove",
+    ".core.copies": "clear_cache",
     ".core.convert": "casts convert is_converted revert",
     ".core.policy.policy": "Policy",
     ".core.policy.presets": "policies",
@@ -74,7 +76,7 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_MODULE_OF]
+__all__ = [name for name in _MODULE_OF if name != "clear_cache"]  # listed in hmp.memory, and found here, too
 
 
 def __getattr__(name: str) -> Any:
@@ -83,8 +85,6 @@ def __getattr__(name: str) -> Any:
         found = _imported(module)
         globals().update({each: getattr(found, each) for each in _NAMES[module].split()})
         return globals()[name]
-    if name == "clear_cache":  # listed in hmp.memory; found here, too, by code that calls it after a write of its own
-        return importlib.import_module(".memory", __name__).clear_cache
     if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f".{name}", __name__)  # a subpackage: `from .. import core`
