@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hmp
@@ -114,6 +114,7 @@ def misspelt(draw: st.DrawFn) -> str:
 
 @settings(max_examples=2 * settings.default.max_examples)
 @given(lists=LISTS, near=st.sets(misspelt(), max_size=3), far=st.sets(st.sampled_from(FAR)))
+@example(lists={"tanh": "fp32"}, near={"fg8.txt", "saved_recipe"}, far=set())  # a third of a short name
 def test_p10_no_file_that_is_nearly_a_list_is_left_out(lists: dict[str, str], near: set[str], far: set[str], tmp_path_factory: Any) -> None:
     folder: Path = tmp_path_factory.mktemp("lists")
     near -= {f"{stem}.txt" for stem in STEMS}  # a letter that stayed

@@ -75,11 +75,11 @@ def _nearly(name: str) -> str | None:
         return None
     stems = {right.removesuffix(".txt").replace("_", ""): right for right in file_names()}
     for part in (name, name.partition(".")[0]):
-        words = [word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS]
-        # one letter wrong, missing, more or swapped with the next
-        near = difflib.get_close_matches("".join(words).removesuffix("txt"), stems, n=1, cutoff=0.75)
-        if near:
-            return stems[near[0]]
+        plain = "".join(word for word in re.split(r"[\W_]+", part.casefold()) if word not in _FILLERS).removesuffix("txt")
+        # one letter wrong, missing, more or swapped with the next, which of three letters is a third
+        for cutoff, among in ((0.75, stems), (0.66, [stem for stem in stems if len(stem) < 4])):
+            if near := difflib.get_close_matches(plain, among, n=1, cutoff=cutoff):
+                return stems[near[0]]
     return next((f"{each}.txt" for each in lists.names() if each in lists_named(name)), None)
 
 
