@@ -41,5 +41,6 @@ OUT_OF_REACH = NOT_ON_CPU | frozenset(
 UNINITIALISED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_".split())
 # R8: torch's code that is structure and no op. What it calls is decided op by op, so float32's values are asked for, roughly.
 STRUCTURE = frozenset({"nn.functional.multi_head_attention_forward"})
-# Ops whose last bits hang on where in memory LAPACK finds its arguments: the difference that is allowed, of the largest value.
-ROUGH = {"linalg.lstsq": 1e-5}
+# Ops whose last bits hang on where in memory a library finds its arguments (LAPACK; torch 2.14's sums of float16 in the gradient of
+# sparse.mm(reduce="amax")): the difference that is allowed, of the largest value.
+ROUGH = {"linalg.lstsq": 1e-5, "sparse.mm": 1e-3}
