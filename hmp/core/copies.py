@@ -31,12 +31,12 @@ _detach, _strided = Tensor.detach, torch.strided
 LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
 # After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN.
 _SEEN_ENOUGH, _LOOK_AGAIN, _MOST_ORIGINS = 32, 31, 4096
-_PERIOD = 32  # of so many calls in each of which a weight was used once, the wrappers of products cast it without asking here
 
-used_once: set[int] = set()  # by id(): weights that their last call used once
+# By id(): weights that their last call used once, with the number of the call in which a wrapper last cast them without asking here. It
+# asks at their second use in one call.
+used_once: dict[int, int] = {}
 _used_again: set[int] = set()  # and those that it used twice or more, without a write between
 _in_vain: dict[tuple[int, type], int] = {}  # by the bytes of an activation and the kind of node that made it: copies since the last use
-_calls = 0
 _writes = object()  # another one after each step of an optimizer, and after each write that no tensor counts and hmp sees
 
 
@@ -111,16 +111,12 @@ class Copies:
 
     def end(self) -> None:
         """Learn from the call which weights are used again."""
-        global _calls
-        _calls += 1
-        if not _calls % _PERIOD:
-            used_once.clear()
         if len(_in_vain) > _MOST_ORIGINS:
             _in_vain.clear()
-        used_once.update(self.uses)
+        used_once.update(dict.fromkeys(self.uses, 0))
         for (number, _, _), copy in self.weights.items():
             (_used_again.add if copy.uses > 1 else _used_again.discard)(number)
-            used_once.discard(number)
+            used_once.pop(number, None)
 
 
 def _here() -> Copies | None:
@@ -216,15 +212,15 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
         del copies.weights[key]
         if found.uses == 1:
             _used_again.discard(number)
-    written = weight._version, _writes
-    if number not in _used_again and copies.uses.get(number) != written:
+    written, used = (weight._version, _writes), used_once.pop(number, 0) == state.outermost_number
+    if not used and number not in _used_again and copies.uses.get(number) != written:
         copies.uses[number] = written
         return None
     found = _Copy(weight)
     made = cast(_detach(weight), dtype)
     found.low = _node_of(weight, made) if trains else made
     copies.weights[key] = found
-    found.uses += copies.uses.pop(number, None) is not None
+    found.uses += copies.uses.pop(number, None) is not None or used
     _used_again.add(number)
     return found
 

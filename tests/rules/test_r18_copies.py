@@ -408,6 +408,6 @@ def test_r18_nothing_is_kept_when_a_region_ends(region: str) -> None:
     with hmp.convert(policy=hmp.Policy("nothing listed")):
         call(work)
         before = bytes_alive()
-        for number in range(100):
+        for number in range(101):
             call(fail if number % 2 else work)
         assert bytes_alive() == before

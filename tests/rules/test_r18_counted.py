@@ -116,3 +116,39 @@ def test_r18_the_peak_of_a_step_is_autocasts(name: str, trains: bool) -> None:
                 model.zero_grad()
 
     assert peak(lambda: step(lambda: hmp.casts("torch-cpu"))) <= 1.02 * peak(lambda: step(lambda: torch.autocast("cpu", LOW)))
+
+
+class Chain(nn.Module):
+    """One weight, used as often as `uses` says."""
+
+    def __init__(self, uses: int) -> None:
+        super().__init__()
+        self.weight, self.uses = nn.Parameter(torch.randn(64, 64)), uses
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.uses):
+            x = F.linear(x, self.weight)
+        return x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_r18_a_weight_that_earlier_calls_used_once_is_cast_once_where_a_call_uses_it_often(grad: bool) -> None:
+    model, x = hmp.apply(Chain(uses=1), "torch-cpu"), torch.randn(2, 64, dtype=LOW)  # of no activation a copy is asked for
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            model(x)
+        model.uses = 4
+        assert casts_of(lambda: model(x)) == 1
+
+
+@pytest.mark.parametrize("uses", [1, 2, 4])
+def test_r18_between_calls_of_a_model_a_write_through_data_is_seen(uses: int) -> None:
+    model, x = hmp.apply(Chain(uses), "torch-cpu"), torch.randn(2, 64)
+    for _ in range(4):
+        model(x)
+        with torch.no_grad():
+            model.weight.data.mul_(2)
+        want = x.to(LOW)
+        for _ in range(uses):
+            want = F.linear(want, model.weight.to(LOW))
+        assert torch.equal(model(x), want)

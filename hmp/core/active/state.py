@@ -264,12 +264,14 @@ class Running:
     __slots__ = ("_before", "copies", "is_call", "thread")
 
     def __init__(self, is_call: bool = True) -> None:
+        global outermost_number
         self._before = outermost.get()
         self.is_call, self.thread = is_call, get_ident()
         self.copies: Any = None
         _running.add(self)
         if not _is_here(self._before):
             outermost.set(self)
+            outermost_number += 1  # two threads may get the same: it only says that a call may be another one than before
 
     def end(self) -> None:
         """End it, in any context, and do what waited for it."""
@@ -284,6 +286,7 @@ class Running:
 
 
 outermost: ContextVar[Running | None] = ContextVar("hmp_outermost", default=None)
+outermost_number = 0  # of the one that began last
 _running: set[Running] = set()
 _waiting: list[tuple[Callable[[], object], int]] = []
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import casting, copies
+from ..active import state
 from ..casting import FINITE_MAX, Caster, Tensor, each_castable
 from ..torch_private import trace_here as _tracing
 from . import overflow
@@ -30,6 +31,7 @@ _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
 _used_once, _LEAST, _LEAST_WITHOUT_GRAPH = copies.used_once, copies.LEAST, copies.LEAST_WITHOUT_GRAPH
+_note_use = _used_once.__setitem__
 
 
 # --- one dtype for all inputs -----------------------------------------------------------------------------------------------
@@ -49,11 +51,11 @@ def one_dtype_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
 def _fast_wrapper(general: GeneralWrapper) -> Op:
     """Return the wrapper that casts where the list says the dtype, else checks that all tensors have the same dtype.
 
-    Of a product a small activation, and a weight that is used once, is cast without asking for a copy: to ask takes as long as a small
-    cast. In a trace it is asked for always: torch.jit compares the lines of a trace made with gradients with those of one made without.
+    Of a product a small activation, and a weight that is used once, is cast at once, without asking for a copy: to ask takes as long as a
+    small cast. In a trace `caster` makes all casts: torch.jit compares the lines of a trace made with gradients with those of one without.
     """
     # local variables: a call reads them faster than attributes
-    op, ruled, caster, retry, call, failed = (
+    op, ruled, caster, retry, any_call, failed = (
         general.op, general.ruled, general.caster, general.retry, general.wrapper(), general.kernels.failed
     )  # fmt: skip
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
@@ -79,7 +81,7 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 )
             )
         ):
-            return call(*args, **kwargs)
+            return any_call(*args, **kwargs)
         cast_args, target, in_copies = given, listed, has_copies and _tracing() is None
         i = -1  # enumerate() would take longer
         for a in given:
@@ -95,12 +97,12 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 # softmax(dim, float32): nothing is to be cast before that is known
                 if dtype in cast_here and (layout := a.layout) is not _MKLDNN and (has_copies or type(given[-1]) is not _dtype):
                     cast_args = list(given) if cast_args is given else cast_args
-                    is_small = in_copies and layout is _strided and (
+                    at_once = in_copies and layout is _strided and (
                         a.nbytes < (_LEAST if a.requires_grad and _grad_enabled() else _LEAST_WITHOUT_GRAPH)
                         if kind is Tensor
-                        else id(a) in _used_once
+                        else _used_once.get(id(a), number := state.outermost_number) != number and _note_use(id(a), number) is None
                     )  # fmt: skip
-                    cast_args[i] = to(a) if is_small else caster(a, target)
+                    cast_args[i] = to(a) if at_once else caster(a, target)
                     continue
             elif (
                 -limit <= a <= limit
@@ -110,7 +112,7 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 else kind in SCALARS
             ):
                 continue
-            return call(*args, **kwargs)
+            return any_call(*args, **kwargs)
         try:
             if cast_args is given:
                 return op(*args, **kwargs)
@@ -156,13 +158,13 @@ def unlisted_wrapper(op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
     After the first such failure each call is checked before `op` is tried. An op that must not run twice is returned itself.
     """
     general = GeneralWrapper(op, ruled, caster)
-    call, retry, failed = general.wrapper(), general.retry, general.kernels.failed
+    any_call, retry, failed = general.wrapper(), general.retry, general.kernels.failed
     if general.kernels.may_lack or not ruled.facts.retries:
-        return call if general.kernels.may_lack else op
+        return any_call if general.kernels.may_lack else op
 
     def unlisted(*args: Any, **kwargs: Any) -> Any:
         if failed:
-            return call(*args, **kwargs)
+            return any_call(*args, **kwargs)
         try:
             return op(*args, **kwargs)
         except RuntimeError as error:

@@ -70,13 +70,12 @@ class GeneralWrapper:
         tensors = castable_inputs(args, kwargs, self.ruled)
         if not tensors or not self.facts.retries:
             return GIVEN_UP
-        dtype, is_uncast, keep = self._dtype_of(tensors), self.rule.only_on_missing_kernel, self.facts.keep
+        dtype, is_uncast, keep = self._dtype_of(tensors), self.rule.leaves_to_torch, self.facts.keep
         if dtype not in casting.LOW or not kernels.may_run_again(error, tensors):
             return GIVEN_UP
         is_mixed = is_uncast and any(t.dtype is not tensors[0].dtype for t in tensors)
-        # a tensor and its tangent in forward-mode differentiation may differ, too, and so may inputs that the rule leaves
-        may_be_mixed = is_mixed or not in_no_transform() or bool(self.rule.only)
-        is_mixture = may_be_mixed and kernels.is_mixture(error)
+        # a tensor and its tangent in forward-mode differentiation may differ, too
+        is_mixture = (is_mixed or not in_no_transform()) and kernels.is_mixture(error)
         try:
             # through float32: of a tensor that has the dtype already this casts the tangent, which may have another one
             cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast, keep)
@@ -96,9 +95,9 @@ class GeneralWrapper:
     def _target(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.dtype, bool]:
         """Return the dtype of the call, float32 if that one is known to have no kernel, and whether the inputs are cast to it."""
         target = self._dtype_of(tensors)
-        if self.kernels.lacks(tensors, target, args, kwargs):
+        if not self.rule.only and self.kernels.lacks(tensors, target, args, kwargs):
             return torch.float32, True
-        return target, not self.rule.only_on_missing_kernel
+        return target, not self.rule.leaves_to_torch
 
     def _overflows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
         return self.is_arithmetic and dtype is not torch.float32 and overflow.overflows(self.ruled, args, kwargs, dtype)
@@ -134,7 +133,10 @@ class GeneralWrapper:
     # --- a call that writes into its first input --------------------------------------------------------------------------
 
     def in_place(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the op with the other castable inputs in the dtype of the first, or in float32 without a kernel."""
+        """Call the op with the other castable inputs in the dtype of the first, or as they are where torch takes mixtures.
+
+        Without a kernel for that dtype it computes in float32.
+        """
         op, facts = self.op, self.facts
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if facts.users:  # a user's function: the `self` of a method isn't a tensor
@@ -148,7 +150,7 @@ class GeneralWrapper:
             # computed in float32, then written into the input itself
             cast_args, cast_kwargs = self._cast_for(first, torch.float32, args, kwargs)
             return first.copy_(op(*cast_args, **cast_kwargs))
-        if self.rule.only_on_missing_kernel:
+        if self.rule.leaves_to_torch:
             saturates = self._overflows(args, kwargs, first.dtype)
             return overflow.saturated(op, self.ruled, args, kwargs, first.dtype) if saturates else op(*args, **kwargs)
         cast_args, cast_kwargs = self._cast_for(first, first.dtype, args, kwargs)

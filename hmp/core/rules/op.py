@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ...errors import HmpError
 from .. import casting
 from ..casting import Tensor, castable, each_tensor
 from ..ops import sites, table
@@ -58,14 +59,19 @@ class CastRule:
     calls: Callable[[Op, OpUnderRule], tuple[Op, ...]] | None = None
     holds: Callable[[OpOnList], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
     ops: AbstractSet[str] = frozenset()  # ops that it may apply to when no list names them
-    only: frozenset[int | str] = frozenset()  # the parameters whose tensors it casts, by position or name; empty: all
+    # The parameters whose tensors it casts, by position or name, to `dtype`; empty: all. Without a kernel such a call is torch's own error.
+    only: frozenset[int | str] = frozenset()
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
     choose: Callable[[OpUnderRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
     hides_dtypes: bool = False  # what it rounds shows in no dtype of its inputs and results
-    only_on_missing_kernel: bool = False  # nothing is cast unless a kernel is missing
+    leaves_to_torch: bool = False  # nothing is cast but without a kernel, or where the result has to saturate
     applies_in_backward: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
+
+    def __post_init__(self) -> None:
+        if self.only and self.dtype is None:
+            raise HmpError(f"expected a rule with `only` to say its `dtype`, got {self.name} without one")
 
     def __str__(self) -> str:
         return self.label or self.number
@@ -128,7 +134,10 @@ def castable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpU
     if order and len(named) > 1:
         named.sort(key=lambda item: _position(item[0], order))
     for at, value in (*enumerate(args), *named):
-        if (type(value) is torch.dtype and value not in _QUANTIZED) or (at not in keep and not _collect(value, found)):
+        if type(value) is torch.dtype and value not in _QUANTIZED:
+            return None
+        # an input that the rule leaves as it is may be of float64, too
+        if (at not in keep or ruled.rule.only) and not _collect(value, [] if at in keep else found):
             return None
     return found
 
@@ -196,7 +205,10 @@ def facts_of(site: Site, only: frozenset[int | str], *, with_order: bool) -> OpF
     """
     op, line, is_python, in_place = site.op, sites.ancestry(site.op), site.python, sites.writes_first(site.op)
     order = parameters(site.original, op) if is_python or with_order or only or op in table.KEPT_ARGUMENTS else ()
-    kept = table.KEPT_ARGUMENTS.get(op, frozenset()) | {name for at, name in enumerate(order) if only and only.isdisjoint((at, name))}
+    left = {name for at, name in enumerate(order) if only and only.isdisjoint((at, name))}
+    if only and order and len(left) == len(order):
+        raise HmpError(f"expected `only` to name parameters of {op}({', '.join(order)}), got {', '.join(map(str, sorted(only, key=str)))}")
+    kept = table.KEPT_ARGUMENTS.get(op, frozenset()) | left
     return OpFacts(
         order=order,
         keep=kept | {order.index(name) for name in kept if name in order},
@@ -207,7 +219,7 @@ def facts_of(site: Site, only: frozenset[int | str], *, with_order: bool) -> OpF
         # somebody else's patch of torch is the user's Python, which must not run twice
         takes_some_mixtures=op in table.MIXED_SOMETIMES_RAISES and kernels.is_torchs_function(site.original),
         needs_instructions=not in_place and not table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
-        retries=not in_place and table.RANDOM.isdisjoint(line) and table.NORMS.isdisjoint(line),
+        retries=not (in_place or only) and table.RANDOM.isdisjoint(line) and table.NORMS.isdisjoint(line),
     )
 
 

@@ -125,7 +125,7 @@ MASK_IN_PLACE = CastRule(
     holds=lambda case: case.in_place and not table.SUMS.isdisjoint((case.op, case.base)),
     ops=table.SUMS,
     choose=_first,
-    only_on_missing_kernel=True,
+    leaves_to_torch=True,
 )
 NO_KERNEL_IN_PLACE = CastRule(
     "NO_KERNEL_IN_PLACE",
@@ -137,7 +137,7 @@ NO_KERNEL_IN_PLACE = CastRule(
     holds=lambda case: case.in_place and bool(known(case.ancestry)),
     ops=table.WITHOUT_KERNEL,
     applies_in_backward=True,
-    only_on_missing_kernel=True,
+    leaves_to_torch=True,
 )
 BF16_LIST = CastRule(
     "BF16_LIST",
@@ -199,7 +199,7 @@ GUARD = CastRule(
     holds=_is_guarded,
     ops=table.GUARDED_ARITHMETIC | table.SUMS,
     choose=_widest,
-    only_on_missing_kernel=True,
+    leaves_to_torch=True,
 )
 FIRST_INPUT = CastRule(
     "FIRST_INPUT",
@@ -224,7 +224,7 @@ NO_KERNEL = CastRule(
     ops=table.WITHOUT_KERNEL | table.KERNEL_BY_ARGUMENTS,
     choose=_low_among_them,
     applies_in_backward=True,
-    only_on_missing_kernel=True,
+    leaves_to_torch=True,
 )
 COMPOSITE = CastRule(  # of torch's Python functions that call an op with another rule
     "COMPOSITE",
@@ -234,7 +234,7 @@ COMPOSITE = CastRule(  # of torch's Python functions that call an op with anothe
     make=fast.unlisted_wrapper,
     holds=lambda case: False,
     choose=_low_among_them,
-    only_on_missing_kernel=True,
+    leaves_to_torch=True,
 )
 VIEW = CastRule(
     "VIEW",

@@ -37,7 +37,7 @@ from ..pages.page import (
 )
 from .models import Model
 from .report import SHOWN, Report
-from .rows import BYPASSED, GROUPS, REMEDIES, UNLISTED, Row, Violation, in_order, in_words, kinds, report_parts, summed, total
+from .rows import BYPASSED, GROUPS, REMEDIES, UNLISTED, Row, Violation, in_order, kinds, report_parts, summed, total
 
 OUTSIDE = "(outside every module)"
 TREE_LINES = 1200
@@ -78,20 +78,20 @@ def report_page(report: Report) -> Page:
 
 @functools.cache
 def _sentences() -> dict[str, str]:
-    """Return what reports call a rule → the sentences of all rules that they call so."""
+    """Return what reports call a rule, in words → its sentence."""
     found = {UNLISTED: "on no list: left to torch"}
     found[BYPASSED] = "on a list, but called through a reference taken before hmp patched torch: hmp.unreachable() says where"
     for rule in dict.fromkeys((*(kind.rule for kind in lists.kinds()), *registry.RULES)):
         if rule.in_reports:
-            found[rule.in_reports] = "; ".join(filter(None, (found.get(rule.in_reports), rule.sentence)))
+            found[rule.in_reports if rule.is_list else f"{rule.label} ({rule.number})"] = rule.sentence
     return found
 
 
 def why(row: Row) -> Cell:
     """Return the rule that a row followed, with the entry that asked for it; it unfolds to what the rule does."""
-    text = f"{row.rule}: {short_entry(row.source)}" if row.source else in_words(row.rule)
+    text = f"{row.rule}: {short_entry(row.source)}" if row.source else row.rule_in_words
     missing = f"; in float32, as {row.no_kernel:,} of {row.calls:,} calls had no kernel (R11)" if row.no_kernel else ""
-    return Cell(text + missing, "rule", title=_sentences().get(row.rule, ""))
+    return Cell(text + missing, "rule", title=_sentences().get(row.rule_in_words, ""))
 
 
 _CLOSING = (

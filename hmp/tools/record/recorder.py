@@ -149,7 +149,8 @@ class Recorder(Listener):
             if rule is None and asked is registry.PROMOTE:
                 rule = asked  # torch itself promotes: no wrapper is needed
             source = entry.source if entry is not None and rule in (asked, BYPASSED) else ""
-            found.append(Row(op, _name_of(rule), source, inputs, *rest))
+            label = rule.label if isinstance(rule, CastRule) and not rule.is_list else ""
+            found.append(Row(op, _name_of(rule), label, source, inputs, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
     def _entries(self) -> list[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from ...errors import HmpError, ViolationError
 from ..formatting import count, of_json, some, versioned
 from ..pages.page import Page, Result, table
 from .models import Model, merge_models
-from .rows import UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, in_words, report_parts, together
+from .rows import UNLISTED, Row, Violation, check_allowed, grouped, in_lines, in_order, report_parts, together
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -192,7 +192,7 @@ class Report(Result):
             raise AssertionError(f"expected a call of {op} with a floating-point tensor, got none; called were {called}")
         wrong = [row for row in rows if row.compute != wanted]
         if wrong:
-            lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
+            lines = [f"  {row.calls} in {row.compute} (rule: {row.rule_in_words}) in {row.place}" for row in wrong]
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
 
     def verify(self, allow: Collection[str] = ()) -> Report:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from ...core import lists
 from ...core.observe import Listener
-from ...core.rules import registry
 from ...errors import HmpError
 from ..pages.page import Section
 
@@ -18,13 +17,11 @@ T = TypeVar("T")
 UNLISTED = "unlisted"
 # And of a listed op that was called by a name that Python code took before, and that hmp did not find.
 BYPASSED = "bypassed"
-# A rule's number says nothing by itself. Of rules with one number the first has the word for all.
-_WORDS = {rule.in_reports: f"{rule.label} ({rule.number})" for rule in reversed(registry.RULES) if rule.in_reports and not rule.is_list}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "in_float32")
 # What rows may be taken together by, with the fields that then distinguish them: but for modules, with rule and dtypes.
 GROUPS = {"op": ("op",), "module": ("module",), "line": ("op", "file", "line"), "call": ("op", "module", "file", "line")}
-_RULE_AND_DTYPES = ("rule", "source", "inputs", "compute", "output")
+_RULE_AND_DTYPES = ("rule", "label", "source", "inputs", "compute", "output")
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,12 @@ class Row:
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
     `no_kernel` calls ran in float32 for want of a kernel, `raised` calls raised.
     `in_float32` calls computed in float32 on inputs rounded to the low-precision dtype, and rounded their result, as the processor has no
-    instructions for it. `more` has the columns of plug-ins' lists, by name.
+    instructions for it. `label` says in words what a rule with a number does. `more` has the columns of plug-ins' lists, by name.
     """
 
     op: str
     rule: str
+    label: str = ""
     source: str = ""
     inputs: str = ""
     compute: str = ""
@@ -79,14 +77,14 @@ class Row:
         return " → ".join(part or "-" for part in self.stages)
 
     @property
+    def rule_in_words(self) -> str:
+        """Return the rule, with what it does where `rule` is a number."""
+        return f"{self.label} ({self.rule})" if self.label else self.rule
+
+    @property
     def place(self) -> str:
         """Return `module at file:line`, what of it is known."""
         return " at ".join(filter(None, (self.module, f"{self.file}:{self.line}" if self.file else "")))
-
-
-def in_words(rule: str) -> str:
-    """Return a row's rule with a word after its number."""
-    return _WORDS.get(rule, rule)
 
 
 FIELDS = tuple(each.name for each in fields(Row))
