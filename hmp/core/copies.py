@@ -1,8 +1,9 @@
-"""Low-precision copies of weights and activations that are used again inside one call (R18, R21).
+"""Copies in another dtype of weights and activations that are used again inside one call (R18, R21).
 
 A copy lives inside the outermost `casts()` block or call of a model of its thread (`active.state.Running`), and is used again there while
 the version and the address of what it was made of are the same, and no optimizer has stepped. Nothing outlives that call but what a graph
-holds. Elsewhere, and in traces, transforms and other code's dispatch modes, each use is a cast of its own.
+holds: between calls code writes weights in ways that no tensor counts (`.data`, numpy, C++). Elsewhere, and in traces, transforms and other
+code's dispatch modes, each use is a cast of its own.
 
 A weight that is used once is cast and forgotten: of which weights a copy pays is learnt from the calls before.
 """
@@ -74,8 +75,8 @@ class _Copy:
         source: A weak reference to it. None: the copy keeps the tensor and its memory, so that no other one gets their addresses.
     """
 
-    __slots__ = ("_address", "_identity", "_source", "_stream", "_version", "_writes", "kept", "low", "uses")
-    low: Any  # a tensor; of an activation a weak reference to one
+    __slots__ = ("_address", "_identity", "_source", "_stream", "_version", "_writes", "cast", "kept", "uses")
+    cast: Any  # a tensor; of an activation a weak reference to one
 
     def __init__(self, tensor: Tensor, source: Callable[[], Tensor | None] | None = None) -> None:
         self._source = source
@@ -100,20 +101,20 @@ class _Copy:
 class Copies:
     """The copies of one call: of weights by id, dtype and mode, and of activations by id, which a graph holds, or `last`."""
 
-    __slots__ = ("activations", "last", "saved", "uses", "weights")
+    __slots__ = ("activations", "cast_once", "last", "saved", "weights")
 
     def __init__(self) -> None:
         self.weights: dict[tuple[int, torch.dtype, int], _Copy] = {}
         self.activations: dict[tuple[int, torch.dtype], _Copy] = {}
         self.last: Tensor | None = None  # the last copy that no graph holds
-        self.uses: dict[int, tuple[int, object]] = {}  # weights that were cast once: their version, and `_writes` then
+        self.cast_once: dict[int, tuple[int, object]] = {}  # weights that were: their version, and `_writes` then
         self.saved = 0  # casts that a copy saved
 
     def end(self) -> None:
         """Learn from the call which weights are used again."""
         if len(_in_vain) > _MOST_ORIGINS:
             _in_vain.clear()
-        used_once.update(dict.fromkeys(self.uses, 0))
+        used_once.update(dict.fromkeys(self.cast_once, 0))
         for (number, _, _), copy in self.weights.items():
             (_used_again.add if copy.uses > 1 else _used_again.discard)(number)
             used_once.pop(number, None)
@@ -137,7 +138,7 @@ def saved_here() -> int:
     return 0 if found is None or found.copies is None else found.copies.saved
 
 
-def low(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
+def shared_cast(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
     """Return `tensor` in `dtype`: a copy that was made before, where it still has its values, else a new cast.
 
     For an op whose result never shares memory with it. `by_step`: the op uses it many times, and its gradients are summed in float32.
@@ -161,15 +162,15 @@ def low(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) -> Tensor:
         return _of_activation(copies, tensor, dtype, trains)
     found = _of_weight(copies, tensor, dtype, trains) if copies is not None and is_weight else None
     if found is not None:
-        return found.low  # type: ignore[no-any-return]
+        return found.cast  # type: ignore[no-any-return]
     if by_step and trains and can_make_nodes():
         return _node_of(tensor, cast(_detach(tensor), dtype))
     return cast(tensor, dtype)
 
 
-def low_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def shared_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a cast of `tensor`, for an op whose result may share memory with all but its weights."""
-    return (low if type(tensor) is _Parameter else cast)(tensor, dtype)
+    return (shared_cast if type(tensor) is _Parameter else cast)(tensor, dtype)
 
 
 def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tensor | None] | None:
@@ -180,7 +181,6 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
     copies = None if _compiling() else _here()
     if copies is None:
         return None
-    grad, inference = _grad_enabled(), 2 * _inference_mode()
     used: list[_Copy | None] = []
     for weight in weights:
         if weight is None:  # as in a cell without biases
@@ -188,7 +188,7 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
             continue
         if type(weight) is not _Parameter:
             return None
-        found = copies.weights.get((id(weight), dtype, inference + (grad and weight.requires_grad)))
+        found = copies.weights.get(_key(weight, dtype))
         if found is None or not found.is_of(weight):
             return None
         used.append(found)
@@ -196,13 +196,16 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
         if each is not None:
             each.uses += 1
             copies.saved += 1
-    return [None if each is None else each.low for each in used]
+    return [None if each is None else each.cast for each in used]
+
+
+def _key(weight: Tensor, dtype: torch.dtype) -> tuple[int, torch.dtype, int]:
+    return id(weight), dtype, 2 * _inference_mode() + (_grad_enabled() and weight.requires_grad)
 
 
 def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:
     """Return the copy of a weight; None where this is its first use and the calls before used it once."""
-    number = id(weight)
-    key = number, dtype, 2 * _inference_mode() + trains
+    number, key = id(weight), _key(weight, dtype)
     found = copies.weights.get(key)
     if found is not None and found.is_of(weight):
         found.uses += 1
@@ -213,14 +216,14 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
         if found.uses == 1:
             _used_again.discard(number)
     written, used = (weight._version, _writes), used_once.pop(number, 0) == state.outermost_number
-    if not used and number not in _used_again and copies.uses.get(number) != written:
-        copies.uses[number] = written
+    if not used and number not in _used_again and copies.cast_once.get(number) != written:
+        copies.cast_once[number] = written
         return None
     found = _Copy(weight)
     made = cast(_detach(weight), dtype)
-    found.low = _node_of(weight, made) if trains else made
+    found.cast = _node_of(weight, made) if trains else made
     copies.weights[key] = found
-    found.uses += copies.uses.pop(number, None) is not None or used
+    found.uses += copies.cast_once.pop(number, None) is not None or used
     _used_again.add(number)
     return found
 
@@ -228,12 +231,12 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
 def _of_activation(copies: Copies, tensor: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     key = id(tensor), dtype
     found = copies.activations.get(key)
-    made = found.low() if found is not None and found.is_of(tensor) else None
+    made = found.cast() if found is not None and found.is_of(tensor) else None
     # an inference tensor has no version, and no graph may save it
     if made is None or (_grad_enabled() if made.is_inference() else made._version):
         found = _Copy(tensor, WeakTensor(tensor))
         made = cast(tensor, dtype)
-        found.low = WeakTensor(made)
+        found.cast = WeakTensor(made)
         copies.activations[key] = found
         if not made.requires_grad:
             copies.last = made

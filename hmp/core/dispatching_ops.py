@@ -72,7 +72,7 @@ class ActiveOp(PatchedOp):
 
 
 class ActiveFunction(ActiveOp):
-    """Replaces a builtin of a module, for which torch's C++ code hands out what has its name in a private one: it hands out itself."""
+    """Replaces a builtin of a module. torch would pass handlers a private function for it; this passes itself."""
 
     def call_handlers(self, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the `__torch_function__` of a mode or of an argument returns."""

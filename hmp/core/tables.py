@@ -70,17 +70,17 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
         # one op: what a user's function calls inside is not cast again. Not cached: the name may be bound to another function later
         site = user_site(name)
         _add(found, site, registry.user_rule(site.original, name, source.list_name, policy.dtype), source)
-    for site, cast in registered:
+    for site, list_name in registered:
         if site.original not in found:
-            _add(found, site, registry.user_rule(site.original, site.op, cast, policy.dtype))
+            _add(found, site, registry.user_rule(site.original, site.op, list_name, policy.dtype))
     return _with_composites(found, policy)
 
 
 def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
     """Yield the entries of the lists that may be users' functions."""
-    for cast in lists.for_functions():
-        if any("." in name for name in getattr(policy, cast)):
-            yield from ((name, entry) for name, entry in policy.casts_by_op(cast).items() if "." in name)
+    for list_name in lists.for_functions():
+        if any("." in name for name in getattr(policy, list_name)):
+            yield from ((name, entry) for name, entry in policy.casts_by_op(list_name).items() if "." in name)
 
 
 @functools.partial(sites.cached, most=16)  # some hundred kilobytes each
@@ -196,8 +196,8 @@ def table_of(policy: Policy, is_verbose: bool = False) -> PolicyTable:
 
 @functools.lru_cache(MOST)
 def _shared(policy: Policy, is_verbose: bool) -> PolicyTable:
-    for cast in policy.lists:
-        lists.kind_of(cast).needs()
+    for list_name in policy.lists:
+        lists.kind_of(list_name).needs()
     with lock, gc_paused():
         return _tracked(_built(policy, is_verbose), is_verbose)
 
@@ -341,8 +341,8 @@ def announce(policy: Policy) -> None:
     if not log.isEnabledFor(logging.INFO):
         log.setLevel(logging.INFO)
     log.info("%s", policy)
-    for cast in ("bf16", "fp32"):
-        log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
+    for list_name in ("bf16", "fp32"):
+        log.info("  %s: %s", list_name, ", ".join(policy.entries(list_name)))
 
 
 class VerboseLog(Listener):

@@ -175,7 +175,7 @@ def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
 
 def _without_kernel(op: str) -> str:
     devices: dict[str, list[str]] = {}
-    for device, dtype in sorted(kernels.known(sites.ancestry(op)), key=str):
+    for device, dtype in sorted(kernels.known_lacks(sites.ancestry(op)), key=str):
         devices.setdefault("any device" if device == "*" else device, []).append(dtype_name(dtype))
     return "".join(
         f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()

@@ -262,3 +262,16 @@ def test_a_torch_that_was_built_for_a_device_which_is_not_there_records_on_the_c
     with hmp.record() as report:
         pass
     assert report.about["device"] == "cpu"
+
+
+def test_a_row_has_the_words_of_its_own_rule_where_two_have_one_number(tmp_path: Path) -> None:
+    with hmp.casts(hmp.Policy("low", bf16={"linear"})), hmp.record() as report:
+        x = torch.ones(3, dtype=torch.bfloat16)
+        x += torch.full((3,), torch.finfo(torch.float32).min)
+        x.addmv_(torch.ones(3, 3), torch.ones(3))
+    assert {row.op: (row.rule, row.rule_in_words) for row in report.rows} == {
+        "iadd": ("R5", "mask in place (R5)"),
+        "addmv_": ("R5", "in place (R5)"),
+    }
+    page = report.to_html(tmp_path / "page.html").read_text()
+    assert "mask in place (R5)" in page

@@ -19,6 +19,7 @@ import hmp
 import list_kit
 from command_kit import error_without
 from hmp.core import lists, torch_private
+from hmp.core.ops import sites
 from hmp.core.policy import presets
 from hmp.core.rules import registry
 from hmp.core.rules.plug_ins import CastRule, one_dtype_wrapper
@@ -207,6 +208,11 @@ def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog:
             assert torch.equal(added, low.addmv(matrix.bfloat16(), low))
         with pytest.raises(RuntimeError, match=r"dtype|expected scalar type"):  # torch refuses it; no kernel is missing
             torch.addmv(x, matrix, x)
+        for call in (
+            lambda: torch.hypot(x.double(), y),
+            lambda: torch.hypot(other=y, input=x.double()),
+        ):  # an input in float64: left to torch
+            assert torch.equal(call(), x.double().hypot(y.double()))
         assert hmp.fallbacks() == {}
     rows = {(row.op, row.rule, row.source, row.compute, row.casts > 0) for row in report.rows if row.op in ("hypot", "addmv")}
     assert {row[:3] for row in rows} == {("hypot", "second", "hypot"), ("addmv", "second", "addmv")}
@@ -214,6 +220,16 @@ def test_a_rule_on_the_second_input_alone_is_one_entry(second: CastRule, caplog:
     logged = caplog.text
     assert "hypot (second)" in logged and "float32 -> bfloat16" in logged and "kernel" not in logged
     assert hmp.explain("addmv", policy).why == second.sentence
+
+
+def test_a_rule_on_inputs_that_no_op_has_is_an_error() -> None:
+    rule = CastRule(
+        "OTHER", label="other", sentence="", make=one_dtype_wrapper, only=frozenset({"third", 4}), dtype=lambda low_dtype: low_dtype
+    )
+    with pytest.raises(hmp.HmpError, match=r"name parameters of hypot\(input, other\), got 4, third"):
+        registry.op_rule(sites.sites_of("hypot")[0], rule, torch.bfloat16)
+    with pytest.raises(hmp.HmpError, match="to say its `dtype`, got OTHER without one"):
+        CastRule("OTHER", label="other", sentence="", make=one_dtype_wrapper, only=frozenset({1}))
 
 
 def test_two_rules_with_one_label_are_an_error(second: CastRule) -> None:

@@ -123,7 +123,8 @@ def suspended() -> Iterable[Suspension]:
 def call_innermost(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function` while `state` is active and contexts of torch.autocast around it are off, and return its result.
 
-    They stay on if `state` is that of the active policy for other modules, by its scoped entries: no policy becomes active then.
+    Copies of casts last as long as the outermost such call. The contexts stay on if `state` is that of the active policy for other
+    modules, by its scoped entries: no policy becomes active then.
     """
     is_same_policy = state.scope_id != 0 and state.scope_id == current_state().scope_id
     call, suspensions = Running(), () if is_same_policy else suspended()

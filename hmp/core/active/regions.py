@@ -28,7 +28,8 @@ class Region:
     Args:
         name: The call that made it, for messages.
         choose: Returns the state inside for the state around.
-        brings_casts: True if it activates a policy: contexts of torch.autocast around it are then off inside.
+        brings_casts: True if it activates a policy: contexts of torch.autocast around it are then off inside, and copies of casts last as
+            long as it.
     """
 
     def __init__(self, name: str, choose: Callable[[PolicyTable | Off], PolicyTable | Off], brings_casts: bool = False) -> None:

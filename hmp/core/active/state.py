@@ -1,6 +1,6 @@
 """The active state of this thread or asyncio task: the policy that casts, or none. Patched ops read it at each call.
 
-It is one of four:
+It is one of four, but for `autocast.Paused`, an `Off`:
 
 - PROCESS: the policy of `convert()`, for the whole process. It has no policy before the first `convert()`.
 - another `PolicyTable`: the policy of a `casts()` context, or of a module that `apply()` was called on.
@@ -135,6 +135,7 @@ class PolicyTable:
 
     Attributes:
         number: Another one for each table, from 1.
+        now: Itself, as `EnteredRegion.now` is what is active in its block: a call reads it without asking which of them it has.
         parts: The tables that scoped entries give submodules: they live as long as this one, which is active around their calls.
     """
 
@@ -253,7 +254,9 @@ def _inherited_state() -> PolicyTable | Off:
 
 
 class Running:
-    """A call of a model, or a `casts()` block, that has not ended. Copies of casts live as long as the outermost of this thread.
+    """A call of a model, or of code under a captured state, or a `casts()` block, that has not ended.
+
+    Copies of casts live as long as the outermost of this thread.
 
     Attributes:
         is_call: True for a call of a model, for which `when_ended()` waits in each thread.

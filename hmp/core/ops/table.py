@@ -42,7 +42,8 @@ STRUCTURE: set[str] = set()
 FOREIGN: set[str] = set()
 # A Python function of torch.nn.functional that only calls the builtin of the same name: the builtin's wrapper casts.
 FORWARDERS: set[str] = set()
-# Its result never shares memory with an input: its casts come from the caches. Of recurrent ops only the weights' casts do.
+# Its result never shares memory with an input, and it multiplies weights: casts of its inputs are shared by the uses of one call
+# (core.copies). Of recurrent ops only the weights' casts are. Others cast each time, the plain way.
 PRODUCTS: set[str] = set()
 CELLS: set[str] = set()
 RECURRENT: set[str] = set()
@@ -108,9 +109,9 @@ GUARDED_ARITHMETIC: set[str] = set()
 # Arithmetic that adds a mask to scores, and the sum stays finite. Unlisted ones do so in place; under a policy of float16, whose largest
 # number is 65504, always, for `scores - 1e9`.
 SUMS: set[str] = set()
-# It takes masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.
+# It takes masks: operands that need no gradient are cast finite (casting.cast_finite). mul is one, as masks are multiplied by each other.
 MASK_TAKERS: set[str] = set()
-# It takes scores with a mask added: cast saturating, whether they need a gradient or not.
+# It takes scores with a mask added: cast finite, whether they need a gradient or not.
 SCORE_TAKERS: set[str] = set()
 
 # Op → arguments that it writes to, and the scales of quantization, which are float32 whatever the input is: they are never cast.

@@ -380,7 +380,7 @@ class Policy:
     @property
     def _of_optional_lists(self) -> list[str]:
         """Return the fields that say how what the policy's optional lists name is done."""
-        return [word.field for cast in self.lists for word in lists.kind_of(cast).words]
+        return [word.field for list_name in self.lists for word in lists.kind_of(list_name).words]
 
     @property
     def lists(self) -> tuple[ListName, ...]:

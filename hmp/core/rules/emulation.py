@@ -97,7 +97,7 @@ _REPLACED = table.RECURRENT | {"einsum"}
 def _applies(ruled: OpUnderRule) -> bool:
     """Return True if calls of the op on the CPU may have to compute in float32."""
     slow = computed_in_float32()
-    dtype = ruled.low_dtype if ruled.leaves_to_autocast else ruled.dtype
+    dtype = ruled.low_dtype if ruled.rule.runs_autocast else ruled.dtype
     return ruled.facts.needs_instructions and (bool(slow) if dtype is None else dtype in slow)
 
 

@@ -61,7 +61,7 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
     # None: the dtype of the first tensor, where all have it. Rules by which scalars saturate never come here then
     listed: Any = ruled.dtype
     is_listed, limit = listed is not None, math.inf if listed is None else FINITE_MAX[listed]
-    has_copies = is_listed and caster is copies.low
+    has_copies = is_listed and caster is copies.shared_cast
     to: Any = casting.widened if listed is _float32 else casting.TO.get(listed)
     may_write = ruled.facts.inplace_at is not None or ruled.facts.out_at is not None
     # the general wrapper finds what dtype tensors have among them, and casts for an op with inputs that are never cast

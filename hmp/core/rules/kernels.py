@@ -67,8 +67,8 @@ class Kernels:
     def __init__(self, ruled: OpUnderRule) -> None:
         self._op = ruled.op
         line = () if ruled.facts.users else sites.ancestry(ruled.op)
-        self._known = known(line)
-        self._no_backward = known(line, backward=True)
+        self._known = known_lacks(line)
+        self._no_backward = known_lacks(line, backward=True)
         self.may_lack = bool(self._known or self._no_backward) and ruled.dtype is not torch.float32
         self.failed: dict[Any, None] = {}
 
@@ -113,7 +113,7 @@ class Kernels:
 
 
 @functools.cache
-def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
+def known_lacks(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
     """Return the pairs (device type or "*", dtype) for which an op has no kernel; with `backward`, none for its backward alone.
 
     `names` are the op's id and the ids of the ops whose entries it follows.

@@ -115,7 +115,7 @@ def observed(wrapper: Op, ruled: OpUnderRule, function: Op, listeners: Sequence[
 
 def _measured(wrapper: Op, call: Call, ruled: OpUnderRule, listener: Listener) -> Any:
     """Return the wrapper's result. Where torch.autocast decides, inside the op or around it, what it does is looked at."""
-    if ruled.leaves_to_autocast:
+    if ruled.rule.runs_autocast:
         call.is_autocast = not replaces_autocast(ruled, list(each_castable(call.given)))
     else:
         call.is_autocast = ruled.rule.dtype is not None and torch_private.is_any_autocast_enabled()
@@ -156,7 +156,7 @@ def _under_autocast(wrapper: Op, call: Call, ruled: OpUnderRule, known: dict[Any
     if _compiling() or not torch_private.in_plain_autograd() or ruled.op in table.CHANGED_BY_LISTENING:
         result = wrapper(*args, **kwargs)
         # what runs inside is not seen; the result of an op on a list shows what a context made of it
-        call.computed = "" if ruled.leaves_to_autocast or _compiling() else dtypes_of((result,))
+        call.computed = "" if ruled.rule.runs_autocast or _compiling() else dtypes_of((result,))
         return result
     key = (ruled.op, ruled.rule, ruled.low_dtype, torch.is_grad_enabled(), *call.autocast.items(), *_form(args, kwargs))
     seen = known.get(key)

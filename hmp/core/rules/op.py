@@ -58,7 +58,7 @@ class CastRule:
     number: str = ""  # on the page of hmp's rules, and in reports of an op that no list names
     calls: Callable[[Op, OpUnderRule], tuple[Op, ...]] | None = None
     holds: Callable[[OpOnList], bool] = lambda case: True  # whether it is the op's rule, where none before it in the table is
-    ops: AbstractSet[str] = frozenset()  # ops that it may apply to when no list names them
+    ops: AbstractSet[str] = frozenset()  # ops, sets of the table, that it may apply to when no list names them
     # The parameters whose tensors it casts, by position or name, to `dtype`; empty: all. Without a kernel such a call is torch's own error.
     only: frozenset[int | str] = frozenset()
     in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
@@ -67,6 +67,7 @@ class CastRule:
     choose: Callable[[OpUnderRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it
     hides_dtypes: bool = False  # what it rounds shows in no dtype of its inputs and results
     leaves_to_torch: bool = False  # nothing is cast but without a kernel, or where the result has to saturate
+    runs_autocast: bool = False  # torch.autocast decides inside the op
     applies_in_backward: bool = False  # torch would raise without it, so it applies in backward and in optimizers too, where no list does
 
     def __post_init__(self) -> None:
@@ -116,11 +117,6 @@ class OpUnderRule(NamedTuple):
     def word(self, field: str) -> str:
         """Return what the policy says in the field."""
         return dict(self.words)[field]
-
-    @property
-    def leaves_to_autocast(self) -> bool:
-        """Return True if torch.autocast decides inside the op."""
-        return self.rule.name == "AUTOCAST"
 
 
 def castable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any], ruled: OpUnderRule) -> list[Tensor] | None:

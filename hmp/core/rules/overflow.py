@@ -85,7 +85,7 @@ def _may_be_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
     """Return True if an operand of a sum may be a mask.
 
     That is a number, or a tensor that needs no gradient and that the sum casts or broadcasts, or whose sum with scores needs one. Others
-    are ordinary operands: to look at the values of those would take as long as to add them.
+    are ordinary operands: to look at the values of those would take as long as to add them. `fast.sum_wrapper` has the usual answers.
     """
     if not isinstance(value, Tensor):
         return isinstance(value, numbers.Real)

@@ -1,7 +1,7 @@
 """The registry of rules: the sentence that explains each, the ops that it holds for, the dtype that it chooses, what makes its wrapper.
 
-A rule that is added is one entry here and one function that makes a wrapper. explain(), reports, messages and the choice for an op read the
-entry; nothing else names a rule but to ask for one of these objects.
+A rule that is added is one entry here and, if none fits, one function that makes a wrapper. explain(), reports, messages and the choice for
+an op read the entry; nothing else names a rule but to ask for one of these objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..ops import sites, table
 from ..ops.sites import Site
 from ..policy.entries import ListEntry, ListName
 from . import emulation, fast, general, overflow, special
-from .kernels import known
+from .kernels import known_lacks
 from .listeners import counted, observed, timed
 from .op import CastRule, Choose, Op, OpOnList, OpUnderRule, facts_of, facts_of_users
 
@@ -100,10 +100,10 @@ def _is_guarded(case: OpOnList) -> bool:
 def _may_lack_a_kernel(case: OpOnList) -> bool:
     if case.in_place:
         return False
-    return case.op in table.KERNEL_BY_ARGUMENTS or bool(known(case.ancestry) or known(case.ancestry, backward=True))
+    return case.op in table.KERNEL_BY_ARGUMENTS or bool(known_lacks(case.ancestry) or known_lacks(case.ancestry, backward=True))
 
 
-# --- the table: an op has the first rule that holds for it ----------------------------------------------------------------
+# --- the table: an op has the first rule that holds for it, and no other ----------------------------------------------------------------
 
 IN_PLACE = CastRule(
     "IN_PLACE",
@@ -134,7 +134,7 @@ NO_KERNEL_IN_PLACE = CastRule(
     sentence="left to torch, in place; without a kernel it runs in float32 and the result is written back (R5, R11)",
     make=fast.one_dtype_wrapper,
     choose=_first,
-    holds=lambda case: case.in_place and bool(known(case.ancestry)),
+    holds=lambda case: case.in_place and bool(known_lacks(case.ancestry)),
     ops=table.WITHOUT_KERNEL,
     applies_in_backward=True,
     leaves_to_torch=True,
@@ -180,6 +180,7 @@ AUTOCAST = CastRule(
     holds=lambda case: case.list == "autocast",
     calls=_torchs_and_for_autocast,
     is_list=True,
+    runs_autocast=True,
 )
 FILL = CastRule(
     "FILL",
@@ -311,9 +312,9 @@ def op_rule(site: Site, rule: CastRule, low_dtype: torch.dtype) -> OpUnderRule:
     return OpUnderRule(site.op, rule, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
-def user_rule(function: Op, op: str, cast: ListName, low_dtype: torch.dtype) -> OpUnderRule:
-    """Return a user's own function under the rule of the list `cast`."""
-    return OpUnderRule(op, lists.kind_of(cast).rule, facts_of_users(function), low_dtype)
+def user_rule(function: Op, op: str, list_name: ListName, low_dtype: torch.dtype) -> OpUnderRule:
+    """Return a user's own function under the rule of a list."""
+    return OpUnderRule(op, lists.kind_of(list_name).rule, facts_of_users(function), low_dtype)
 
 
 # --- the wrapper of an op -------------------------------------------------------------------------------------------------
@@ -347,9 +348,9 @@ def _caster(ruled: OpUnderRule) -> Caster:
     if ruled.facts.users:
         return general.watched_cast
     if ruled.op in table.PRODUCTS:
-        return copies.low
+        return copies.shared_cast
     if ruled.op in table.CELLS:
-        return copies.low_weight
+        return copies.shared_weight
     if ruled.op in table.RECURRENT:
-        return functools.partial(copies.low, by_step=True)
+        return functools.partial(copies.shared_cast, by_step=True)
     return overflow.caster(ruled)

@@ -292,7 +292,7 @@ def autocast_wrapper(op: Op, inside: Op, unlisted: Op, ruled: OpUnderRule, caste
             return any_call(*args, **kwargs)
         return enabled(device, False, (*args[:2], *lows), args, kwargs)
 
-    return cell if is_cell and caster is copies.low_weight else any_call
+    return cell if is_cell and caster is copies.shared_weight else any_call
 
 
 def _device_of_plain(*tensors: Any) -> str | None:

@@ -208,7 +208,7 @@ def policy_of_call_now(module: torch.nn.Module) -> PolicyTable | None:
 def policy_of_call(module: torch.nn.Module, current: PolicyTable | Off) -> PolicyTable | None:
     """Return the policy that a call of `module` makes active where `current` is active; None where it changes nothing."""
     found: AppliedPolicy | None = module.__dict__.get(APPLIED)
-    if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
+    if found is None or current.disabled:  # disable_casts() around the call wins, and user Python in backward
         return None
     table = found.applied or found.scoped.get(current.scope_id)
     if table is None or table.policy is None:  # revert() has emptied it
@@ -258,7 +258,10 @@ def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
 
 
 def begin_outermost_calls() -> None:
-    """Have the outermost call of a module, in each thread, be one in which copies of casts are used again, until patches.restore()."""
+    """Have copies of casts, and the process's policy, last as long as the outermost call of a module, in each thread.
+
+    Until patches.restore().
+    """
     own = getattr(*CALL_OF_MODULES)
     if getattr(own, "hmp_begins_outermost", False):
         return
