@@ -21,7 +21,7 @@ from .active.state import PolicyTable
 from .casting import dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .log import log, should_log
+from .log import log, log_once, should_log
 from .patching import patches
 from .policy.policy import DEFAULT, Policy, as_policy
 from .tables import announce, lock
@@ -81,22 +81,25 @@ def apply(
     called = module_calls.inside_compiled(unscripted(model, "apply()"))
     before = module_calls.applied_policy(called)
     others = _others(called, _steps(type(called)) if methods is None else methods)
-    with lock:
-        follow_others()
-        table = resolved(chosen, model, None, verbose) if chosen.scoped else tables.table_of(chosen, verbose)
-        module_calls.attach(called, table, returned, others)
-        _log_without_casts(type(called))
-    if before is not None and before != chosen and should_log():
-        _log_replaced(type(called).__name__, before.name, chosen.name)
+    give(model, chosen, returned, others, verbose)
+    if before is not None and before != chosen:
+        new, old = (f"{each.name!r} in {dtype_name(each.dtype)}" for each in (chosen, before))
+        kind = type(called).__name__
+        log_once("hmp.apply() of %s replaces the policy %s of a %s; to mean it, call hmp.remove(model) first", new, old, kind)
     _warn_of_low_weights(called)
     if verbose:
         announce(chosen)
     return model
 
 
-@functools.cache  # once for the same policies
-def _log_replaced(model: str, before: str, now: str) -> None:
-    log.warning("hmp.apply() of %r to a %s replaces its policy %r; hmp.remove(model) before it says that you mean it", now, model, before)
+def give(model: torch.nn.Module, policy: Policy, outputs: torch.dtype | None, methods: tuple[str, ...], is_verbose: bool = False) -> None:
+    """Give the model the policy, whatever it had before."""
+    called = module_calls.inside_compiled(model)
+    with lock:
+        follow_others()
+        table = resolved(policy, model, None, is_verbose) if policy.scoped else tables.table_of(policy, is_verbose)
+        module_calls.attach(called, table, outputs, methods)
+        _log_without_casts(type(called))
 
 
 def _steps(kind: type) -> tuple[str, ...]:

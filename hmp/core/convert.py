@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,19 @@ def revert_if_unused() -> bool:
         return False
     revert()
     return True
+
+
+@contextmanager
+def patched_as_before() -> Iterator[None]:
+    """Make a context after which no `casts()` that was entered in it keeps torch patched."""
+    global _regions_entered
+    before = _regions_entered
+    try:
+        yield
+    finally:
+        with _lock:
+            _regions_entered = before
+            revert_if_unused()
 
 
 def is_converted() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -23,6 +24,13 @@ def should_log() -> bool:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"
+
+
+@functools.cache
+def log_once(text: str, *args: object) -> None:
+    """Log a warning, once for the same arguments."""
+    if should_log():
+        log.warning(text, *args)
 
 
 def caller() -> tuple[str, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,22 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from ..core.active.regions import disable_casts, without_casts
 from ..core.casting import has_values
-from ..core.convert import is_converted, is_in_place, revert
-from ..core.tables import lock
-from ..core.torch_patches import module_calls
+from ..core.convert import patched_as_before
 from ..core.torch_private import without_dispatch_modes, without_torch_function
 from ..errors import HmpError
 from .aten import local
 
 Tensor = torch.Tensor
 States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
-
-
-def _unpatch() -> None:
-    """Leave torch as it was before hmp was first used, unless code since then called `convert()` or `apply()`."""
-    with lock:
-        if not (is_converted() or module_calls.any_applied()):
-            revert()
 
 
 @contextmanager
@@ -54,9 +44,7 @@ def preserve_state(
     states = random_state((*tensors, *leaves))
     for leaf in leaves:
         leaf.grad = None
-    with contextlib.ExitStack() as after:
-        if not is_in_place():
-            after.callback(_unpatch)
+    with patched_as_before():
         try:
             yield
         finally:
@@ -83,7 +71,7 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.layout is not torch.strided or one.is_nested or not has_values(one):
         return False
-    with contextlib.suppress(RuntimeError):  # complex32, float4: torch has no kernel that compares them
+    with suppress(RuntimeError):  # complex32, float4: torch has no kernel that compares them
         if torch.equal(one, other):
             return True
     return same_bytes(one, other)  # NaN is not equal to itself

@@ -137,8 +137,8 @@ def test_the_log_tells_once_that_a_policy_is_replaced(caplog: pytest.LogCaptureF
     for policy in (first, second, second, first, second):
         hmp.apply(model, policy)
     assert [record.getMessage().split("; ")[0] for record in caplog.records] == [
-        "hmp.apply() of 'the second' to a Linear replaces its policy 'the first'",
-        "hmp.apply() of 'the first' to a Linear replaces its policy 'the second'",
+        "hmp.apply() of 'the second' in bfloat16 replaces the policy 'the first' in bfloat16 of a Linear",
+        "hmp.apply() of 'the first' in bfloat16 replaces the policy 'the second' in bfloat16 of a Linear",
     ]
 
 

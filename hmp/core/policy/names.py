@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
-import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 
 from ...errors import OpListError
 from .. import lists
-from ..log import log
+from ..log import log_once
 from ..ops import sites, table
 from ..ops.sites import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
 from ..torch_private import IN_VARIABLE_FUNCTIONS, schemas_of
@@ -169,14 +167,7 @@ def _unknown(entry: ListEntry) -> OpListError:
     return error_at(entry, f"unknown {what} {entry.name!r}; {hint}")
 
 
-@functools.cache  # once for each place
 def _warn_skipped(path: str | None, place: str, name: str) -> None:
-    # hmp's own lists contain the ops of every release of torch: no warning for those
-    own = path is not None and Path(path).is_relative_to(home())
-    log.log(
-        logging.DEBUG if own else logging.WARNING,
-        "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
-        f"{place}: " if place else "",
-        name,
-        torch.__version__,
-    )
+    if path is None or not Path(path).is_relative_to(home()):  # hmp's own lists contain the ops of every release of torch
+        said = "%s%r is not an op of torch %s and is skipped; other releases or compilers know it"
+        log_once(said, f"{place}: " if place else "", name, torch.__version__)

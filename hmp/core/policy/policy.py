@@ -19,9 +19,9 @@ from ...errors import HmpError, OpListError
 from .. import lists
 from ..casting import dtype_name
 from ..compiler_stance import untraced_class
-from ..log import log
+from ..log import log, log_once
 from . import folders, precedence, presets
-from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, list_of, parse_entry, parse_list, read_list
+from .entries import EVERY_OP, ListEntry, ListName, checked_names, list_from_env, list_of, parse_entry, parse_list, read_list, read_text
 from .folders import check_gaudi_config, low_dtype, read_gaudi_config
 from .names import by_op, ops_of, with_relatives
 from .precedence import Listed
@@ -178,6 +178,8 @@ class Policy:
         if str(policy) == presets.OF_DEVICE:
             natively = presets.computes_in_bfloat16(device)
             dtype = None if natively is None else torch.bfloat16 if natively else torch.float16
+            if natively is False:
+                log_once("%s has no bfloat16 instructions, so 'autocast' is in float16: train with a GradScaler", device.type)
             return as_policy(presets.device_preset(device), dtype=dtype)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not os.path.isdir(folder):
@@ -187,6 +189,8 @@ class Policy:
         base = folders.read_base(files)
         under = cls._load(base, device) if base else cls()
         words = folders.read_words(files, under._words)
+        if not base and {entry.list_name for entry in entries} <= {"fp32", "promote"}:
+            log_once("%s: no list has an op that runs in low precision; to change a preset's lists, name it in base.txt: autocast", folder)
         return cls._laid_over(presets.title(str(policy)) or folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
@@ -507,7 +511,7 @@ class Policy:
             The folder.
 
         Raises:
-            HmpError: `folder` is a file.
+            HmpError: `folder` is a file, or its lists were written by hand: a base.txt, or comments in them, would be lost.
 
         Example:
             >>> policy = hmp.Policy("mine", bf16={"linear"})
@@ -519,11 +523,18 @@ class Policy:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise HmpError(f"{target}: expected a folder for the lists, got a file; name another folder, which is created") from None
+        there = {name: read_text(file) for name, file in folders.files_in(target).items()}
+        if there and (folders.BASE_FILE in there or Policy.load(target)._texts() != there):
+            raise HmpError(f"{target}: expected a new folder or one that save() wrote, got lists written by hand; name another folder")
+        folders.write(target, self._texts())
+        return target
+
+    def _texts(self) -> dict[str, str]:
+        """Return the text of each file that save() writes, without a base.txt: all entries are in the lists."""
         texts = folders.word_files(self._words)
         for kind in map(lists.kind_of, self.lists):
             texts[kind.file] = folders.list_text(kind, sorted(self.entries(kind.name), key=lambda name: ("@" in name, name == EVERY_OP)))
-        folders.write(target, texts)  # without a base.txt: all of this policy's entries are in its lists
-        return target
+        return texts
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
         """Compare two policies.

@@ -13,7 +13,7 @@ import torch
 
 from ...core import lists
 from ...core.active.regions import disable_casts
-from ...core.apply import apply
+from ...core.apply import give
 from ...core.casting import each_tensor
 from ...core.compiler_stance import running_uncompiled
 from ...core.observe import Listener, listen
@@ -151,7 +151,7 @@ def _under(model: torch.nn.Module, policy: Policy) -> Iterator[None]:
     called = module_calls.inside_compiled(model)
     found = module_calls.applied(called)
     if found is not None:
-        apply(called, policy, outputs=found.outputs, methods=found.methods)
+        give(model, policy, found.outputs, found.methods)
     try:
         with model_call.policy_context(model, policy, model):
             yield
