@@ -15,9 +15,10 @@ from torch._dynamo.variables import torch_function
 from torch.overrides import BaseTorchFunctionMode
 
 import hmp
-from compile_kit import BF16, BRIDGED, F16, F32, LOW, Graphs, dtypes, same_results
+from compile_kit import BF16, BRIDGED, F16, F32, LOW, Graphs, dtypes
 from innermost_kit import Head, X, assert_by_the_lists, autocast, closing_over, write_lists
 from process_kit import alone
+from trap_kit import same
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -145,7 +146,7 @@ def test_compiled_code_may_enter_modes_of_its_own():
     x, weight = torch.randn(4, 4), torch.randn(4, 4)
     with hmp.casts(hmp.Policy("p", bf16={"linear"})):
         got = torch.compile(step, backend="eager")(x, weight)
-        same_results(got, step(x, weight))
+        same(got, step(x, weight))
     assert got.dtype is BF16
 
 

@@ -177,9 +177,7 @@ class Run:
     output_is_finite: bool
 
 
-def train(
-    model: Model, policy: Policy = None, *, late: bool = False, mutate: Callable[[torch.nn.Module], Any] | None = None, steps: int = 3
-) -> Run:
+def train(model: Model, policy: Policy = None, *, late: bool = False, steps: int = 3) -> Run:
     """Trains the model with AdamW under `policy` for the whole process, as a script that calls `hmp.convert()` does.
 
     `late` builds it after the conversion, as half of all scripts do.
@@ -188,8 +186,6 @@ def train(
         if late:
             stack.enter_context(converted(policy))
         built = build(model)
-        if mutate is not None:
-            mutate(built)
         batch = feed(model, built)
         if not late:
             stack.enter_context(converted(policy))
