@@ -111,23 +111,6 @@ def test_a_model_that_is_no_module_is_refused(policy: Any, torch_differences: Ca
     assert torch_differences() == [] and not hmp.is_converted()
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({"opt_level": "O2", "policy": "habana"}, ("policy=", "opt_level='O2'", "habana-o2")),
-        ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, ("fp8_file_path=", "opt_level='O2'")),
-        ({"fp32_file_path": 3}, ("3", "fp32")),
-    ],
-)
-def test_arguments_that_exclude_each_other_or_are_no_path_are_refused(
-    given: dict[str, Any], names: tuple[str, ...], torch_differences: Callable[[], list[str]]
-) -> None:
-    with pytest.raises(hmp.HmpError) as caught:
-        hmp.convert(**given)
-    assert all(name in str(caught.value) for name in names)
-    assert torch_differences() == [] and not hmp.is_converted()
-
-
 # --- trainable weights in a low-precision dtype
 
 
