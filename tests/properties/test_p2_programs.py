@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import hmp
 from low_kernels_kit import processor
 from oracle import BF16, F32, unlike
-from programs import ANOTHER, IN_PLACE, VIEWS, Program, Statement, Step, as_written, by_hand, gradients, programs
+from programs import ANOTHER, Program, Statement, Step, as_written, by_hand, gradients, programs
 
 OTHER = hmp.Policy("another", **{kind: {n for n, k in ANOTHER.items() if k == kind} for kind in ("bf16", "fp32")})
 
@@ -107,9 +107,3 @@ TWO = {"low": BF16, "dtypes": (F32, F32), "leaves": (False, False)}
 def test_p2_every_statement_is_what_explicit_casts_make_it(together: list[Program], kernels: str) -> None:
     with processor(kernels):
         check(*together)
-
-
-@pytest.mark.parametrize("view", [view for view, (name, _) in VIEWS.items() if name])
-def test_p2_a_write_into_a_listed_view_arrives(view: str) -> None:
-    listed = ((VIEWS[view][0], "bf16"),)
-    check(*[Program(listed, statements=lines(("view", view, (0, 0, 0)), ("in place", write, (2, 1, 1))), **TWO) for write in IN_PLACE])

@@ -159,12 +159,3 @@ def test_p6_a_mode_and_a_subclass_are_given_what_equals_torchs_own(name: str) ->
                 assert overrides.resolve_name(func) == named
             with hmp.disable_casts():
                 assert all(any(func == take() for func in funcs) for funcs in handed_out(call))
-
-
-def test_p6_a_builtin_does_not_bind() -> None:
-    with hmp.convert(policy=EVERYTHING):
-
-        class Later:
-            function, method = torch.relu, torch.Tensor.relu
-
-        assert Later().function(torch.ones(1)).tolist() == [1.0]

@@ -85,20 +85,6 @@ def test_what_holds_a_tensor_keeps_its_type_and_what_holds_none_is_handed_on_its
     assert tree[0] is x and tree[4][0] is x and tree[3]["x"] is x  # what was given is not written into
 
 
-def test_a_function_may_write_into_what_holds_no_tensor_to_cast():
-    class Mine:
-        @staticmethod
-        def noting(tensors, notes):
-            notes["seen"] = [t.dtype for t in tensors]
-            return tensors[0]
-
-    hmp.register(Mine, "noting", "bf16")
-    notes = {}
-    with hmp.casts(hmp.Policy("mine")):
-        Mine.noting([torch.ones(2)], notes)
-    assert notes == {"seen": [BF16]}
-
-
 LISTED = {
     "bf16": (hmp.Policy("low", bf16={"scaled_dot_product_attention"}), BF16),
     "float16": (hmp.Policy("half", bf16={"scaled_dot_product_attention"}, dtype=F16), F16),

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from fp8_oracle import RECIPES, function, gradients, in_fp8, policy, product, roundings
+from strategies import Tagged
 from trap_kit import same
 
 BF16 = torch.bfloat16
@@ -276,10 +277,6 @@ REFUSED_SHAPES = "shapes that torch refuses"
 ARGUMENTS = "arguments that FP8 does not support"
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
 class SubclassOfParameter(torch.nn.Parameter):
     pass
 
@@ -321,7 +318,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("linear", (t(3, 16, dtype=torch.float64), t(32, 16)), {}, "a float64 input"),
     ("mm", (t(3, 16).to(torch.float8_e4m3fn), t(16, 32)), {}, "a float8_e4m3fn input"),
     ("mm", (t(16, 16).to_sparse(), t(16, 32)), {}, "a tensor that is not dense"),
-    ("linear", (t(3, 16).as_subclass(Subclass), t(32, 16)), {}, "a tensor subclass"),
+    ("linear", (t(3, 16).as_subclass(Tagged), t(32, 16)), {}, "a tensor subclass"),
     ("linear", (t(3, 16), SubclassOfParameter(t(32, 16))), {}, "a tensor subclass"),
     ("linear", (t(3, 16), torch.empty(32, 16, device="meta")), {}, "several devices"),
     ("linear", (torch.empty(3, 16, device="meta"), torch.empty(32, 16, device="meta")), {}, ""),

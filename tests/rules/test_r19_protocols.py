@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import hmp
 from process_kit import alone
+from strategies import Tagged
 from torch_has import TORCH
 from trap_kit import policy, same
 
@@ -142,11 +143,7 @@ def test_r19_torchs_own_subclasses_know_what_they_are_handed() -> None:
     )
 
 
-class Inheriting(torch.Tensor):
-    """Has torch's own `__torch_function__`."""
-
-
-@pytest.mark.parametrize("kind", [Inheriting, Subclass])
+@pytest.mark.parametrize("kind", [Tagged, Subclass])
 def test_r19_a_dunder_that_alone_is_listed_casts_though_another_function_is_handed_out(kind: Any) -> None:
     """torch hands out Tensor.add for `__radd__`."""
     with hmp.casts(policy(bf16=["radd"])):
