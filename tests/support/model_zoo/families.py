@@ -14,10 +14,9 @@ from .batches import (
     masked,
     right_padded,
     seq2seq,
-    unmasked,
     waves,
 )
-from .kit import Model, redraw
+from .kit import Model
 
 ENCODERS = (
     Model("bert", "BertForMaskedLM", masked, attention="eager"),
@@ -58,7 +57,6 @@ MIXTURES = (
 # State spaces and other recurrences, alone and with attention.
 RECURRENT = (
     Model("mamba2", "Mamba2ForCausalLM", causal, {"state_size": 8, "num_heads": 8, "n_groups": 1, "chunk_size": 4}),
-    Model("rwkv", "RwkvForCausalLM", unmasked, {"pad_token_id": 0}, tweak=redraw),
     Model(
         "recurrent-gemma", "RecurrentGemmaForCausalLM", causal,
         GROUPED | {"initializer_range": 0.2, "block_types": ["recurrent", "attention"], "attention_window_size": 8},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import parallel_modes as modes
@@ -60,7 +59,7 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
     }
     for name, (policy, alone, unpacked) in sides.items():
         with hmp.casts(unpacked):
-            plain = fresh()(x)
+            plain, exact = fresh()(x), gradients(lambda net, x: net(x), ranks)
         expected = gradients(alone, ranks)
         model = modes.MODES[mode](fresh()).model
         with hmp.casts(policy), hmp.record() as report:
@@ -73,13 +72,8 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
             "packed": [row.left < row.nbytes for row in report.kept if row.op == "gelu"],
             "fallbacks": hmp.fallbacks(),
         }
-        found[name]["rounds"] = not torch.equal(expected[2], gradients(partial(_under, unpacked), ranks)[2])
+        found[name]["rounds"] = not torch.equal(expected[2], exact[2])
     return found
-
-
-def _under(policy: hmp.Policy, net: Net, x: Tensor) -> Tensor:
-    with hmp.casts(policy):
-        return net(x)
 
 
 if __name__ == "__main__":
