@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import hmp
 from oracle import BF16, F16, F32
+from strategies import Outputs
 
 Pair = namedtuple("Pair", "first second")
 
@@ -27,17 +28,6 @@ class Tensors(list):
     def __init__(self, owner, values):
         super().__init__(values)
         self.owner = owner
-
-
-class Outputs(OrderedDict):
-    """What models give: the values are attributes too, and there is no update()."""
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-    def update(self, *args, **kwargs):
-        raise TypeError("no update()")
 
 
 @pytest.mark.parametrize(("cast", "dtype"), [("bf16", BF16), ("fp32", torch.float32), ("promote", torch.float32)])

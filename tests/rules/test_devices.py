@@ -225,12 +225,6 @@ def test_r8_ops_that_are_python_inside_are_decided_once_on_every_device() -> Non
             assert torch.exp(torch.empty(4, 4, device=device)).dtype is BF16
 
 
-@pytest.mark.xfail(strict=True, reason="meta kernels written in Python look patched names up: no dispatch mode stands between")
-def test_r8_ops_that_are_python_inside_are_decided_once_on_the_meta_device() -> None:
-    with hmp.casts("habana"):
-        assert torch.renorm(torch.empty(4, 4, device="meta"), 2, 0, 1.0).dtype is F32
-
-
 # --- what is remembered, and other modes
 
 

@@ -210,10 +210,6 @@ def halved(layer: nn.Module) -> dict[str, Tensor]:
     return {name: value * 0.5 for name, value in layer.state_dict().items()}
 
 
-def swap(layer: nn.Module) -> None:
-    torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.detach() * 0.5))
-
-
 def freed_and_filled(layer: nn.Module) -> None:
     with torch.no_grad():
         storage = layer.weight.untyped_storage()
@@ -225,14 +221,11 @@ def freed_and_filled(layer: nn.Module) -> None:
 
 WRITES: dict[str, Callable[[nn.Module], Any]] = {
     "mul_": NO_GRAD(lambda layer: layer.weight.mul_(0.5)),
-    "data =": lambda layer: setattr(layer.weight, "data", layer.weight.data * 0.5),
     "data = its transpose": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
     "set_ to its transpose": NO_GRAD(lambda layer: layer.weight.set_(layer.weight.detach().t())),
     "freed and filled": freed_and_filled,
-    "load_state_dict": lambda layer: layer.load_state_dict(halved(layer)),
     "load_state_dict assign": lambda layer: layer.load_state_dict(halved(layer), assign=True),
     "weight = Parameter": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach() * 0.5)),
-    "swap_tensors": swap,
     "vector_to_parameters": lambda layer: nn.utils.vector_to_parameters(torch.linspace(-1, 1, 272), layer.parameters()),
     "_apply": lambda layer: layer._apply(lambda tensor: tensor * 0.5),
     "half and back": lambda layer: layer.half().float(),

@@ -1,7 +1,8 @@
-"""Tensors of every dtype, made anew each time from what says which."""
+"""Tensors of every dtype, made anew each time from what says which, and classes as users have them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,17 @@ INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)
 
 class Tagged(torch.Tensor):
     """A subclass as users write them: nothing but a name, torch's own `__torch_function__`."""
+
+
+class Outputs(OrderedDict[str, Any]):
+    """What models of transformers return: the values are attributes too, and there is no update()."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("no update()")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import hmp
 from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11
+from strategies import Outputs
 from trap_kit import policy, same
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -169,12 +170,6 @@ def test_compiled_functions_of_the_users_have_their_containers_cast():
         found = run(Pair(X, Y), {key: named[key] for key in keys})
         wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
         same(found, (wanted, X))  # and what the caller holds is as it was
-
-
-class Outputs(OrderedDict):  # as what models of transformers return
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
 
 
 @pytest.mark.parametrize("kind", [OrderedDict, Outputs])

@@ -121,10 +121,6 @@ def matched(config: Any) -> Batch:
     return pairs(config) | {"return_loss": True}
 
 
-def described(config: Any) -> Batch:
-    return pairs(config) | {"labels": torch.randint(5, 90, (2, 12))}
-
-
 def interleaved(config: Any) -> Batch:
     """Text in which sixteen places stand for the sixteen patches of an image."""
     tokens = torch.randint(5, 90, (2, 24))
@@ -137,10 +133,6 @@ MULTIMODAL = (
     Model(
         "clip", "CLIPModel", matched, {"projection_dim": 16}, attention="eager",
         parts={"text_config": ("CLIPTextConfig", {"eos_token_id": 98}), "vision_config": ("CLIPVisionConfig", {})},
-    ),
-    Model(
-        "blip", "BlipForConditionalGeneration", described, {"image_text_hidden_size": 16, "projection_dim": 16},
-        parts={"text_config": ("BlipTextConfig", {}), "vision_config": ("BlipVisionConfig", {})},
     ),
     Model(
         "llava", "LlavaForConditionalGeneration", interleaved,
