@@ -131,24 +131,13 @@ def test_the_log_tells_once_of_trainable_low_weights(caplog: pytest.LogCaptureFi
         hmp.apply(model, "torch-cpu")
         return [each.getMessage() for each in caplog.records if "small updates" in each.getMessage()]
 
-    class Layer(torch.nn.Linear):  # classes of this test's own: of others an earlier test may have been told
-        pass
-
-    class Tower(torch.nn.Sequential):
-        pass
-
-    class Other(torch.nn.Bilinear):
-        pass
-
-    def tower() -> torch.nn.Module:
-        return Tower(Layer(4, 4), Layer(4, 4))
-
-    model = tower().bfloat16()
+    # classes of this test's own: of others an earlier test may have been told
+    layer, other = type("Layer", (torch.nn.Linear,), {}), type("Other", (torch.nn.Bilinear,), {})(4, 4, 4)
+    model = type("Tower", (torch.nn.Sequential,), {})(layer(4, 4), layer(4, 4)).bfloat16()
     first = told(model)
     assert len(first) == 1 and "4 trainable weights of Tower are in bfloat16" in first[0] and "model.float()" in first[0]
     assert told(model) == told(model[0]) == []
-    assert [told(layer) for layer in tower().half()] == [[], []]
-    other = Other(4, 4, 4)
+    assert told(layer(4, 4).half()) == []
     assert told(other) == told(other.bfloat16().requires_grad_(False)) == []
     assert told(other.requires_grad_())[0].startswith("2 trainable weights of Other")
 

@@ -113,12 +113,9 @@ AUDIO = (
 IMAGE_TOKEN = 98
 
 
-def pairs(config: Any) -> Batch:
-    return {"input_ids": torch.randint(5, 90, (2, 12)), "attention_mask": right_padded(2, 12), "pixel_values": torch.randn(2, 3, 32, 32)}
-
-
 def matched(config: Any) -> Batch:
-    return pairs(config) | {"return_loss": True}
+    tokens = {"input_ids": torch.randint(5, 90, (2, 12)), "attention_mask": right_padded(2, 12)}
+    return tokens | {"pixel_values": torch.randn(2, 3, 32, 32), "return_loss": True}
 
 
 def interleaved(config: Any) -> Batch:

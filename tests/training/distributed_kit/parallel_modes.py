@@ -27,6 +27,11 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+def fresh(kind: type[Net] = Net) -> Net:
+    torch.manual_seed(0)
+    return kind()
+
+
 class Spread(NamedTuple):
     """A model on its ranks."""
 
